@@ -172,6 +172,11 @@ def _readable(x: Tensor) -> Tensor:
     return x if whole and x.stride(3) == 1 and aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
+def _strides(x: Tensor) -> tuple[int, int, int]:
+    batch, row, head, _ = x.stride()
+    return batch, row, head
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -189,16 +194,22 @@ def forward(
         return y, lse
     q, k, v = (_readable(x) for x in (q, k, v))
     lengths, table = (None if x is None else x.to(torch.int32).contiguous() for x in (kv_lengths, block_table))
-    paged = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
+    block_size, blocks, table_row = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
     problem = Problem(
-        *q.shape[:3],
-        k.shape[2],
-        q.shape[3],
-        k.shape[1] * (1 if table is None else table.shape[1]),
-        -1 if window is None else min(window, 1 << 30),
-        *paged,
-        q.dtype,
-        *(x.stride()[:3] for x in (q, k, v)),
+        batches=q.shape[0],
+        queries=q.shape[1],
+        heads=q.shape[2],
+        kv_heads=k.shape[2],
+        width=q.shape[3],
+        rows=table_row * block_size if block_size else k.shape[1],
+        window=-1 if window is None else min(window, 1 << 30),
+        block_size=block_size,
+        blocks=blocks,
+        table_row=table_row,
+        dtype=q.dtype,
+        q=_strides(q),
+        k=_strides(k),
+        v=_strides(v),
     )
     launch = FORWARD.launch(problem, gpu(q.device))
     splits = launch.extra["splits"]

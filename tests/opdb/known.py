@@ -42,6 +42,7 @@ WITHOUT_ENTRY = {
     "attention": "PyTorch has scaled_dot_product_attention, without windows and the log-sum-exp",
     "bias_gelu": "PyTorch has no function of this kind",
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
+    "decode_attention": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",
     "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
     "geglu": "PyTorch has no function of this kind",

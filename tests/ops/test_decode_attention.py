@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
+from decoding import by_cache
 
 import cupyops
 from cupyops._dispatch import decode_attention as kernels
@@ -12,44 +13,9 @@ HALF = [torch.float16, torch.bfloat16]
 DTYPES = [*HALF, torch.float32]
 
 
-def by_torch(
-    q, k_cache, v_cache, kv_lengths=None, block_table=None, *, window=None, scale=None, softcap=None, return_lse=False
-):
-    """Blocks gathered, heads repeated, scores in memory, softmax in fp32, weights rounded."""
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k_cache, v_cache = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k_cache, v_cache))
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        k, v = k_cache, v_cache
-        if block_table is not None:
-            k, v = (x[block_table.long()].reshape(q.shape[0], -1, *x.shape[2:]) for x in (k, v))
-        if q.shape[2] and not k.shape[2]:
-            raise ValueError("no heads of keys")
-        rows, queries = k.shape[1], q.shape[1]
-        if kv_lengths is not None:  # what lies beyond is nothing
-            k, v = (
-                x.where((torch.arange(rows, device=q.device) < kv_lengths[:, None])[..., None, None], 0) for x in (k, v)
-            )
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        k, v = (x.repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1) for x in (k, v))
-        lengths = torch.full((len(q),), rows, device=q.device) if kv_lengths is None else kv_lengths
-        own = lengths[:, None] - queries + torch.arange(queries, device=q.device)
-        keys = torch.arange(rows, device=q.device)
-        unseen = (keys > own[..., None]) | (keys < (own - rows if window is None else own - window)[..., None])
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
-        scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-        scores = torch.where(unseen[:, None], -math.inf, scores)
-        some = ~unseen.all(-1)[:, None]
-        scores = torch.where(some[..., None], scores, 0.0)
-        y = (torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v).transpose(1, 2)
-        lse = torch.where(some, scores.logsumexp(-1), -math.inf).transpose(1, 2)
-        return (y.contiguous(), lse.contiguous()) if return_lse else y.contiguous()
-
-
 class TestDecodeAttention(OperatorContract):
     function = staticmethod(cupyops.decode_attention)
-    torch_function = staticmethod(by_torch)
+    torch_function = staticmethod(by_cache)
     kernels = {"decode_attention_fwd_mma", "decode_attention_fwd_fma", "decode_attention_combine"}
     dtypes = DTYPES
     differs = {
@@ -82,7 +48,7 @@ def compare(dtype, shape, rows, lengths=None, block_size=0, device="cpu", **opti
     k, v = (torch.randn(batch, rows, kv_heads, d, dtype=torch.float64) for _ in range(2))
     q, k, v = (x.to(dtype).double() for x in (q, k, v))
     of = torch.full((batch,), rows) if lengths is None else torch.tensor(lengths)
-    expected = by_torch(q, k, v, of, return_lse=True, **options)
+    expected = by_cache(q, k, v, of, return_lse=True, **options)
     for b, length in enumerate(of.tolist()):
         k[b, length:] = v[b, length:] = math.nan
     table = None
@@ -216,7 +182,7 @@ def test_a_graph_serves_every_length():
     with cupyops.simulate():
         for length in (1, 7, 40, 12, 33):
             lengths.fill_(length)
-            expected = by_torch(q.double(), k.double(), v.double(), lengths)
+            expected = by_cache(q.double(), k.double(), v.double(), lengths)
             torch.testing.assert_close(
                 cupyops.decode_attention(q, k, v, lengths).double(), expected, rtol=2e-3, atol=2e-3
             )
@@ -235,7 +201,7 @@ def test_cuda_graph():
         for length in (1, 700, 2000):
             lengths.fill_(length)
             graph.replay()
-            torch.testing.assert_close(y, by_torch(q, k, v, lengths), rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(y, by_cache(q, k, v, lengths), rtol=2e-3, atol=2e-3)
 
 
 def test_layouts_without_copies():
@@ -246,12 +212,12 @@ def test_layouts_without_copies():
     with cupyops.simulate(), cupyops.trace() as trace:
         for k, v in ((large[:, :50, 0], large[:, :50, 1]), (by_heads, by_heads)):
             y = cupyops.decode_attention(q, k, v)
-            torch.testing.assert_close(y.double(), by_torch(q.double(), k.double(), v.double()), rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(y.double(), by_cache(q.double(), k.double(), v.double()), rtol=2e-3, atol=2e-3)
     assert trace.launches() and "reference" not in trace.routes()
     odd = torch.randn(2, 50, 2, 72).half()[..., 4:68]  # copied
     with cupyops.simulate():
         y = cupyops.decode_attention(q, odd, odd)
-    torch.testing.assert_close(y.double(), by_torch(q.double(), odd.double(), odd.double()), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(y.double(), by_cache(q.double(), odd.double(), odd.double()), rtol=2e-3, atol=2e-3)
 
 
 BAD = {
