@@ -53,7 +53,8 @@ def _decode(
     scores = scores.masked_fill(~seen[:, None], -math.inf).masked_fill(none, 0.0)
     weights = scores.softmax(-1).masked_fill(none, 0.0)
     y, lse = weights @ v, scores.logsumexp(-1).masked_fill(none.squeeze(-1), -math.inf)
-    return y.transpose(1, 2).to(q.dtype).contiguous(), lse.transpose(1, 2).contiguous()
+    y, lse = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (y.to(q.dtype), lse))
+    return y, lse
 
 
 def _of_sequences(cache: Tensor, block_table: Tensor | None) -> Tensor:

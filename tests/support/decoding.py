@@ -50,4 +50,5 @@ def by_cache(
         scores = torch.where(some[..., None], scores, 0.0)
         y = (torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v).transpose(1, 2)
         lse = torch.where(some, scores.logsumexp(-1), -math.inf).transpose(1, 2)
-        return (y.contiguous(), lse.contiguous()) if return_lse else y.contiguous()
+        y, lse = (x.clone(memory_format=torch.contiguous_format) for x in (y, lse))
+        return (y, lse) if return_lse else y
