@@ -2,6 +2,8 @@
 
 from . import utils as utils
 from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
+from .attention import Attention
+from .attention import KVCache as KVCache
 from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout
 from .embedding import Embedding
@@ -17,6 +19,7 @@ __all__ = [
     "GEGLU",
     "GELU",
     "AddRMSNorm",
+    "Attention",
     "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",

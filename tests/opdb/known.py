@@ -76,6 +76,7 @@ MODULES = {
 }
 MODULES_WITHOUT_ENTRY = {
     "AddRMSNorm": "PyTorch has no module of this kind",
+    "Attention": "PyTorch has no module of this kind",
     "BiasGELU": "PyTorch has no module of this kind",
     "ConvReluPool2d": "PyTorch has no module of this kind",
     "Dropout": "the database has none",

@@ -98,7 +98,7 @@ CASES = {
         4 * ROWS * COLS + 16 * ROWS,
     ),
     "decode_attention": Case(
-        lambda q, k, v: cupyops.decode_attention(*(x.transpose(1, 2) for x in (q, k, v))),
+        lambda q, k, v: cupyops.decode_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(16, 16, dtype=torch.bool).tril()),
         lambda: heads(),
         list,
