@@ -13,9 +13,10 @@ template <typename T> struct Role {
 struct RoleStrides { Strides own_first, own_second, first, second, out_first, out_second; };
 
 // A warp owns 16 rows; panels of BN rows of the other side arrive in two buffers.
-template <typename T, int D, int BN, int WARPS, bool KEYS, int BOUNDS>
+template <typename T, int D, int BN, int WARPS, bool KEYS, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* lse2, const float* delta,
-                                             float natural_scale, const RoleStrides& strides, const Sizes& sizes) {
+                                             float natural_scale, const RoleStrides& strides, const Sizes& sizes,
+                                             const Variant& variant = {}) {
   constexpr int ROWS = 16 * WARPS, THREADS = 32 * WARPS, PANEL = BN * D * 2;
   extern __shared__ uint4 memory[];
   const unsigned own_first = shared_address(memory), own_second = own_first + ROWS * D * 2;
@@ -81,22 +82,39 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         }
       }
     }
+    if constexpr (Variant::kChanges) {
+      add_rows<T, D, BN>(dp, own_second, line, second);
+      const int query_head = KEYS ? head_of(i) : head;
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {  // s = P
-      const float2 found = KEYS ? *reinterpret_cast<const float2*>(lse2 + columns + 8 * j) : float2{};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[j][e] = fast_exp2(s[j][e] * scale - (KEYS ? e % 2 ? found.y : found.x : own_lse[e / 2]));
+      for (int e = 0; e < BN / 2; ++e) {  // s = P, dp = dS
+        const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
+        const int query = KEYS ? other : mine, key = KEYS ? mine : other;
+        const long long of = columns + e / 4 * 8 + e % 2;
+        float &x = s[e / 4][e % 4], &y = dp[e / 4][e % 4];
+        const bool outside = x == -infinity<float>();
+        const auto found = weights_of(variant, x * natural_scale, batch, query_head, query, key,
+                                         KEYS ? lse2[of] : own_lse[e / 2 % 2], y, KEYS ? delta[of] : own_delta[e / 2 % 2]);
+        x = outside ? 0 : found.p, y = outside ? 0 : found.ds;
       }
-    }
-    add_rows<T, D, BN>(dp, own_second, line, second);
-    if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+    } else {
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {  // dp = dS
-      const float2 found = KEYS ? *reinterpret_cast<const float2*>(delta + columns + 8 * j) : float2{};
+      for (int j = 0; j < BN / 8; ++j) {  // s = P
+        const float2 found = KEYS ? *reinterpret_cast<const float2*>(lse2 + columns + 8 * j) : float2{};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        dp[j][e] = s[j][e] * (dp[j][e] - (KEYS ? e % 2 ? found.y : found.x : own_delta[e / 2]));
+        for (int e = 0; e < 4; ++e) {
+          s[j][e] = fast_exp2(s[j][e] * scale - (KEYS ? e % 2 ? found.y : found.x : own_lse[e / 2]));
+        }
+      }
+      add_rows<T, D, BN>(dp, own_second, line, second);
+      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+#pragma unroll
+      for (int j = 0; j < BN / 8; ++j) {  // dp = dS
+        const float2 found = KEYS ? *reinterpret_cast<const float2*>(delta + columns + 8 * j) : float2{};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          dp[j][e] = s[j][e] * (dp[j][e] - (KEYS ? e % 2 ? found.y : found.x : own_delta[e / 2]));
+        }
       }
     }
     add_weighted<T, D, BN>(d_first, dp, first);

@@ -12,6 +12,9 @@ constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
 // of a head. section: how many (batch, head) are worked on side by side, so that what streams stays in L2.
 struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section; };
 
+// What attention is where scores are what they are: see variant.cuh.
+struct Plain { static constexpr bool kChanges = false; };
+
 // In elements, of batch, head and row; the elements of a row are contiguous.
 struct Strides { long long batch, head, row; };
 
