@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,22 @@ from .._util.strides import aligned, is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_wgmma import WgmmaBackward, WgmmaForward
-from .forms import Forms
+from .forms import Forms, Launch
 from .gpu import gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
 BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32)])
+Variant = Callable[[Launch], Launch]  # launches of plain kernels as those of a variant
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    low: int | None,
+    high: int | None,
+    scale: float | None,
+    variant: Variant | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, lse) of tensors of four dimensions."""
     y = attention.empty(q)
@@ -27,6 +36,7 @@ def forward(
     q, k, v = (attention.readable(x) for x in (q, k, v))
     problem, card = attention.problem(q, k, v, y, low, high), gpu(q.device)
     launch = FORWARD.launch(problem, card)
+    launch = launch if variant is None else variant(launch)
     launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
 
@@ -40,6 +50,7 @@ def backward(
     results: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor | None],
     needs: tuple[bool, bool, bool],
+    variant: Variant | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike."""
     grad_q = attention.empty(q) if needs[0] else None
@@ -53,5 +64,6 @@ def backward(
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         launch = BACKWARD.launch(problem, card)
+        launch = launch if variant is None else variant(launch)
         launch.extra["form"].run(problem, launch, of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None

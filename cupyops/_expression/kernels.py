@@ -32,10 +32,12 @@ class Generated(Kernel):
         beside: Path | None,
         options: Iterable[str],
         define: Mapping[str, int] | None = None,
+        arch: str | None = None,
+        strided: bool = False,
         **domain: tuple[Any, ...],
     ) -> None:
         super().__init__(
-            text, name, options=options, define=define, arch=None, where=None, strided=False, extension=False, **domain
+            text, name, options=options, define=define, arch=arch, where=None, strided=strided, extension=False, **domain
         )
         self._beside = beside
         self._file, self._pieces = file, pieces

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,40 +12,79 @@ from .._dispatch import attention as kernels
 from .._dispatch import attentions, shardings
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
+from .._expression import captures
+from .._expression.captures import Variant
+from .._kernel.kernel import FLOATING
 from .._operator.define import operator
 from .._operator.derivation.autocast import cast
 from .._util import arguments
 from ..errors import InputError
 
 
-@operator("cupyops::attention", autocast="lower", dtypes=kernels.HALF, sharding=shardings.attention)
+@operator(
+    "cupyops::attention",
+    autocast="lower",
+    dtypes=FLOATING,
+    mixed=("c0", "c1", "c2", "c3"),
+    sharding=shardings.attention,
+)
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    low: int | None,
+    high: int | None,
+    scale: float | None,
+    text: str | None,
+    numbers: list[float] | None,
+    c0: Tensor | None,
+    c1: Tensor | None,
+    c2: Tensor | None,
+    c3: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim)."""
+    """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim). A variant has a text."""
+    return _eager(Variant(text, numbers, (c0, c1, c2, c3)), query, key, value, low, high, scale)
+
+
+def _eager(
+    variant: Variant, query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
     mask = sees((query.shape[2], key.shape[2]), low, high, query.device)
+    given = query, key, value, mask, kernels.scale_of(query, scale)
+    change = None if variant.text is None else partial(captures.change, variant)
     if arguments.autocast(query.device):  # which would round the scores
         with torch.autocast(query.device.type, enabled=False):
-            y, lse = attend(query, key, value, mask, kernels.scale_of(query, scale))
+            y, lse = attend(*given, change=change)
     else:
-        y, lse = attend(query, key, value, mask, kernels.scale_of(query, scale))
+        y, lse = attend(*given, change=change)
     return y.contiguous(), lse
 
 
 @_attention.forward
-def forward(query, key, value, low, high, scale):
-    return attentions.forward(query, key, value, low, high, scale), ()
+def forward(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
+    low, high, variant = captures.bound(Variant(text, numbers, (c0, c1, c2, c3)), low, high)
+    return attentions.forward(query, key, value, low, high, scale, variant), ()
 
 
 @_attention.backward
-def backward(saved, grad_y, grad_lse, query, key, value, low, high, scale, y, lse, needs_grad):
+def backward(
+    saved, grad_y, grad_lse, query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3, y, lse, needs_grad
+):
+    given, bounds = Variant(text, numbers, (c0, c1, c2, c3)), (low, high)
     needs = needs_grad.query, needs_grad.key, needs_grad.value
-    return attentions.backward(query, key, value, (low, high), scale, (y, lse), (grad_y, grad_lse), needs)
+    more = needs_grad.c0, needs_grad.c1, needs_grad.c2, needs_grad.c3
+    found = captures.gradients(
+        lambda variant: _eager(variant, query, key, value, *bounds, scale), given, more, (grad_y, grad_lse)
+    )
+    *bounds, variant = captures.bound(given, *bounds)
+    grads = attentions.backward(query, key, value, bounds, scale, (y, lse), (grad_y, grad_lse), needs, variant)
+    return (*grads, *found)
 
 
 @_attention.unsupported
-def unsupported(query, key, value, low, high, scale):
-    return kernels.why_not(query, key, value, scale, gpu(query.device))
+def unsupported(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
+    reason = captures.why_not(Variant(text, numbers, (c0, c1, c2, c3)))
+    return reason or kernels.why_not(query, key, value, scale, gpu(query.device))
 
 
 @_attention.interface
@@ -52,9 +94,12 @@ def attention(
     value: Tensor,
     *,
     causal: str | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    window: tuple[int | None, int | None] | int | None = None,
     scale: float | None = None,
     return_lse: bool = False,
+    score: str | None = None,
+    mask: str | None = None,
+    **captured: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention, softmax(query key^T * scale) value, without the scores in memory (arXiv:2205.14135).
 
@@ -86,10 +131,13 @@ def attention(
                   [2.]]]])
     """
     _check(query, key, value)
+    if isinstance(window, int) and (score or mask):  # a number that they name
+        window, captured = None, captured | {"window": window}
     low, high = _bounds(causal, window, key.shape[2] - query.shape[2])
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
-    y, lse = _attention(query, key, value, low, high, _scale(scale))
+    given = captures.variant(score, mask, captured, query)
+    y, lse = _attention(query, key, value, low, high, _scale(scale), given.text, given.numbers, *given.tensors)
     return (y, lse) if return_lse else y
 
 

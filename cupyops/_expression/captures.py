@@ -1,0 +1,129 @@
+"""What a call gives an expression of attention by keyword: tensors and numbers, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._dispatch.forms import Launch
+from .._kernel.launch.ctype import C_NAMES
+from .._util import arguments
+from ..errors import InputError
+from .declaration import _C_WORDS as C_WORDS
+from .indexed import Formula, is_name
+from .scores import DIMS, NUMBERS, TENSORS, scores, spelled
+
+
+class Variant(NamedTuple):
+    """A variant of attention as the operator takes it: its text, the captured numbers, and tensors or None."""
+
+    text: str | None = None
+    numbers: list[float] | None = None
+    tensors: tuple[Tensor | None, ...] = (None,) * TENSORS
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The tensors that there are."""
+        return [one for one in self.tensors if one is not None]
+
+
+PLAIN = Variant()
+
+
+def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], query: Tensor) -> Variant:
+    """The variant of a call. Raises `InputError` for an expression, or something captured, that cannot be used."""
+    if score is None and mask is None:
+        if captured:
+            raise InputError(f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it")
+        return PLAIN
+    for name, one in (("score", score), ("mask", mask)):
+        if one is not None and (not isinstance(one, str) or "\f" in one):
+            arguments.fail(name, one, "an expression of C, or None")
+    used: set[str] = set()
+    for name, one in (("score", score), ("mask", mask)):
+        if one is not None:
+            used |= Formula.of(name, one).words
+    tensors, numbers, types = {}, {}, []
+    for name, value in captured.items():
+        if not is_name(name) or C_WORDS.fullmatch(name) or name.endswith("_"):
+            raise InputError(f"the keyword {name} is a name that expressions have for something else; choose another")
+        if name not in used:
+            raise InputError(f"{name} is named in neither score nor mask; leave it out, or name it there")
+        if isinstance(value, Tensor):
+            tensors[name] = _tensor(name, value, query)
+        else:
+            number = _number(name, value)
+            numbers[name] = float(number)
+            types.append(f"{name}:{'bool' if isinstance(number, bool) else 'int' if isinstance(number, int) else 'A'}")
+    for what, found, most in (("tensors", tensors, TENSORS), ("numbers", numbers, NUMBERS)):
+        if len(found) > most:
+            raise InputError(f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor")
+    text = spelled(score, mask, [*tensors, *types])
+    if not torch.compiler.is_compiling():
+        scores(text, tuple(tensors.values()))
+    places = (*tensors.values(), *[None] * (TENSORS - len(tensors)))
+    return Variant(text, list(numbers.values()), places)
+
+
+def _tensor(name: str, value: Tensor, query: Tensor) -> Tensor:
+    if value.dtype not in C_NAMES or value.dtype.is_complex:
+        arguments.fail(name, value, "a tensor of floating-point numbers, integers or bools")
+    if value.dim() > DIMS or not value.numel():
+        arguments.fail(name, value, f"a tensor of at most {DIMS} dimensions that has elements")
+    arguments.same_device(query=query, **{name: value})
+    return value
+
+
+def _number(name: str, value: Any) -> float | int | bool:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        arguments.fail(name, value, "a number or a tensor")
+    if isinstance(value, int) and not -(2**31) <= value < 2**31:
+        arguments.fail(name, value, "an integer of 32 bits")
+    return value
+
+
+def bound(
+    variant: Variant, low: int | None, high: int | None
+) -> tuple[int | None, int | None, Callable[[Launch], Launch] | None]:
+    """(low, high, what makes launches those of the variant): bounds that the mask says, and the rest for the kernels."""
+    if variant.text is None:
+        return low, high, None
+    found = scores(variant.text, variant.given)
+    low, high = found.bounds(low, high, variant.numbers or [])
+    return low, high, found.bound(variant.numbers or [], variant.given) if found.changes else None
+
+
+def why_not(variant: Variant) -> str | None:
+    """Why the kernels do not compute a variant."""
+    return None if variant.text is None else scores(variant.text, variant.given).why_not(variant.given)
+
+
+def gradients(
+    eager: Callable[[Variant], tuple[Tensor, Tensor]],
+    variant: Variant,
+    needs: Sequence[bool],
+    grads: tuple[Tensor, Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of captured tensors that are needed: in PyTorch, with the scores in memory."""
+    if not any(needs):
+        return [None] * TENSORS
+    with torch.enable_grad():
+        given = [one if one is None else one.detach().requires_grad_(need) for one, need in zip(variant.tensors, needs)]
+        results = eager(variant._replace(tensors=tuple(given)))
+    wanted = [one for one in given if one is not None and one.requires_grad]
+    both = [(y, grad) for y, grad in zip(results, grads) if grad is not None]
+    found = iter(torch.autograd.grad([y for y, _ in both], wanted, [grad for _, grad in both]))
+    return [next(found) if one is not None and one.requires_grad else None for one in given]
+
+
+def change(variant: Variant, scores_: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scores (batch, heads, queries, keys) as the variant has them, and which keys are seen; both may depend on tensors."""
+    if variant.text is None:
+        return scores_, seen
+    return scores(variant.text, variant.given).change(scores_, seen, variant.numbers or [], variant.given)

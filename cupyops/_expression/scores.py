@@ -1,0 +1,238 @@
+"""A line of C that changes attention's scores, and one that says which keys are seen: in PyTorch, and in the kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._dispatch.forms import Launch
+from .._kernel.kernel import Kernel
+from .._kernel.launch.ctype import C_NAMES
+from . import kernels, python
+from .indexed import Formula, Indexed, at
+from .intervals import Interval, intervals
+from .values import DTYPES
+
+TENSORS, DIMS, NUMBERS = 4, 4, 8  # how many may be captured; of a tensor how many dimensions
+_GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
+_PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTS = {torch.bool: "bool", torch.int64: "long long"}
+_HEADERS = {"mma": "attention/variant_mma.cuh", "wgmma": "attention/variant_wgmma.cuh"}
+# what kernels do not differentiate by s
+_NOT_DIFFERENTIATED = {"lgamma": "lgamma's derivative", "double": "double in a score"}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A captured tensor: its name, its dtype, how many dimensions it has."""
+
+    name: str
+    dtype: torch.dtype
+    dims: int
+
+    @property
+    def ctype(self) -> str:
+        """The C type of an element in an expression."""
+        return "A" if self.dtype in _FLOATS else _INTS.get(self.dtype, "int")
+
+
+def spelled(score: str | None, mask: str | None, names: Sequence[str]) -> str:
+    """All that makes a variant as one text, by which an operator and a plan know it.
+
+    `names`: of tensors, then of numbers, which have their C type after them, `window:int`.
+    """
+    return "\f".join((score or "", mask or "", " ".join(names)))
+
+
+class Scores:
+    """What a variant's text means: the expressions in PyTorch, and the kernels that are compiled for them at need."""
+
+    def __init__(self, text: str, captured: Sequence[tuple[torch.dtype, int]]) -> None:
+        score, mask, names = text.split("\f")
+        words = [name.partition(":") for name in names.split()]
+        self.numbers = {name: ctype for name, _, ctype in words if ctype}
+        tensors = [name for name, _, ctype in words if not ctype]
+        self.tensors = [Tensors(name, *of) for name, of in zip(tensors, captured)]
+        self.score, self.mask = (Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask)))
+        given = _PLACES | self.numbers | {one.name: one.ctype for one in self.tensors if not one.dims}
+        indexed = {one.name: (one.dims, one.ctype) for one in self.tensors if one.dims}
+        self._scoring, self._seeing = (
+            None if one is None else self._function(one, given | more, indexed, result)
+            for one, more, result in ((self.score, {"s": "A"}, "A"), (self.mask, {}, "bool"))
+        )
+        self._intervals: list[Interval] = []
+        rest = self.mask
+        if self.mask is not None:
+            self._intervals, rest = intervals(self.mask, [name for name, ctype in self.numbers.items() if ctype != "A"])
+        self.changes = self.score is not None or rest is not None  # kernels, beyond the bounds
+        self._text = self._cuda(rest)
+        self._kernels: dict[str, Kernel] = {}
+
+    # --- in PyTorch ---
+
+    def _function(
+        self, formula: Formula, given: dict[str, str], indexed: dict[str, tuple[int, str]], result: str
+    ) -> Callable[..., Tensor]:
+        translation = Indexed(formula, given, indexed, {formula.assigned: result})
+        lines = ["T, device_ = s.dtype, s.device", "A = c_.computed_in(T)", "s_0 = s"]
+        lines += [f"{one.name}_0 = {one.name}.to({DTYPES[one.ctype]})" for one in self.tensors]
+        lines += [f"{name}_0 = c_.number({name}, {DTYPES[ctype]}, device_)" for name, ctype in self.numbers.items()]
+        names = ["s", *(f"{name}_0" for name in _PLACES), *(one.name for one in self.tensors), *self.numbers]
+        lines += [*translation.lines, f"return {translation.result(formula.assigned)}"]
+        function: Callable[..., Tensor] = python.define(formula.assigned, ", ".join(names), lines, {"at_": at})
+        return function
+
+    def change(
+        self, scores: Tensor, seen: Tensor | None, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores (batch, heads, queries, keys) as they are to be, and which keys are seen where `seen` says so too."""
+        places = []
+        for dim in range(4):
+            shape = [1, 1, 1, 1]
+            shape[dim] = scores.shape[dim]
+            places.append(torch.arange(scores.shape[dim], dtype=torch.int32, device=scores.device).view(shape))
+        if self._seeing is not None:
+            mask = self._seeing(scores, *places, *tensors, *numbers)
+            seen = mask if seen is None else seen & mask
+        if self._scoring is not None:
+            scores = self._scoring(scores, *places, *tensors, *numbers).expand(scores.shape)
+        return scores, None if seen is None else seen.expand(scores.shape)
+
+    def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
+        """The bounds of the keys that a query sees, those that the mask says among them."""
+        known = dict(zip(self.numbers, numbers))
+        for one in self._intervals:
+            least, most = one.bounds(known)
+            low = least if low is None or (least is not None and least > low) else low
+            high = most if high is None or (most is not None and most < high) else high
+        return low, high
+
+    # --- in the kernels ---
+
+    def why_not(self, tensors: Sequence[Tensor]) -> str | None:
+        """Why kernels do not compute this."""
+        for word, reason in _NOT_DIFFERENTIATED.items():
+            if self.score is not None and word in self.score.words:
+                return reason
+        if any(one.dtype not in C_NAMES for one in self.tensors):
+            return "a captured tensor of a dtype that C does not have"
+        return "a captured tensor of 2^31 elements" if any(max(x.shape, default=0) >= 2**31 for x in tensors) else None
+
+    def bound(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[Launch], Launch]:
+        """Launches of plain kernels as those of this variant with these numbers and tensors."""
+        given = np.zeros(_GIVEN, dtype=np.int64)
+        for index, one in enumerate(tensors):
+            for dim in range(one.dim()):
+                where = 2 * (DIMS * index + dim)
+                given[where], given[where + 1] = one.shape[dim], one.stride(dim)
+        given[2 * TENSORS * DIMS :][: len(numbers)] = np.array(numbers, dtype=np.float64).view(np.int64)
+        places = [*tensors, *[None] * (TENSORS - len(tensors))]
+
+        def of(launch: Launch) -> Launch:
+            extra = {name: of(one) if isinstance(one, Launch) and name != "prepare" else one for name, one in launch.extra.items()}
+            return replace(launch, kernel=self.kernel(launch.kernel), args=(*launch.args, *places, given), extra=extra)
+
+        return of
+
+    def kernel(self, plain: Kernel) -> Kernel:
+        """The kernel of this variant that takes the place of a plain one."""
+        if plain.base not in self._kernels:
+            base = f"{plain.base}_variant"
+            header = _HEADERS[plain.base.rpartition("_")[2]]
+            file = f"{base}.cu"
+            self._kernels[plain.base] = kernels.Generated(
+                kernels.numbered(f'{self._text}\n#include "{header}"\n', file),
+                f"{base}<{', '.join(plain.template)}>",
+                file=file,
+                pieces=[one for one in (self.score, self.mask) if one is not None],
+                beside=None,
+                options=(),
+                arch=plain.arch,
+                strided=True,
+                **plain.domain,
+            )
+        return self._kernels[plain.base]
+
+    def _cuda(self, mask: Formula | None) -> str:
+        """The struct that the kernels know the variant by."""
+        declared, members, passed = [], [], []
+        for index, one in enumerate(self.tensors):
+            kind = f"attention::Captured<{C_NAMES.get(one.dtype, 'void')}, {one.dims}>"
+            made = f"{kind}{{static_cast<const {C_NAMES.get(one.dtype, 'void')}*>(c{index}), given.sizes + {2 * DIMS * index}}}"
+            declared.append(f"{kind if one.dims else one.ctype} {one.name}")
+            passed.append(made if one.dims else f"static_cast<{one.ctype}>({made}())")
+        for index, (name, ctype) in enumerate(self.numbers.items()):
+            members.append((name, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
+            declared.append(f"{ctype} {name}")
+            passed.append(f"static_cast<{ctype}>({name})")
+        functions = [
+            _FUNCTION.format(
+                name=one.assigned,
+                result=result,
+                parameters=", ".join([*more, "int b", "int h", "int q", "int k", *declared]),
+                piece=kernels.piece(one),
+            )
+            for one, result, more in ((self.score, "A", ["A s"]), (mask, "bool", []))
+            if one is not None
+        ]
+        values = ", ".join(["b", "h", "q", "k", *passed])
+        return _VARIANT.format(
+            functions="\n".join(functions),
+            scores=str(self.score is not None).lower(),
+            masks=str(mask is not None).lower(),
+            members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
+            made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
+            score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
+            mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
+        )
+
+
+_FUNCTION = """
+namespace expression {{
+template <typename A> __device__ __forceinline__ {result} attention_{name}({parameters}) {{
+  using T = A;
+  {result} {name};
+{piece}
+  return {name};
+}}
+}}  // namespace expression
+"""
+_VARIANT = """
+#include "attention/variant.cuh"
+{functions}
+namespace attention {{
+struct Variant {{
+  static constexpr bool kChanges = true, kScores = {scores}, kMasks = {masks};
+  const void *c0, *c1, *c2, *c3;
+  const Given& given;
+  {members}
+
+  __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const Given& given)
+      : c0(c0), c1(c1), c2(c2), c3(c3), given(given){made} {{}}
+  template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
+    return {score};
+  }}
+  __device__ __forceinline__ bool seen(int b, int h, int q, int k) const {{
+    using A = float;
+    return {mask};
+  }}
+}};
+}}  // namespace attention
+"""
+
+
+@functools.lru_cache(maxsize=1024)
+def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
+    return Scores(text, captured)
+
+
+def scores(text: str, tensors: Sequence[Tensor]) -> Scores:
+    """The variant of a text, for tensors of such dtypes. Raises `InputError` at what cannot be read."""
+    return _scores(text, tuple((one.dtype, one.dim()) for one in tensors))
