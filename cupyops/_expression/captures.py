@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,25 +34,14 @@ class Variant(NamedTuple):
 PLAIN = Variant()
 
 
-def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], query: Tensor) -> Variant:
+def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], query: Tensor, key: Tensor) -> Variant:
     """The variant of a call. Raises `InputError` for an expression, or something captured, that cannot be used."""
     if score is None and mask is None:
         if captured:
             raise InputError(f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it")
         return PLAIN
-    for name, one in (("score", score), ("mask", mask)):
-        if one is not None and (not isinstance(one, str) or "\f" in one):
-            arguments.fail(name, one, "an expression of C, or None")
-    used: set[str] = set()
-    for name, one in (("score", score), ("mask", mask)):
-        if one is not None:
-            used |= Formula.of(name, one).words
     tensors, numbers, types = {}, {}, []
     for name, value in captured.items():
-        if not is_name(name) or C_WORDS.fullmatch(name) or name.endswith("_"):
-            raise InputError(f"the keyword {name} is a name that expressions have for something else; choose another")
-        if name not in used:
-            raise InputError(f"{name} is named in neither score nor mask; leave it out, or name it there")
         if isinstance(value, Tensor):
             tensors[name] = _tensor(name, value, query)
         else:
@@ -63,10 +52,26 @@ def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], qu
         if len(found) > most:
             raise InputError(f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor")
     text = spelled(score, mask, [*tensors, *types])
-    if not torch.compiler.is_compiling():
-        scores(text, tuple(tensors.values()))
-    places = (*tensors.values(), *[None] * (TENSORS - len(tensors)))
-    return Variant(text, list(numbers.values()), places)
+    if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
+        _check(score, mask, captured)
+        given = tuple(tensors.values())
+        scores(text, given).check(given, (*query.shape[:3], key.shape[2]))
+    return Variant(text, list(numbers.values()), (*tensors.values(), *[None] * (TENSORS - len(tensors))))
+
+
+def _check(score: str | None, mask: str | None, names: Iterable[str]) -> None:
+    """The expressions are text, and name all that is captured."""
+    used: set[str] = set()
+    for name, one in (("score", score), ("mask", mask)):
+        if one is not None:
+            if not isinstance(one, str) or "\f" in one:
+                arguments.fail(name, one, "an expression of C, or None")
+            used |= Formula.of(name, one).words
+    for name in names:
+        if not is_name(name) or C_WORDS.fullmatch(name) or name.endswith("_"):
+            raise InputError(f"the keyword {name} is a name that expressions have for something else; choose another")
+        if name not in used:
+            raise InputError(f"{name} is named in neither score nor mask; leave it out, or name it there")
 
 
 def _tensor(name: str, value: Tensor, query: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class Indexed(Translation):
         assigned: Mapping[str, str],
     ) -> None:
         self._indexed = indexed
+        self.places: list[tuple[str, int, str]] = []  # a tensor, its dimension, the place that is the index there
         assert formula.expression is not None  # which raises where it is none
         super().__init__(formula, given, assigned)
 
@@ -69,6 +70,7 @@ class Indexed(Translation):
         nodes = node.subscript.exprs if type(node.subscript).__name__ == "ExprList" else [node.subscript]
         if len(nodes) != dims:
             raise self._error(node, f"{name} has {dims} dimensions, and {len(nodes)} indices here; give one for each")
+        self.places += [(name, dim, one.name) for dim, one in enumerate(nodes) if type(one).__name__ == "ID"]
         indices = [self.expression(one) for one in nodes]
         if any(one.ctype in ("A", "double") for one in indices):
             raise self._error(node, f"an index of {name} is no integer; convert it, int(...)")

@@ -14,6 +14,7 @@ from torch import Tensor
 from .._dispatch.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
+from .._util import arguments
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
@@ -48,7 +49,7 @@ def spelled(score: str | None, mask: str | None, names: Sequence[str]) -> str:
 
     `names`: of tensors, then of numbers, which have their C type after them, `window:int`.
     """
-    return "\f".join((score or "", mask or "", " ".join(names)))
+    return "\f".join((str(score or ""), str(mask or ""), " ".join(names)))
 
 
 class Scores:
@@ -63,6 +64,7 @@ class Scores:
         self.score, self.mask = (Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask)))
         given = _PLACES | self.numbers | {one.name: one.ctype for one in self.tensors if not one.dims}
         indexed = {one.name: (one.dims, one.ctype) for one in self.tensors if one.dims}
+        self._sizes: dict[str, list[tuple[int, int]]] = {}  # of each tensor the dimensions that are those of scores
         self._scoring, self._seeing = (
             None if one is None else self._function(one, given | more, indexed, result)
             for one, more, result in ((self.score, {"s": "A"}, "A"), (self.mask, {}, "bool"))
@@ -81,6 +83,9 @@ class Scores:
         self, formula: Formula, given: dict[str, str], indexed: dict[str, tuple[int, str]], result: str
     ) -> Callable[..., Tensor]:
         translation = Indexed(formula, given, indexed, {formula.assigned: result})
+        for name, dim, place in translation.places:
+            if place in _PLACES:
+                self._sizes.setdefault(name, []).append((dim, [*_PLACES].index(place)))
         lines = ["T, device_ = s.dtype, s.device", "A = c_.computed_in(T)", "s_0 = s"]
         lines += [f"{one.name}_0 = {one.name}.to({DTYPES[one.ctype]})" for one in self.tensors]
         lines += [f"{name}_0 = c_.number({name}, {DTYPES[ctype]}, device_)" for name, ctype in self.numbers.items()]
@@ -88,6 +93,14 @@ class Scores:
         lines += [*translation.lines, f"return {translation.result(formula.assigned)}"]
         function: Callable[..., Tensor] = python.define(formula.assigned, ", ".join(names), lines, {"at_": at})
         return function
+
+    def check(self, tensors: Sequence[Tensor], size: Sequence[int]) -> None:
+        """Tensors whose index is a place of scores (batch, heads, queries, keys) are as large there, or 1."""
+        for one, x in zip(self.tensors, tensors):
+            for dim, place in self._sizes.get(one.name, ()):
+                if x.shape[dim] not in (1, size[place]):
+                    what = ("batches", "heads", "queries", "keys")[place]
+                    arguments.fail(one.name, x, f"size {size[place]}, the {what}, or 1 in dimension {dim}")
 
     def change(
         self, scores: Tensor, seen: Tensor | None, numbers: Sequence[float], tensors: Sequence[Tensor]

@@ -136,7 +136,7 @@ def attention(
     low, high = _bounds(causal, window, key.shape[2] - query.shape[2])
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
-    given = captures.variant(score, mask, captured, query)
+    given = captures.variant(score, mask, captured, query, key)
     y, lse = _attention(query, key, value, low, high, _scale(scale), given.text, given.numbers, *given.tensors)
     return (y, lse) if return_lse else y
 
