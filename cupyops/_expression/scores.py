@@ -95,10 +95,10 @@ class Scores:
         return function
 
     def check(self, tensors: Sequence[Tensor], size: Sequence[int]) -> None:
-        """Tensors whose index is a place of scores (batch, heads, queries, keys) are as large there, or 1."""
+        """Tensors whose index is a place of scores (batch, heads, queries, keys) are as large there, or 1; or larger, of rows."""
         for one, x in zip(self.tensors, tensors):
             for dim, place in self._sizes.get(one.name, ()):
-                if x.shape[dim] not in (1, size[place]):
+                if x.shape[dim] not in (1, size[place]) and (place < 2 or x.shape[dim] < size[place]):
                     what = ("batches", "heads", "queries", "keys")[place]
                     arguments.fail(one.name, x, f"size {size[place]}, the {what}, or 1 in dimension {dim}")
 

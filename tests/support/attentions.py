@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -37,12 +37,20 @@ def sees(queries: int, keys: int, causal: str | None = None, window: tuple[Any, 
     return seen if right is None else seen & (distance <= right)
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    scale: float | None = None,
+    change: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is."""
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
+    scores = scores if change is None else change(scores)
     unseen = ~seen.to(q.device)
     scores = torch.where(unseen, -math.inf, scores)
     some = ~(scores == -math.inf).all(-1)
@@ -70,22 +78,25 @@ def compare(
     scale: float | None = None,
     inputs: tuple[Tensor, ...] | None = None,
     lse_grad: bool = True,
+    seen: Tensor | None = None,
+    change: Callable[[Tensor], Tensor] | None = None,
+    variant: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Forward with its log-sum-exp, and every gradient, beside float64; returned as well.
 
-    P and dS are rounded to the half type, and sums of such products may be as far off as that: by the largest of a tensor.
+    variant: what else attention is given; `change` of scores and `seen` are what it means. P and dS are rounded to the half type, and sums of such products may be as far off as that: by the largest of a tensor.
     """
     given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))
-    seen = sees(given[0].shape[2], given[1].shape[2], **options)
-    truth = eager(*wide, seen, scale)
+    bounds = sees(given[0].shape[2], given[1].shape[2], **options)
+    truth = eager(*wide, bounds if seen is None else bounds & seen, scale, change)
     torch.manual_seed(1)
     grads = [torch.randn_like(x, dtype=dtype) for x in truth]
     grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
     card = assume_gpu(**HOPPER) if device == "cpu" else contextlib.nullcontext()
     with card, use_form(*(f"attention.{form}" for form in forms)):
-        results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options))
+        results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options, **(variant or {})))
         results += torch.autograd.grad(results, mine, grads)
     expected = [*truth, *torch.autograd.grad(truth, wide, [g.double() for g in grads])]
     for name, ours, right in zip(("y", "lse", "grad_q", "grad_k", "grad_v"), results, expected):
