@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,45 @@ class Variant(NamedTuple):
 
 
 PLAIN = Variant()
+
+
+def usual(
+    softcap: float | None, alibi_slopes: Tensor | None, apart: int, score: str | None, captured: dict[str, Any]
+) -> tuple[str | None, dict[str, Any]]:
+    """(score, what is captured) with the scores that have keywords of their own; query i is at key i + apart."""
+    if softcap is None and alibi_slopes is None:
+        return score, captured
+    if score is not None:
+        name = "softcap" if softcap is not None else "alibi_slopes"
+        raise InputError(f"{name} is given beside score; write it into the score, and capture what it takes")
+    score = "s"
+    if softcap is not None:
+        if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
+            arguments.fail("softcap", softcap, "a number greater than 0, or None")
+        score = "softcap * tanh(s / softcap)"
+        captured = captured | {"softcap": float(softcap)}
+    if alibi_slopes is not None:
+        arguments.floating("alibi_slopes", alibi_slopes)
+        if alibi_slopes.dim() not in (1, 2):
+            arguments.fail("alibi_slopes", alibi_slopes, "(heads,) or (batch, heads)")
+        place = "h" if alibi_slopes.dim() == 1 else "b, h"
+        score = f"{score} - alibi_slopes[{place}] * abs(k - q - alibi_apart)"
+        captured = captured | {"alibi_slopes": alibi_slopes, "alibi_apart": apart}
+    return score, captured
+
+
+def with_sinks(y: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention whose rows have one more score each, the sink of their head, that no value goes with."""
+    arguments.floating("sinks", sinks)
+    arguments.same_device(query=y, sinks=sinks)
+    if sinks.shape != y.shape[1:2]:
+        arguments.fail("sinks", sinks, f"({y.shape[1]},), the heads of query")
+    beside = sinks.to(lse.dtype)[:, None]
+    unseen = lse == -math.inf  # such a row has zeros, whatever the sink
+    seen = torch.where(unseen, 0.0, lse)
+    apart = seen - beside
+    share, both = torch.sigmoid(apart), seen - torch.nn.functional.logsigmoid(apart)
+    return (y * share.unsqueeze(-1)).to(y.dtype), torch.where(unseen, beside, both)
 
 
 def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], query: Tensor, key: Tensor) -> Variant:

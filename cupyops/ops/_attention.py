@@ -99,6 +99,9 @@ def attention(
     return_lse: bool = False,
     score: str | None = None,
     mask: str | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     **captured: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention, softmax(query key^T * scale) value, without the scores in memory (arXiv:2205.14135).
@@ -115,6 +118,19 @@ def attention(
             query sees so many to the left and to the right; None for no bound on that side.
         scale: greater than 0 for the kernels; by default 1 / sqrt(head_dim).
         return_lse: also the logarithm of the sum of exponentials of each row of scores, natural, with a gradient.
+        score: what becomes of a scaled score, as an expression in the C of `cupyops.elementwise`: `"tanh(s / cap) * cap"`. It
+            names `s`; `q` and `k`, the rows of query and key; `b` and `h`, the batch and the head of the query, all from 0
+            on; and what is captured. The gradient by `s` is derived from it.
+        mask: which keys are seen, an expression of the same but `s`: `"k <= q && doc[b, q] == doc[b, k]"`. It holds beside
+            `causal` and `window`. What it says of `q - k` alone, compared with integers, has blocks of keys left out.
+        softcap: scores become softcap * tanh(score / softcap).
+        alibi_slopes: (heads,) or (batch, heads): each slope times the distance from the key to its query's own, on the diagonal
+            that `causal` names, or bottom_right without it, is taken from the score; after `softcap`.
+        sinks: (heads,), a score that each row of a head has besides: it joins the sum of exponentials, also of `return_lse`,
+            and no value goes with it. It has a gradient.
+        **captured: what `score` and `mask` name: numbers, and at most 4 tensors of up to 4 dimensions, which have an index for
+            each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest element counts. A dimension of size 1
+            has the same for all. The gradients of tensors are computed by PyTorch, with the scores in memory.
 
     Returns:
         Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
@@ -122,22 +138,35 @@ def attention(
         every time.
 
     Raises:
-        InputError: an argument is of the wrong kind, dtype, shape or device.
+        InputError: an argument is of the wrong kind, dtype, shape or device; an expression that cannot be read, or names what
+            is not given.
+        CompileError: at the first launch of an expression, where the C does not compile.
 
     Example:
         >>> q, k = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 2, 1)
         >>> cupyops.attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), causal="top_left")
         tensor([[[[1.],
                   [2.]]]])
+        >>> slopes = torch.tensor([0.5])
+        >>> far = cupyops.attention(q, k, q, score="s - slopes[h] * abs(q - k)", mask="q - k < n", slopes=slopes, n=64)
     """
     _check(query, key, value)
     if isinstance(window, int) and (score or mask):  # a number that they name
         window, captured = None, captured | {"window": window}
-    low, high = _bounds(causal, window, key.shape[2] - query.shape[2])
+    apart = key.shape[2] - query.shape[2]
+    low, high = _bounds(causal, window, apart)
+    score, captured = captures.usual(softcap, alibi_slopes, 0 if causal == "top_left" else apart, score, captured)
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
     given = captures.variant(score, mask, captured, query, key)
-    y, lse = _attention(query, key, value, low, high, _scale(scale), given.text, given.numbers, *given.tensors)
+    whole = query, key, value, low, high, _scale(scale), given.text, given.numbers, *given.tensors
+    if given.text is not None and arguments.autocast(query.device):  # which would round what is captured
+        with torch.autocast(query.device.type, enabled=False):
+            y, lse = _attention(*whole)
+    else:
+        y, lse = _attention(*whole)
+    if sinks is not None:
+        y, lse = captures.with_sinks(y, lse, sinks)
     return (y, lse) if return_lse else y
 
 

@@ -1,9 +1,10 @@
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from attentions import CALLS, compare, eager, sees
+from attentions import CALLS, compare, eager, sees, usual
 from contract import Make, OperatorContract, Sample
 
 import cupyops
@@ -13,7 +14,22 @@ from cupyops._dispatch.gpu import assume_gpu, gpu
 from cupyops.testing import check
 
 
-def by_torch(query, key, value, *, causal=None, window=None, scale=None, return_lse=False):
+def by_torch(
+    query,
+    key,
+    value,
+    *,
+    causal=None,
+    window=None,
+    scale=None,
+    return_lse=False,
+    score=None,
+    mask=None,
+    softcap=None,
+    alibi_slopes=None,
+    sinks=None,
+    **captured,
+):
     """As models have it that know no fused attention: scores in memory, softmax in fp32, weights rounded."""
     if query.shape[1] and not key.shape[1]:
         raise ValueError("no heads of keys")
@@ -21,7 +37,10 @@ def by_torch(query, key, value, *, causal=None, window=None, scale=None, return_
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        y, lse = eager(query, key, value, sees(query.shape[2], key.shape[2], causal, window), scale)
+        seen = sees(query.shape[2], key.shape[2], causal, window)
+        assert score is None and mask is None and not captured  # which test_attention_variants.py has
+        change = partial(usual, softcap, alibi_slopes, 0 if causal == "top_left" else key.shape[2] - query.shape[2])
+        y, lse = eager(query, key, value, seen, scale, change, sinks)
     return (y, lse) if return_lse else y
 
 

@@ -1,13 +1,13 @@
 """attention with a score and a mask of C: values and gradients beside PyTorch's in float64, in both engines."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from attentions import HOPPER, compare, eager, sees
+from attentions import HOPPER, compare, eager, sees, usual
 
 import cupyops
-from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu
 from cupyops._expression.scores import scores, spelled
 
@@ -203,9 +203,59 @@ class _Module(torch.nn.Module):
         return self.function(*args)
 
 
+@pytest.mark.parametrize("engine", ["mma", "wgmma"])
+def test_softcap_slopes_and_sinks(engine):
+    """As flash-attn has them: slopes on the bottom right diagonal, per batch too; a sink in each row's denominator."""
+    q, k, v = (torch.randn(2, h, n, 64).half().requires_grad_() for h, n in ((2, 70), (1, 45), (1, 45)))
+    slopes, sinks = torch.rand(2, 2), torch.randn(2).requires_grad_()
+    given = {"softcap": 1.5, "alibi_slopes": slopes, "causal": "bottom_right"}
+    with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER), cupyops.trace() as trace:
+        results = cupyops.attention(q, k, v, sinks=sinks, return_lse=True, **given)
+        grads = [torch.randn_like(x) for x in results]
+        found = torch.autograd.grad(results, (q, k, v, sinks), grads)
+    assert f"attention_fwd_{engine}_variant" in {record.kernel.partition("<")[0] for record in trace.launches()}
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v, sinks)]
+    change = partial(usual, 1.5, slopes.double(), 45 - 70)
+    exact = eager(*wide[:3], sees(70, 45, "bottom_right"), None, change, wide[3])
+    right = torch.autograd.grad(exact, wide, [x.double() for x in grads])
+    for ours, true in zip((*results, *found), (*exact, *right), strict=True):
+        assert (ours.double() - true).abs().max() <= 4e-3 * true.abs().max()
+
+
+def test_every_derivative_of_sinks():
+    q, k = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 3))
+    sinks = torch.tensor([0.3, -math.inf], dtype=torch.float64)
+
+    def function(q, k, sink):
+        return cupyops.attention(
+            q, k, k, sinks=torch.stack([sink, sinks[1]]), causal="bottom_right", softcap=0.7, return_lse=True
+        )
+
+    one = sinks[0].clone().requires_grad_()
+    y, lse = function(q, k, one)
+    assert lse[0, 1, 0] == -math.inf and lse[0, 0, 0] == one and not y[:, :, :2].any()
+    both = lambda *args: [part[:, :, 2:] for part in function(*args)]  # noqa: E731  # rows that see a key
+    assert torch.autograd.gradcheck(both, (q, k, one)) and torch.autograd.gradgradcheck(both, (q, k, one))
+
+
+def test_autocast_leaves_what_is_captured():
+    """Under autocast queries are rounded, and a captured tensor is what it was."""
+    q = torch.randn(1, 1, 6, 8)
+    far = torch.tensor([1.0, 1000.37])
+    with torch.autocast("cpu", torch.bfloat16):
+        y = cupyops.attention(q, q, q, score="far[0] * s * 0 + far[1]", far=far, return_lse=True)[1]
+    torch.testing.assert_close(y, torch.full_like(y, 1000.37 + math.log(6)), rtol=1e-7, atol=0)
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
+        ({"softcap": 0.0}, "softcap is 0.0 .*expected a number greater than 0"),
+        ({"softcap": 2.0, "score": "s"}, "softcap is given beside score; write it into the score"),
+        ({"alibi_slopes": torch.ones(3)}, "alibi_slopes is a tensor .*expected size 2, the heads"),
+        ({"alibi_slopes": torch.ones(1, 1, 2)}, r"alibi_slopes is a tensor .*expected \(heads,\) or \(batch, heads\)"),
+        ({"sinks": torch.ones(3)}, r"sinks is a tensor .*expected \(2,\), the heads of query"),
+        ({"sinks": torch.ones(2).int()}, "sinks is a tensor .*floating-point"),
         ({"score": "s * x"}, r"attention.score:1: 'x' is none of .*; give it as a keyword, x=...\n.*score = s \* x"),
         ({"score": "s * x", "x": 2.0, "y": 3}, "y is named in neither score nor mask"),
         ({"x": 2.0}, "x is no argument of attention, and there is neither score nor mask to name it"),

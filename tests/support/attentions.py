@@ -44,8 +44,12 @@ def eager(
     seen: Tensor,
     scale: float | None = None,
     change: Callable[[Tensor], Tensor] | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is."""
+    """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is.
+
+    Sinks are one more column of scores, whose value is 0.
+    """
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -55,8 +59,25 @@ def eager(
     scores = torch.where(unseen, -math.inf, scores)
     some = ~(scores == -math.inf).all(-1)
     scores = torch.where(some[..., None], scores, 0.0)  # what a row that sees none is computed of does not matter
-    y = torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v
-    return y, torch.where(some, scores.logsumexp(-1), -math.inf)
+    if sinks is not None:
+        column = sinks.to(wide)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+        v = torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
+        lse = torch.where(some, scores.logsumexp(-1), column.squeeze(-1))
+    else:
+        lse = torch.where(some, scores.logsumexp(-1), -math.inf)
+    return torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v, lse
+
+
+def usual(softcap: float | None, alibi_slopes: Tensor | None, apart: int, scores: Tensor) -> Tensor:
+    """Scores, capped and with slopes where there are such; query i is at key i + apart."""
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        queries, keys = (torch.arange(size, device=scores.device) for size in scores.shape[2:])
+        distance = (keys - queries[:, None] - apart).abs()
+        scores = scores - alibi_slopes.to(scores.dtype)[..., None, None] * distance
+    return scores
 
 
 def tensors(
