@@ -60,6 +60,21 @@ def usual(
     return score, captured
 
 
+_MASKS = {
+    (kind, dims): spelled(*texts, ["mask_of"])
+    for dims in range(DIMS + 1)
+    for element in ["mask_of" + (f"[{', '.join('bhqk'[DIMS - dims :])}]" if dims else "")]
+    for kind, texts in ((True, (None, element)), (False, (f"s + {element}", None)))
+}
+
+
+def of_mask(mask: Tensor | None) -> Variant:
+    """The variant of a mask of bools, or of summands of the scores, that broadcasts to (batch, heads, queries, keys)."""
+    if mask is None:
+        return PLAIN
+    return Variant(_MASKS[mask.dtype == torch.bool, mask.dim()], [], (mask, *[None] * (TENSORS - 1)))
+
+
 def with_sinks(y: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Attention whose rows have one more score each, the sink of their head, that no value goes with."""
     arguments.floating("sinks", sinks)
