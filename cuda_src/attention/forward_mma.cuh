@@ -75,16 +75,19 @@ __device__ __forceinline__ void change(float (&s)[M][BN / 8][4], const Variant& 
 template <typename T, int D, int BN, int M, int WARPS, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, T* y, float* lse, float natural_scale,
                                             const Strides& qs, const Strides& ks, const Strides& vs, const Strides& ys,
-                                            const Sizes& sizes, const Variant& variant = {}) {
+                                            const Sizes& whole, const Variant& variant = {}) {
   constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS;
   extern __shared__ uint4 memory[];
   const unsigned q_at = shared_address(memory), k_at = q_at + ROWS * D * 2, v_at = k_at + BN * D * 2;
-  const int tiles = (sizes.queries + ROWS - 1) / ROWS, all = sizes.heads * sizes.batches;
+  const int tiles = (whole.queries + ROWS - 1) / ROWS, all = whole.heads * whole.batches;
   const int first_row = (tiles - 1 - blockIdx.x / all) * ROWS;  // the longest tiles first
-  const int head = blockIdx.x % all % sizes.heads, batch = blockIdx.x % all / sizes.heads;
-  q += batch * qs.batch + head * qs.head + first_row * qs.row;
-  k += batch * ks.batch + head / sizes.group * ks.head;
-  v += batch * vs.batch + head / sizes.group * vs.head;
+  const int head = blockIdx.x % all % whole.heads, batch = blockIdx.x % all / whole.heads;
+  const auto sequence = sequence_of(variant, whole, batch);
+  const Sizes& sizes = sequence.sizes;
+  if (Variant::kPacked && first_row >= sizes.queries) return;
+  q += batch * qs.batch + head * qs.head + (sequence.query + first_row) * qs.row;
+  k += batch * ks.batch + head / sizes.group * ks.head + sequence.key * ks.row;
+  v += batch * vs.batch + head / sizes.group * vs.head + sequence.key * vs.row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_row = warp * 16 * M;
   const int warp_row = first_row + own_row, row = warp_row + lane / 4;
   const Panels panels = key_panels<BOUNDS, BN>(sizes, first_row, first_row + ROWS - 1);
@@ -145,7 +148,9 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     }
   }
 
-  y += batch * ys.batch + head * ys.head + warp_row * ys.row;
+  y += batch * ys.batch + head * ys.head + (sequence.query + warp_row) * ys.row;
+  lse += Variant::kPacked ? static_cast<long long>(head) * sizes.padded + sequence.query
+                          : (static_cast<long long>(batch) * sizes.heads + head) * sizes.queries;
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     float inverse[2];
@@ -157,7 +162,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       sum += __shfl_xor_sync(~0u, sum, 2);
       inverse[r] = sum == 0 ? 0 : 1 / sum;
       if (lane % 4 == 0 && query < sizes.queries) {
-        lse[(static_cast<long long>(batch) * sizes.heads + head) * sizes.queries + query] =
+        lse[query] =
             sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
       }
     }

@@ -7,7 +7,7 @@
 namespace attention {
 
 // Where the places of captured tensors come from: of each, in turn, the size and the stride of every dimension; then the numbers.
-constexpr int kGiven = 40;
+constexpr int kGiven = 48;
 struct Given {
   long long sizes[kGiven];
 
@@ -34,6 +34,20 @@ template <typename X, int N> struct Captured {
     else return found;
   }
 };
+
+// One of packed sequences: `queries` and `keys` have where each begins, and where the last ends. What is not within the tokens
+// is no part of any. bottom: bounds are those of the diagonal on which the last query is at the last key.
+template <typename Starts, typename KeyStarts>
+__device__ __forceinline__ Sequence packed(Sizes sizes, int batch, const Starts& queries, const KeyStarts& keys, int tokens_q,
+                                           int tokens_k, bool bottom) {
+  const int query = max(0, min(static_cast<int>(queries(batch)), tokens_q));
+  const int key = max(0, min(static_cast<int>(keys(batch)), tokens_k));
+  sizes.queries = max(0, min(static_cast<int>(queries(batch + 1)), tokens_q) - query);
+  sizes.keys = max(0, min(static_cast<int>(keys(batch + 1)), tokens_k) - key);
+  const int apart = bottom ? sizes.keys - sizes.queries : 0;
+  sizes.low += apart, sizes.high += apart;
+  return {sizes, query, key};
+}
 
 // A score with its derivative; -inf where the key is not seen.
 template <typename Variant>
