@@ -26,6 +26,7 @@ VECTOR = 8  # elements
 BLOCK = 256  # threads of a block that prepares
 _MOST_ROWS = 1 << 30
 _MOST_BLOCKS = 2**31 - 1
+_FAR = 1 << 29  # no bound of a sequence is farther
 
 attention_fwd_mma = Kernel(
     "attention.cu",
@@ -55,7 +56,8 @@ class Problem(NamedTuple):
     """Sizes, strides in elements of (batch, head, row), and which keys a query sees.
 
     low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
-    gradients of q, k and v, in backward.
+    gradients of q, k and v, in backward. tokens: the queries of packed sequences together, which are as many as `batches`; the
+    longest has so many queries and keys. Else None.
     """
 
     batches: int
@@ -72,6 +74,7 @@ class Problem(NamedTuple):
     v: tuple[int, int, int]
     y: tuple[int, int, int]
     grads: tuple[tuple[int, int, int], ...] = ()
+    tokens: int | None = None
 
     @property
     def d(self) -> int:
@@ -90,8 +93,9 @@ class Problem(NamedTuple):
 
     def sizes(self, padded: int = 0, section: int = 1) -> Any:
         """`struct Sizes`."""
-        low = -self.queries if self.low is None else self.low
-        high = self.keys if self.high is None else self.high
+        none = max(self.queries, self.keys) if self.tokens is None else _FAR
+        low = -none if self.low is None else self.low
+        high = none if self.high is None else self.high
         counts = self.heads, self.group, self.batches, self.queries, self.keys
         return np.array((*counts, low, high, self.width, padded, section), dtype=np.int32)
 
@@ -103,6 +107,12 @@ def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: i
     high = None if high is None or high >= keys - 1 else max(high, -queries)
     counts = batches, heads, kv_heads, queries, keys, width
     return Problem(*counts, low, high, q.dtype, _strides(q), _strides(k), _strides(v), _strides(y))
+
+
+def packed(p: Problem, sequences: int, queries: int, keys: int, low: int | None, high: int | None) -> Problem:
+    """The problem of packed sequences, of that of all their tokens as one: so many, the longest with so many rows."""
+    low, high = (None if bound is None else max(-_FAR, min(bound, _FAR)) for bound in (low, high))
+    return p._replace(batches=sequences, queries=queries, keys=keys, low=low, high=high, tokens=p.queries)
 
 
 def with_gradients(p: Problem, *grads: Tensor | None) -> Problem:
@@ -201,7 +211,7 @@ class MmaForward(Forward):
             (TILE + 2 * 64) * p.d * 2,
             {"T": p.dtype, "D": p.d, "BN": 64, "M": 2, "WARPS": 4, "BOUNDS": p.bounds},
             extra={"form": self},
-            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes()),
+            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes(p.tokens or 0)),
         )
 
 
@@ -212,8 +222,8 @@ class Backward(Form[Problem]):
     """
 
     def padded(self, p: Problem) -> int:
-        """Rows of lse2 and delta of a head."""
-        return ceil_div(p.queries, TILE) * TILE
+        """Rows of lse2 and delta of a head; of packed sequences the last tile may begin anywhere."""
+        return ceil_div(p.queries if p.tokens is None else p.tokens + TILE, TILE) * TILE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the keys' role; `extra` has the queries' role and what prepares."""
@@ -224,6 +234,7 @@ class Backward(Form[Problem]):
     def prepare(self, p: Problem) -> Launch:
         """A few threads for each row."""
         lanes, padded = p.d // VECTOR, self.padded(p)
+        p = p if p.tokens is None else p._replace(batches=1, queries=p.tokens)
         blocks = ceil_div(p.batches * p.heads * padded * lanes, BLOCK)
         template = {"T": p.dtype, "LANES": lanes}
         return Launch(
@@ -240,7 +251,7 @@ class Backward(Form[Problem]):
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Launch what is wanted."""
-        lse2, delta = of.lse.new_empty((2, p.batches, p.heads, self.padded(p)))
+        lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], self.padded(p)))
         launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-
 Change = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 

@@ -75,6 +75,8 @@ _L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
 def _why_not(p: Problem, gpu: Gpu, shared: int) -> str | None:
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
+    if p.tokens is not None:
+        return "TMA would read and write past the end of a sequence"
     if gpu.shared < shared:
         return f"it takes {shared} bytes of shared memory"
     if not (p.batches and p.heads and p.queries and p.keys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +18,13 @@ from .gpu import gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
 BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32)])
-Variant = Callable[[Launch], Launch]  # launches of plain kernels as those of a variant
+
+
+class Variant(NamedTuple):
+    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest of queries and keys."""
+
+    of: Callable[[Launch], Launch]
+    packed: tuple[int, int, int] | None = None
 
 
 def forward(
@@ -33,10 +41,12 @@ def forward(
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if is_dry(q):
         return y, lse
+    if variant is not None and variant.packed is not None:  # tokens may be left over after the last sequence
+        y.zero_(), lse.fill_(-math.inf)
     q, k, v = (attention.readable(x) for x in (q, k, v))
-    problem, card = attention.problem(q, k, v, y, low, high), gpu(q.device)
+    problem, card = _problem(q, k, v, y, low, high, variant), gpu(q.device)
     launch = FORWARD.launch(problem, card)
-    launch = launch if variant is None else variant(launch)
+    launch = launch if variant is None else variant.of(launch)
     launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
 
@@ -56,14 +66,27 @@ def backward(
     grad_q = attention.empty(q) if needs[0] else None
     grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
     if not is_dry(q):
+        if variant is not None and variant.packed is not None:
+            for grad in (grad_q, grad_k, grad_v):
+                if grad is not None:
+                    grad.zero_()
         q, k, v = (attention.readable(x) for x in (q, k, v))
         (y, lse), grad_y = results, grads[0]
         if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
             y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
-        problem = attention.with_gradients(attention.problem(q, k, v, y, *bounds), grad_q, grad_k, grad_v)
+        problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         launch = BACKWARD.launch(problem, card)
-        launch = launch if variant is None else variant(launch)
+        launch = launch if variant is None else variant.of(launch)
         launch.extra["form"].run(problem, launch, of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: int | None, variant: Variant | None
+) -> attention.Problem:
+    found = attention.problem(q, k, v, y, low, high)
+    if variant is None or variant.packed is None:
+        return found
+    return attention.packed(found, *variant.packed, low, high)

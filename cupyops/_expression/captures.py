@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch.forms import Launch
+from .._dispatch import attentions
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments
 from ..errors import InputError
 from .declaration import _C_WORDS as C_WORDS
 from .indexed import Formula, is_name
-from .scores import DIMS, NUMBERS, TENSORS, scores, spelled
+from .scores import DIMS, NUMBERS, PACKED, STARTS, TENSORS, scores, spelled
 
 
 class Variant(NamedTuple):
@@ -36,9 +36,12 @@ PLAIN = Variant()
 
 
 def usual(
-    softcap: float | None, alibi_slopes: Tensor | None, apart: int, score: str | None, captured: dict[str, Any]
+    softcap: float | None, alibi_slopes: Tensor | None, apart: int | None, score: str | None, captured: dict[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
-    """(score, what is captured) with the scores that have keywords of their own; query i is at key i + apart."""
+    """(score, what is captured) with the scores that have keywords of their own.
+
+    apart: query i is at key i + apart; None, the last query of each of packed sequences is at its last key.
+    """
     if softcap is None and alibi_slopes is None:
         return score, captured
     if score is not None:
@@ -55,8 +58,14 @@ def usual(
         if alibi_slopes.dim() not in (1, 2):
             arguments.fail("alibi_slopes", alibi_slopes, "(heads,) or (batch, heads)")
         place = "h" if alibi_slopes.dim() == 1 else "b, h"
-        score = f"{score} - alibi_slopes[{place}] * abs(k - q - alibi_apart)"
-        captured = captured | {"alibi_slopes": alibi_slopes, "alibi_apart": apart}
+        own = "alibi_apart"
+        if apart is None:
+            lengths = (f"({starts}[b + 1] - {starts}[b])" for starts in reversed(STARTS))
+            own = "({} - {})".format(*lengths)
+        else:
+            captured = captured | {"alibi_apart": apart}
+        score = f"{score} - alibi_slopes[{place}] * abs(k - q - {own})"
+        captured = captured | {"alibi_slopes": alibi_slopes}
     return score, captured
 
 
@@ -89,14 +98,26 @@ def with_sinks(y: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     return (y * share.unsqueeze(-1)).to(y.dtype), torch.where(unseen, beside, both)
 
 
-def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], query: Tensor, key: Tensor) -> Variant:
-    """The variant of a call. Raises `InputError` for an expression, or something captured, that cannot be used."""
-    if score is None and mask is None:
+def variant(
+    score: str | None,
+    mask: str | None,
+    captured: Mapping[str, Any],
+    query: Tensor,
+    key: Tensor,
+    packed: Mapping[str, Any] | None = None,
+) -> Variant:
+    """The variant of a call. Raises `InputError` for an expression, or something captured, that cannot be used.
+
+    packed: what `sequences` gives.
+    """
+    if score is None and mask is None and packed is None:
         if captured:
-            raise InputError(f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it")
+            raise InputError(
+                f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it"
+            )
         return PLAIN
     tensors, numbers, types = {}, {}, []
-    for name, value in captured.items():
+    for name, value in ((packed or {}) | captured).items():
         if isinstance(value, Tensor):
             tensors[name] = _tensor(name, value, query)
         else:
@@ -105,13 +126,58 @@ def variant(score: str | None, mask: str | None, captured: Mapping[str, Any], qu
             types.append(f"{name}:{'bool' if isinstance(number, bool) else 'int' if isinstance(number, int) else 'A'}")
     for what, found, most in (("tensors", tensors, TENSORS), ("numbers", numbers, NUMBERS)):
         if len(found) > most:
-            raise InputError(f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor")
+            raise InputError(
+                f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor"
+            )
     text = spelled(score, mask, [*tensors, *types])
     if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
         _check(score, mask, captured)
         given = tuple(tensors.values())
-        scores(text, given).check(given, (*query.shape[:3], key.shape[2]))
+        size = *query.shape[:3], key.shape[2]
+        if packed is not None:
+            size = packed["cu_seqlens_q"].shape[0] - 1, size[1], packed["max_seqlen_q"], packed["max_seqlen_k"]
+        scores(text, given).check(given, size)
     return Variant(text, list(numbers.values()), (*tensors.values(), *[None] * (TENSORS - len(tensors))))
+
+
+def sequences(
+    query: Tensor,
+    key: Tensor,
+    starts: tuple[Tensor | None, Tensor | None],
+    longest: tuple[int | None, int | None],
+    last: bool,
+) -> dict[str, Any] | None:
+    """What a variant captures of packed sequences in (tokens, heads, head_dim); None where none are given."""
+    if all(one is None for one in (*starts, *longest)):
+        return None
+    of_tokens(query, key)
+    found: dict[str, Any] = {}
+    for name, one, other in zip(STARTS, starts, reversed(starts)):
+        if not isinstance(one, Tensor) or one.dtype not in (torch.int32, torch.int64) or one.dim() != 1 or len(one) < 2:
+            arguments.fail(name, one, "(sequences + 1,), int32 or int64: where each begins, and where the last ends")
+        if isinstance(other, Tensor) and other.shape != one.shape:
+            arguments.fail(name, one, f"{tuple(other.shape)}, as many sequences as the other has")
+        arguments.same_device(query=query, **{name: one})
+        found[name] = one
+    for name, most, x in zip(PACKED, longest, (query, key)):
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most < 2**29:
+            arguments.fail(name, most, "an int, the rows of the longest sequence")
+        side = name[-1]
+        at = found[f"cu_seqlens_{side}"]
+        arguments.in_range(f"cu_seqlens_{side}[{{}}]", at, x.shape[0] + 1, f"one of {x.shape[0]} tokens, or their end,")
+        length = f"the length of sequence {{}} by cu_seqlens_{side}"
+        arguments.in_range(length, at[1:] - at[:-1], most + 1, f"at most {name},")
+        found[name] = most
+    return found | {"tokens_q": query.shape[0], "tokens_k": key.shape[0], "last_diagonal": last}
+
+
+def of_tokens(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors of packed sequences, which have three dimensions."""
+    for name, x in zip(("query", "key", "value"), tensors):
+        arguments.tensor(name, x)
+        if x.dim() != 3:
+            arguments.fail(name, x, "(tokens, heads, head_dim) beside cu_seqlens_q")
+    return tensors
 
 
 def _check(score: str | None, mask: str | None, names: Iterable[str]) -> None:
@@ -148,15 +214,26 @@ def _number(name: str, value: Any) -> float | int | bool:
     return value
 
 
+def is_packed(variant: Variant) -> bool:
+    """Whether the rows are those of several sequences."""
+    return variant.text is not None and scores(variant.text, variant.given).packed
+
+
 def bound(
     variant: Variant, low: int | None, high: int | None
-) -> tuple[int | None, int | None, Callable[[Launch], Launch] | None]:
+) -> tuple[int | None, int | None, attentions.Variant | None]:
     """(low, high, what makes launches those of the variant): bounds that the mask says, and the rest for the kernels."""
     if variant.text is None:
         return low, high, None
-    found = scores(variant.text, variant.given)
-    low, high = found.bounds(low, high, variant.numbers or [])
-    return low, high, found.bound(variant.numbers or [], variant.given) if found.changes else None
+    found, numbers = scores(variant.text, variant.given), variant.numbers or []
+    low, high = found.bounds(low, high, numbers)
+    if not found.changes:
+        return low, high, None
+    packed = None
+    if found.packed:
+        known = dict(zip(found.numbers, numbers))
+        packed = variant.given[0].shape[0] - 1, int(known["max_seqlen_q"]), int(known["max_seqlen_k"])
+    return low, high, attentions.Variant(found.bound(numbers, variant.given), packed)
 
 
 def why_not(variant: Variant) -> str | None:
@@ -182,8 +259,10 @@ def gradients(
     return [next(found) if one is not None and one.requires_grad else None for one in given]
 
 
-def change(variant: Variant, scores_: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def change(
+    variant: Variant, bounds: tuple[int | None, int | None], scores_: Tensor, seen: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Scores (batch, heads, queries, keys) as the variant has them, and which keys are seen; both may depend on tensors."""
     if variant.text is None:
         return scores_, seen
-    return scores(variant.text, variant.given).change(scores_, seen, variant.numbers or [], variant.given)
+    return scores(variant.text, variant.given).change(bounds, scores_, seen, variant.numbers or [], variant.given)

@@ -65,7 +65,9 @@ class Indexed(Translation):
     def _of_arrayref(self, node: Any) -> Value:
         name = getattr(node.name, "name", None)
         if name not in self._indexed:
-            raise self._error(node, f"{name or 'what has an index'} is no tensor with dimensions that is given as a keyword")
+            raise self._error(
+                node, f"{name or 'what has an index'} is no tensor with dimensions that is given as a keyword"
+            )
         dims, ctype = self._indexed[name]
         nodes = node.subscript.exprs if type(node.subscript).__name__ == "ExprList" else [node.subscript]
         if len(nodes) != dims:
@@ -75,7 +77,7 @@ class Indexed(Translation):
         if any(one.ctype in ("A", "double") for one in indices):
             raise self._error(node, f"an index of {name} is no integer; convert it, int(...)")
         codes = ", ".join(self._tensor(one).code for one in indices)
-        return Value(f"at_({name}_0, (b_0, h_0, q_0, k_0), {codes})", ctype)
+        return Value(f"at_({name}_0, aligned_ and (b_0, h_0, q_0, k_0), {codes})", ctype)
 
     def _of_id(self, node: Any) -> Value:
         if node.name in self._indexed:
@@ -90,11 +92,13 @@ class Indexed(Translation):
         return super()._error(node, re.sub(f"; {re.escape(GIVE)}", "", message))
 
 
-def at(x: Tensor, places: Sequence[Tensor], *indices: Tensor) -> Tensor:
+def at(x: Tensor, places: Sequence[Tensor] | bool, *indices: Tensor) -> Tensor:
     """The elements of `x` at indices that broadcast; one that is outside is that of the nearest element.
 
-    Where the indices are places of scores themselves, the tensor is what it is, with its dimensions at theirs.
+    Where the indices are places of scores themselves, counted from 0 on, the tensor is what it is, with its dimensions at
+    theirs; False: they are not counted so.
     """
+    places = places or ()
     dims = [next((dim for dim, place in enumerate(places) if place is index), 4) for index in indices]
     if all(dim < 4 and size in (1, places[dim].shape[dim]) for dim, size in zip(dims, x.shape)):
         if all(dim < after for dim, after in zip(dims, dims[1:])):
@@ -108,5 +112,3 @@ def at(x: Tensor, places: Sequence[Tensor], *indices: Tensor) -> Tensor:
 def is_name(name: str) -> bool:
     """Whether C leaves a name to who writes an expression."""
     return name not in KNOWN and name not in ("score", "mask", "s", "q", "k", "b", "h", "A", "T", "infer")
-
-

@@ -69,7 +69,12 @@ def _interval(node: Any, numbers: Sequence[str]) -> Interval | None:
 def _linear(node: Any, numbers: Sequence[str]) -> _Linear | None:
     """A sum of names and integers; None of anything else."""
     kind = type(node).__name__
-    if kind == "Constant" and node.type == "int" and node.value.isdigit() and (node.value == "0" or node.value[0] != "0"):
+    if (
+        kind == "Constant"
+        and node.type == "int"
+        and node.value.isdigit()
+        and (node.value == "0" or node.value[0] != "0")
+    ):
         return {"": int(node.value)}
     if kind == "ID" and (node.name in numbers or node.name in ("q", "k")):
         return {node.name: 1}

@@ -37,7 +37,15 @@ class Generated(Kernel):
         **domain: tuple[Any, ...],
     ) -> None:
         super().__init__(
-            text, name, options=options, define=define, arch=arch, where=None, strided=strided, extension=False, **domain
+            text,
+            name,
+            options=options,
+            define=define,
+            arch=arch,
+            where=None,
+            strided=strided,
+            extension=False,
+            **domain,
         )
         self._beside = beside
         self._file, self._pieces = file, pieces

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +19,11 @@ from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
 from .values import DTYPES
 
-TENSORS, DIMS, NUMBERS = 4, 4, 8  # how many may be captured; of a tensor how many dimensions
+TENSORS, DIMS, NUMBERS = 4, 4, 16  # how many may be captured; of a tensor how many dimensions
 _GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
+# of packed sequences: where each begins and the last ends, then numbers
+STARTS = ("cu_seqlens_q", "cu_seqlens_k")
+PACKED = ("max_seqlen_q", "max_seqlen_k", "tokens_q", "tokens_k", "last_diagonal")
 _PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTS = {torch.bool: "bool", torch.int64: "long long"}
@@ -61,7 +63,10 @@ class Scores:
         self.numbers = {name: ctype for name, _, ctype in words if ctype}
         tensors = [name for name, _, ctype in words if not ctype]
         self.tensors = [Tensors(name, *of) for name, of in zip(tensors, captured)]
-        self.score, self.mask = (Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask)))
+        self.packed = tuple(tensors[:2]) == STARTS
+        self.score, self.mask = (
+            Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask))
+        )
         given = _PLACES | self.numbers | {one.name: one.ctype for one in self.tensors if not one.dims}
         indexed = {one.name: (one.dims, one.ctype) for one in self.tensors if one.dims}
         self._sizes: dict[str, list[tuple[int, int]]] = {}  # of each tensor the dimensions that are those of scores
@@ -71,9 +76,9 @@ class Scores:
         )
         self._intervals: list[Interval] = []
         rest = self.mask
-        if self.mask is not None:
+        if self.mask is not None and not self.packed:  # whose bounds may be of another diagonal
             self._intervals, rest = intervals(self.mask, [name for name, ctype in self.numbers.items() if ctype != "A"])
-        self.changes = self.score is not None or rest is not None  # kernels, beyond the bounds
+        self.changes = self.packed or self.score is not None or rest is not None  # kernels, beyond the bounds
         self._text = self._cuda(rest)
         self._kernels: dict[str, Kernel] = {}
 
@@ -89,7 +94,13 @@ class Scores:
         lines = ["T, device_ = s.dtype, s.device", "A = c_.computed_in(T)", "s_0 = s"]
         lines += [f"{one.name}_0 = {one.name}.to({DTYPES[one.ctype]})" for one in self.tensors]
         lines += [f"{name}_0 = c_.number({name}, {DTYPES[ctype]}, device_)" for name, ctype in self.numbers.items()]
-        names = ["s", *(f"{name}_0" for name in _PLACES), *(one.name for one in self.tensors), *self.numbers]
+        names = [
+            "aligned_",
+            "s",
+            *(f"{name}_0" for name in _PLACES),
+            *(one.name for one in self.tensors),
+            *self.numbers,
+        ]
         lines += [*translation.lines, f"return {translation.result(formula.assigned)}"]
         function: Callable[..., Tensor] = python.define(formula.assigned, ", ".join(names), lines, {"at_": at})
         return function
@@ -97,25 +108,37 @@ class Scores:
     def check(self, tensors: Sequence[Tensor], size: Sequence[int]) -> None:
         """Tensors whose index is a place of scores (batch, heads, queries, keys) are as large there, or 1; or larger, of rows."""
         for one, x in zip(self.tensors, tensors):
-            for dim, place in self._sizes.get(one.name, ()):
+            for dim, place in () if one.name in STARTS else self._sizes.get(one.name, ()):
                 if x.shape[dim] not in (1, size[place]) and (place < 2 or x.shape[dim] < size[place]):
                     what = ("batches", "heads", "queries", "keys")[place]
                     arguments.fail(one.name, x, f"size {size[place]}, the {what}, or 1 in dimension {dim}")
 
     def change(
-        self, scores: Tensor, seen: Tensor | None, numbers: Sequence[float], tensors: Sequence[Tensor]
+        self,
+        bounds: tuple[int | None, int | None],
+        scores: Tensor,
+        seen: Tensor | None,
+        numbers: Sequence[float],
+        tensors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """Scores (batch, heads, queries, keys) as they are to be, and which keys are seen where `seen` says so too."""
-        places = []
-        for dim in range(4):
-            shape = [1, 1, 1, 1]
-            shape[dim] = scores.shape[dim]
-            places.append(torch.arange(scores.shape[dim], dtype=torch.int32, device=scores.device).view(shape))
+        """Scores (batch, heads, queries, keys) as they are to be, and which keys are seen where `seen` says so too.
+
+        Of packed sequences the bounds are those of each, which is what a place of the batch is.
+        """
+        b, h, q, k = (
+            torch.arange(size, dtype=torch.int32, device=scores.device).view(
+                [-1 if dim == at else 1 for at in range(4)]
+            )
+            for dim, size in enumerate(scores.shape)
+        )
+        if self.packed:
+            b, q, k, seen = sequences(q, k, *tensors[:2], bounds, dict(zip(self.numbers, numbers))["last_diagonal"] > 0)
+        given = not self.packed, scores, b, h, q, k, *tensors, *numbers
         if self._seeing is not None:
-            mask = self._seeing(scores, *places, *tensors, *numbers)
+            mask = self._seeing(*given)
             seen = mask if seen is None else seen & mask
         if self._scoring is not None:
-            scores = self._scoring(scores, *places, *tensors, *numbers).expand(scores.shape)
+            scores = self._scoring(*given).expand(scores.shape)
         return scores, None if seen is None else seen.expand(scores.shape)
 
     def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
@@ -149,7 +172,10 @@ class Scores:
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
         def of(launch: Launch) -> Launch:
-            extra = {name: of(one) if isinstance(one, Launch) and name != "prepare" else one for name, one in launch.extra.items()}
+            extra = {
+                name: of(one) if isinstance(one, Launch) and name != "prepare" else one
+                for name, one in launch.extra.items()
+            }
             return replace(launch, kernel=self.kernel(launch.kernel), args=(*launch.args, *places, given), extra=extra)
 
         return of
@@ -204,6 +230,10 @@ class Scores:
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
+            packed=str(self.packed).lower(),
+            sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
+            if self.packed
+            else "{sizes, 0, 0}",
         )
 
 
@@ -222,7 +252,7 @@ _VARIANT = """
 {functions}
 namespace attention {{
 struct Variant {{
-  static constexpr bool kChanges = true, kScores = {scores}, kMasks = {masks};
+  static constexpr bool kChanges = true, kScores = {scores}, kMasks = {masks}, kPacked = {packed};
   const void *c0, *c1, *c2, *c3;
   const Given& given;
   {members}
@@ -236,6 +266,9 @@ struct Variant {{
     using A = float;
     return {mask};
   }}
+  __device__ __forceinline__ Sequence sequence(const Sizes& sizes, int batch) const {{
+    return {sequence};
+  }}
 }};
 }}  // namespace attention
 """
@@ -244,6 +277,31 @@ struct Variant {{
 @functools.lru_cache(maxsize=1024)
 def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
     return Scores(text, captured)
+
+
+def sequences(
+    q: Tensor, k: Tensor, starts_q: Tensor, starts_k: Tensor, bounds: tuple[int | None, int | None], last: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(sequence, row of the query, row of the key, which keys are seen) of tokens `q` and `k` of packed sequences.
+
+    `last`: the bounds are those of the diagonal on which the last query is at the last key.
+    """
+    starts_q, starts_k = starts_q.long(), starts_k.long()
+    most = len(starts_q) - 2
+    of_q, of_k = (
+        torch.searchsorted(starts[1:].contiguous(), tokens.long(), right=True)
+        for starts, tokens in ((starts_q, q), (starts_k, k))
+    )
+    seen = (of_q == of_k) & (of_q <= most)
+    of_q, of_k = of_q.clamp(max=most), of_k.clamp(max=most)
+    q, k = q - starts_q[of_q], k - starts_k[of_k]
+    distance = k - q
+    if last:
+        distance = distance - (starts_k[of_q + 1] - starts_k[of_q] - starts_q[of_q + 1] + starts_q[of_q])
+    low, high = bounds
+    seen = seen if low is None else seen & (distance >= low)
+    seen = seen if high is None else seen & (distance <= high)
+    return of_q.int(), q.int(), k.int(), seen
 
 
 def scores(text: str, tensors: Sequence[Tensor]) -> Scores:

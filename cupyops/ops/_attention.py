@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._dispatch import attention as kernels
 from .._dispatch import attentions, shardings
+from .._dispatch.attention_arguments import bounds, check, number
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._expression import captures
@@ -18,7 +19,6 @@ from .._kernel.kernel import FLOATING
 from .._operator.define import operator
 from .._operator.derivation.autocast import cast
 from .._util import arguments
-from ..errors import InputError
 
 
 @operator(
@@ -49,9 +49,10 @@ def _attention(
 def _eager(
     variant: Variant, query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    mask = sees((query.shape[2], key.shape[2]), low, high, query.device)
+    packed = captures.is_packed(variant)  # bounds are then of each sequence
+    mask = None if packed else sees((query.shape[2], key.shape[2]), low, high, query.device)
     given = query, key, value, mask, kernels.scale_of(query, scale)
-    change = None if variant.text is None else partial(captures.change, variant)
+    change = None if variant.text is None else partial(captures.change, variant, (low, high))
     if arguments.autocast(query.device):  # which would round the scores
         with torch.autocast(query.device.type, enabled=False):
             y, lse = attend(*given, change=change)
@@ -70,14 +71,14 @@ def forward(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
 def backward(
     saved, grad_y, grad_lse, query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3, y, lse, needs_grad
 ):
-    given, bounds = Variant(text, numbers, (c0, c1, c2, c3)), (low, high)
+    given, within = Variant(text, numbers, (c0, c1, c2, c3)), (low, high)
     needs = needs_grad.query, needs_grad.key, needs_grad.value
     more = needs_grad.c0, needs_grad.c1, needs_grad.c2, needs_grad.c3
     found = captures.gradients(
-        lambda variant: _eager(variant, query, key, value, *bounds, scale), given, more, (grad_y, grad_lse)
+        lambda variant: _eager(variant, query, key, value, *within, scale), given, more, (grad_y, grad_lse)
     )
-    *bounds, variant = captures.bound(given, *bounds)
-    grads = attentions.backward(query, key, value, bounds, scale, (y, lse), (grad_y, grad_lse), needs, variant)
+    *within, variant = captures.bound(given, *within)
+    grads = attentions.backward(query, key, value, within, scale, (y, lse), (grad_y, grad_lse), needs, variant)
     return (*grads, *found)
 
 
@@ -102,6 +103,10 @@ def attention(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     **captured: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention, softmax(query key^T * scale) value, without the scores in memory (arXiv:2205.14135).
@@ -128,6 +133,13 @@ def attention(
             that `causal` names, or bottom_right without it, is taken from the score; after `softcap`.
         sinks: (heads,), a score that each row of a head has besides: it joins the sum of exponentials, also of `return_lse`,
             and no value goes with it. It has a gradient.
+        cu_seqlens_q: (sequences + 1,), int32 or int64, with the other three: of packed sequences, where each begins and the last
+            ends among the tokens. `query` is then (tokens, heads, head_dim), and so are key, value and the result; `return_lse`
+            gives (heads, tokens). Each sequence sees itself alone; `b` counts them, `q` and `k` the rows of each, and
+            `causal`, `window` and slopes are as its own lengths have it. Kernels serve them by mma.sync.
+        cu_seqlens_k: the same of keys and values.
+        max_seqlen_q: the rows of the longest, at least; so nothing is read back from the GPU.
+        max_seqlen_k: the same of keys and values.
         **captured: what `score` and `mask` name: numbers, and at most 4 tensors of up to 4 dimensions, which have an index for
             each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest element counts. A dimension of size 1
             has the same for all. The gradients of tensors are computed by PyTorch, with the scores in memory.
@@ -150,16 +162,19 @@ def attention(
         >>> slopes = torch.tensor([0.5])
         >>> far = cupyops.attention(q, k, q, score="s - slopes[h] * abs(q - k)", mask="q - k < n", slopes=slopes, n=64)
     """
-    _check(query, key, value)
+    starts, longest, last = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal != "top_left"
+    if packed := captures.sequences(query, key, starts, longest, last):
+        query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in captures.of_tokens(query, key, value))
+    check(query, key, value)
     if isinstance(window, int) and (score or mask):  # a number that they name
         window, captured = None, captured | {"window": window}
-    apart = key.shape[2] - query.shape[2]
-    low, high = _bounds(causal, window, apart)
-    score, captured = captures.usual(softcap, alibi_slopes, 0 if causal == "top_left" else apart, score, captured)
+    apart = 0 if packed else key.shape[2] - query.shape[2]
+    low, high = bounds(causal, window, apart)
+    score, captured = captures.usual(softcap, alibi_slopes, (None if packed else apart) if last else 0, score, captured)
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
-    given = captures.variant(score, mask, captured, query, key)
-    whole = query, key, value, low, high, _scale(scale), given.text, given.numbers, *given.tensors
+    given = captures.variant(score, mask, captured, query, key, packed)
+    whole = query, key, value, low, high, number(scale), given.text, given.numbers, *given.tensors
     if given.text is not None and arguments.autocast(query.device):  # which would round what is captured
         with torch.autocast(query.device.type, enabled=False):
             y, lse = _attention(*whole)
@@ -167,49 +182,6 @@ def attention(
         y, lse = _attention(*whole)
     if sinks is not None:
         y, lse = captures.with_sinks(y, lse, sinks)
+    if packed:
+        y, lse = y.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (y, lse) if return_lse else y
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
-    arguments.floating("query", query)
-    arguments.floating("key", key)
-    arguments.floating("value", value)
-    arguments.same_device(query=query, key=key, value=value)
-    if not arguments.autocast(query.device):
-        arguments.same_dtype(query=query, key=key, value=value)
-    if query.dim() != 4:
-        arguments.fail("query", query, "(batch, heads, queries, head_dim)")
-    batches, heads, _, width = query.shape
-    if key.dim() != 4 or (key.shape[0], key.shape[3]) != (batches, width):
-        arguments.fail("key", key, f"({batches}, kv_heads, keys, {width}), as query has it")
-    if value.shape[:3] != key.shape[:3] or value.dim() != 4:
-        arguments.fail("value", value, f"{tuple(key.shape[:3])} and head_dim, as key has it")
-    if heads % key.shape[1] if key.shape[1] else heads:
-        raise InputError(f"key has {key.shape[1]} heads, expected a divisor of the {heads} of query")
-
-
-def _scale(scale: float | None) -> float | None:
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        arguments.fail("scale", scale, "a number, or None for 1 / sqrt(head_dim)")
-    return None if scale is None else float(scale)
-
-
-def _bounds(
-    causal: str | None, window: tuple[int | None, int | None] | None, apart: int
-) -> tuple[int | None, int | None]:
-    """(low, high) of the keys that a query sees; `apart`: how many keys more than queries there are."""
-    arguments.choice("causal", causal, (None, "top_left", "bottom_right"))
-    diagonal = 0 if causal == "top_left" else apart
-    high = None if causal is None else diagonal
-    if window is None:
-        return None, high
-    if not isinstance(window, (tuple, list)) or len(window) != 2 or not all(_is_size(side) for side in window):
-        arguments.fail("window", window, "(left, right), each an int of at least 0 or None")
-    left, right = window
-    if right is not None:
-        high = diagonal + (right if causal is None else 0)
-    return None if left is None else diagonal - left, high
-
-
-def _is_size(side: int | None) -> bool:
-    return side is None or (isinstance(side, int) and not isinstance(side, bool) and side >= 0)

@@ -23,7 +23,6 @@ DOCUMENTS = torch.arange(QUERIES) // 40
 I, J = torch.arange(QUERIES)[:, None], torch.arange(KEYS)
 
 
-
 # name: (what attention is given, scores -> scores, which keys are seen), for tensors on a device
 VARIANTS = {
     "cap": lambda to: (
@@ -72,7 +71,9 @@ VARIANTS = {
 def compared(name, engine, dtype, width, device="cpu", **options):
     variant, change, seen = VARIANTS[name](lambda x: x.to(device))
     shape = (1, HEADS, 1, QUERIES, KEYS, width)
-    return compare(shape, dtype, device, forms=ENGINES[engine][1:], variant=variant, change=change, seen=seen, **options)
+    return compare(
+        shape, dtype, device, forms=ENGINES[engine][1:], variant=variant, change=change, seen=seen, **options
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -125,9 +126,13 @@ def test_bounds_of_a_mask(mask, numbers, bounds, left):
     assert found.bounds(None, None, [float(value) for value in numbers.values()]) == bounds
     assert found.changes == left
     scope = {"q": I, "k": J, **numbers}
-    expected = eval(mask.replace("&&", "&").replace("||", "|").replace(" & ", ") & (").replace(" | ", ") | (").join("()"), scope)
+    expected = eval(
+        mask.replace("&&", "&").replace("||", "|").replace(" & ", ") & (").replace(" | ", ") | (").join("()"), scope
+    )
     distance = J - I
-    within = (distance >= (bounds[0] if bounds[0] is not None else -999)) & (distance <= (bounds[1] if bounds[1] is not None else 999))
+    within = (distance >= (bounds[0] if bounds[0] is not None else -999)) & (
+        distance <= (bounds[1] if bounds[1] is not None else 999)
+    )
     assert torch.equal(expected, within) if not left else not (expected & ~within).any()
 
 
@@ -234,7 +239,7 @@ def test_every_derivative_of_sinks():
     one = sinks[0].clone().requires_grad_()
     y, lse = function(q, k, one)
     assert lse[0, 1, 0] == -math.inf and lse[0, 0, 0] == one and not y[:, :, :2].any()
-    both = lambda *args: [part[:, :, 2:] for part in function(*args)]  # noqa: E731  # rows that see a key
+    both = lambda *args: [part[:, :, 2:] for part in function(*args)]  # rows that see a key
     assert torch.autograd.gradcheck(both, (q, k, one)) and torch.autograd.gradgradcheck(both, (q, k, one))
 
 
@@ -262,7 +267,10 @@ def test_autocast_leaves_what_is_captured():
         ({"score": "s * x[h]", "x": 2.0}, "x is no tensor with dimensions"),
         ({"score": "s * x", "x": torch.ones(2)}, r"x is a tensor with dimensions; give indices, as x\[h\]"),
         ({"score": "s * x[h, q]", "x": torch.ones(2)}, "x has 1 dimensions, and 2 indices here"),
-        ({"score": "s * x[h]", "x": torch.ones(3)}, "x is a tensor of shape .*expected size 2, the heads, or 1 in dimension 0"),
+        (
+            {"score": "s * x[h]", "x": torch.ones(3)},
+            "x is a tensor of shape .*expected size 2, the heads, or 1 in dimension 0",
+        ),
         ({"score": "s * x[h + 0.5]", "x": torch.ones(2)}, "an index of x is no integer"),
         ({"score": "s * x[h]", "x": torch.ones(0)}, "x is a tensor of shape .*that has elements"),
         ({"score": "s * x", "x": torch.tensor(1j)}, "x is a tensor .*expected a tensor of floating-point numbers"),
@@ -276,7 +284,13 @@ def test_autocast_leaves_what_is_captured():
         ({"score": 3}, "score is 3 .*expected an expression of C"),
         ({"score": ""}, "score is ''.*expected an expression of C"),
         ({"mask": "s > 0"}, "'s' is none of b, h, q, k"),
-        ({"score": "s + a[h] + b1[h] + c[h] + d[h] + e[h]", **{n: torch.ones(2) for n in ("a", "b1", "c", "d", "e")}}, "at most 4 tensors"),
+        (
+            {
+                "score": "s + a[h] + b1[h] + c[h] + d[h] + e[h]",
+                **{n: torch.ones(2) for n in ("a", "b1", "c", "d", "e")},
+            },
+            "at most 4 tensors",
+        ),
     ],
     ids=str,
 )

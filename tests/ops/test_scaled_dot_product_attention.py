@@ -89,7 +89,9 @@ def test_masks(arch, shared, name):
         mask.requires_grad_()
         given.append(mask)
     wide = [x.detach().double().requires_grad_() for x in given]
-    masks = [one[3] if len(one) > 3 else mask.to(one[0].dtype) if mask.is_floating_point() else mask for one in (given, wide)]
+    masks = [
+        one[3] if len(one) > 3 else mask.to(one[0].dtype) if mask.is_floating_point() else mask for one in (given, wide)
+    ]
     with cupyops.simulate(arch), assume_gpu(shared=shared), cupyops.trace() as trace:
         y = cupyops.scaled_dot_product_attention(*given[:3], masks[0], enable_gqa=True)
         grads = torch.autograd.grad(y.sin().sum(), given)
@@ -102,7 +104,9 @@ def test_masks(arch, shared, name):
 
 
 def test_second_derivative_with_a_mask():
-    given = [torch.randn(1, 2, 5, 8).half().requires_grad_() for _ in range(3)] + [torch.randn(5, 5).half().requires_grad_()]
+    given = [torch.randn(1, 2, 5, 8).half().requires_grad_() for _ in range(3)] + [
+        torch.randn(5, 5).half().requires_grad_()
+    ]
     wide = [x.detach().double().requires_grad_() for x in given]
 
     def penalty(function, tensors):
