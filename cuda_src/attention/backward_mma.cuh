@@ -43,12 +43,13 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   const auto request = [&](int i) {
     const int row = (range.begin + i % panels) * BN, of = head_of(i);
     const unsigned to = panels_at + i % 2 * 2 * PANEL;
-    fetch<T, D, BN, THREADS>(to, given.first + at(strides.first, of, start + row), strides.first.row, rows - row, sizes.width);
-    fetch<T, D, BN, THREADS>(to + PANEL, given.second + at(strides.second, of, start + row), strides.second.row, rows - row,
+    fetch<T, D, BN, THREADS>(to, given.first + at(strides.first, of, start + row), strides.first.row, rows - row,
                              sizes.width);
+    fetch<T, D, BN, THREADS>(to + PANEL, given.second + at(strides.second, of, start + row), strides.second.row,
+                             rows - row, sizes.width);
   };
-  fetch<T, D, ROWS, THREADS>(own_first, given.own_first + at(strides.own_first, head, own_start + own_row), strides.own_first.row,
-                             own_rows - own_row, sizes.width);
+  fetch<T, D, ROWS, THREADS>(own_first, given.own_first + at(strides.own_first, head, own_start + own_row),
+                             strides.own_first.row, own_rows - own_row, sizes.width);
   fetch<T, D, ROWS, THREADS>(own_second, given.own_second + at(strides.own_second, head, own_start + own_row),
                              strides.own_second.row, own_rows - own_row, sizes.width);
   if (all > 0) request(0);
@@ -101,7 +102,7 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         float &x = s[e / 4][e % 4], &y = dp[e / 4][e % 4];
         const bool outside = x == -infinity<float>() || (Variant::kPacked && KEYS && query >= rows);
         const auto found = weights_of(variant, x * natural_scale, batch, query_head, query, key,
-                                         KEYS ? lse2[of] : own_lse[e / 2 % 2], y, KEYS ? delta[of] : own_delta[e / 2 % 2]);
+                                      KEYS ? lse2[of] : own_lse[e / 2 % 2], y, KEYS ? delta[of] : own_delta[e / 2 % 2]);
         x = outside ? 0 : found.p, y = outside ? 0 : found.ds;
       }
       if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
@@ -131,10 +132,12 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   finish_copies();
   const int left = own_rows - own_row - line;
   put<T, D>(own_first, line, d_first, natural_scale, natural_scale,
-            given.out_first + at(strides.out_first, head, own_start + own_row + line), strides.out_first.row, left, sizes.width);
+            given.out_first + at(strides.out_first, head, own_start + own_row + line), strides.out_first.row, left,
+            sizes.width);
   if constexpr (KEYS) {
-    put<T, D>(own_second, line, d_second, 1, 1, given.out_second + at(strides.out_second, head, own_start + own_row + line),
-              strides.out_second.row, left, sizes.width);
+    put<T, D>(own_second, line, d_second, 1, 1,
+              given.out_second + at(strides.out_second, head, own_start + own_row + line), strides.out_second.row, left,
+              sizes.width);
   }
 }
 

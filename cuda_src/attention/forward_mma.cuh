@@ -57,8 +57,8 @@ __device__ __forceinline__ void mask(float (&s)[M][BN / 8][4], const Sizes& size
 
 // Natural scores become those of the variant.
 template <typename Variant, int BN, int M>
-__device__ __forceinline__ void change(float (&s)[M][BN / 8][4], const Variant& variant, float scale, int batch, int head,
-                                       int row, int panel) {
+__device__ __forceinline__ void change(float (&s)[M][BN / 8][4], const Variant& variant, float scale, int batch,
+                                       int head, int row, int panel) {
 #pragma unroll
   for (int e = 0; e < M * 2; ++e) {
     const int m = e / 2, r = e % 2, query = row + 16 * m + 8 * r, column = panel + threadIdx.x % 4 * 2;
@@ -162,8 +162,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       sum += __shfl_xor_sync(~0u, sum, 2);
       inverse[r] = sum == 0 ? 0 : 1 / sum;
       if (lane % 4 == 0 && query < sizes.queries) {
-        lse[query] =
-            sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
+        lse[query] = sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
       }
     }
     put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,

@@ -38,8 +38,8 @@ template <typename X, int N> struct Captured {
 // One of packed sequences: `queries` and `keys` have where each begins, and where the last ends. What is not within the tokens
 // is no part of any. bottom: bounds are those of the diagonal on which the last query is at the last key.
 template <typename Starts, typename KeyStarts>
-__device__ __forceinline__ Sequence packed(Sizes sizes, int batch, const Starts& queries, const KeyStarts& keys, int tokens_q,
-                                           int tokens_k, bool bottom) {
+__device__ __forceinline__ Sequence packed(Sizes sizes, int batch, const Starts& queries, const KeyStarts& keys,
+                                           int tokens_q, int tokens_k, bool bottom) {
   const int query = max(0, min(static_cast<int>(queries(batch)), tokens_q));
   const int key = max(0, min(static_cast<int>(keys(batch)), tokens_k));
   sizes.queries = max(0, min(static_cast<int>(queries(batch + 1)), tokens_q) - query);

@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 
 template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
-    attention_bwd_wgmma_variant(const __grid_constant__ TensorMap own_first, const __grid_constant__ TensorMap own_second,
-                                const __grid_constant__ TensorMap first, const __grid_constant__ TensorMap second,
-                                const __grid_constant__ TensorMap out_first,
+    attention_bwd_wgmma_variant(const __grid_constant__ TensorMap own_first,
+                                const __grid_constant__ TensorMap own_second, const __grid_constant__ TensorMap first,
+                                const __grid_constant__ TensorMap second, const __grid_constant__ TensorMap out_first,
                                 const __grid_constant__ TensorMap out_second, const float* __restrict__ lse2,
                                 const float* __restrict__ delta, float scale, const attention::Sizes sizes,
                                 const void* __restrict__ c0, const void* __restrict__ c1, const void* __restrict__ c2,
@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(384, 1)
   } else {
     wgmma::take_registers<240>();
     const attention::Variant variant(c0, c1, c2, c3, given);
-    attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, attention::Variant> gradient(at, work, maps, scale, sizes, variant);
+    attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, attention::Variant> gradient(at, work, maps, scale, sizes,
+                                                                                     variant);
     gradient.run();
     gradient.store(maps, scale);
   }

@@ -56,7 +56,7 @@ class Problem(NamedTuple):
     """Sizes, strides in elements of (batch, head, row), and which keys a query sees.
 
     low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
-    gradients of q, k and v, in backward. tokens: the queries of packed sequences together, which are as many as `batches`; the
+    gradients of q, k and v, in backward. tokens: the queries of packed sequences together, of which there are `batches`; the
     longest has so many queries and keys. Else None.
     """
 

@@ -22,8 +22,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """(y, log-sum-exp of each row) of (..., heads, rows, width), where `heads` of keys divide those of the query.
 
-    mask: bool, whether a key is seen, or a summand of the scores. change: scores and a mask of bools as they are to be. A row that sees no key, or whose scores are all -inf, has
-    zeros and -inf.
+    mask: bool, whether a key is seen, or a summand of the scores. change: scores and a mask of bools as they are to be.
+    A row that sees no key, or whose scores are all -inf, has zeros and -inf.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     q, k, v = query.to(wide), *(_repeated(x, query).to(wide) for x in (key, value))

@@ -21,7 +21,7 @@ BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), Mma
 
 
 class Variant(NamedTuple):
-    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest of queries and keys."""
+    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones."""
 
     of: Callable[[Launch], Launch]
     packed: tuple[int, int, int] | None = None

@@ -14,7 +14,7 @@ from .._dispatch import attentions
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments
 from ..errors import InputError
-from .declaration import _C_WORDS as C_WORDS
+from .declaration import C_WORDS
 from .indexed import Formula, is_name
 from .scores import DIMS, NUMBERS, PACKED, STARTS, TENSORS, scores, spelled
 
@@ -70,7 +70,7 @@ def usual(
 
 
 _MASKS = {
-    (kind, dims): spelled(*texts, ["mask_of"])
+    (kind, dims): spelled(texts[0], texts[1], ["mask_of"])
     for dims in range(DIMS + 1)
     for element in ["mask_of" + (f"[{', '.join('bhqk'[DIMS - dims :])}]" if dims else "")]
     for kind, texts in ((True, (None, element)), (False, (f"s + {element}", None)))
@@ -117,7 +117,7 @@ def variant(
             )
         return PLAIN
     tensors, numbers, types = {}, {}, []
-    for name, value in ((packed or {}) | captured).items():
+    for name, value in {**(packed or {}), **captured}.items():
         if isinstance(value, Tensor):
             tensors[name] = _tensor(name, value, query)
         else:

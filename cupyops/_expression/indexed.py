@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Indexed(Translation):
         super().__init__(formula, given, assigned)
 
     def _of_arrayref(self, node: Any) -> Value:
-        name = getattr(node.name, "name", None)
+        name = str(getattr(node.name, "name", ""))
         if name not in self._indexed:
             raise self._error(
                 node, f"{name or 'what has an index'} is no tensor with dimensions that is given as a keyword"
@@ -98,14 +99,14 @@ def at(x: Tensor, places: Sequence[Tensor] | bool, *indices: Tensor) -> Tensor:
     Where the indices are places of scores themselves, counted from 0 on, the tensor is what it is, with its dimensions at
     theirs; False: they are not counted so.
     """
-    places = places or ()
-    dims = [next((dim for dim, place in enumerate(places) if place is index), 4) for index in indices]
-    if all(dim < 4 and size in (1, places[dim].shape[dim]) for dim, size in zip(dims, x.shape)):
-        if all(dim < after for dim, after in zip(dims, dims[1:])):
-            shape = [1, 1, 1, 1]
-            for dim, size in zip(dims, x.shape):
-                shape[dim] = size
-            return x.reshape(shape)
+    counted = () if isinstance(places, bool) else tuple(places)
+    dims = [next((dim for dim, place in enumerate(counted) if place is index), 4) for index in indices]
+    fits = all(dim < 4 and size in (1, counted[dim].shape[dim]) for dim, size in zip(dims, x.shape))
+    if fits and all(dim < after for dim, after in itertools.pairwise(dims)):
+        shape = [1, 1, 1, 1]
+        for dim, size in zip(dims, x.shape):
+            shape[dim] = size
+        return x.reshape(shape)
     return x[tuple(index.long().clamp(0, size - 1) for index, size in zip(indices, x.shape))]
 
 

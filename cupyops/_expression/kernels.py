@@ -34,7 +34,7 @@ class Generated(Kernel):
         define: Mapping[str, int] | None = None,
         arch: str | None = None,
         strided: bool = False,
-        **domain: tuple[Any, ...],
+        domain: Mapping[str, tuple[Any, ...]],
     ) -> None:
         super().__init__(
             text,
@@ -105,8 +105,7 @@ class Unit:
             beside=self.beside,
             options=self.options,
             define=define,
-            T=self.dtypes,
-            **domain,
+            domain={"T": self.dtypes, **domain},
         )
 
 

@@ -106,7 +106,7 @@ class Scores:
         return function
 
     def check(self, tensors: Sequence[Tensor], size: Sequence[int]) -> None:
-        """Tensors whose index is a place of scores (batch, heads, queries, keys) are as large there, or 1; or larger, of rows."""
+        """Tensors whose index is a place of scores are as large there, or 1; where it is a row, or larger."""
         for one, x in zip(self.tensors, tensors):
             for dim, place in () if one.name in STARTS else self._sizes.get(one.name, ()):
                 if x.shape[dim] not in (1, size[place]) and (place < 2 or x.shape[dim] < size[place]):
@@ -132,7 +132,8 @@ class Scores:
             for dim, size in enumerate(scores.shape)
         )
         if self.packed:
-            b, q, k, seen = sequences(q, k, *tensors[:2], bounds, dict(zip(self.numbers, numbers))["last_diagonal"] > 0)
+            last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
+            b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
         given = not self.packed, scores, b, h, q, k, *tensors, *numbers
         if self._seeing is not None:
             mask = self._seeing(*given)
@@ -195,7 +196,7 @@ class Scores:
                 options=(),
                 arch=plain.arch,
                 strided=True,
-                **plain.domain,
+                domain=plain.domain,
             )
         return self._kernels[plain.base]
 
@@ -203,8 +204,9 @@ class Scores:
         """The struct that the kernels know the variant by."""
         declared, members, passed = [], [], []
         for index, one in enumerate(self.tensors):
-            kind = f"attention::Captured<{C_NAMES.get(one.dtype, 'void')}, {one.dims}>"
-            made = f"{kind}{{static_cast<const {C_NAMES.get(one.dtype, 'void')}*>(c{index}), given.sizes + {2 * DIMS * index}}}"
+            element, sizes = C_NAMES.get(one.dtype, "void"), f"given.sizes + {2 * DIMS * index}"
+            kind = f"attention::Captured<{element}, {one.dims}>"
+            made = f"{kind}{{static_cast<const {element}*>(c{index}), {sizes}}}"
             declared.append(f"{kind if one.dims else one.ctype} {one.name}")
             passed.append(made if one.dims else f"static_cast<{one.ctype}>({made}())")
         for index, (name, ctype) in enumerate(self.numbers.items()):
@@ -280,17 +282,17 @@ def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
 
 
 def sequences(
-    q: Tensor, k: Tensor, starts_q: Tensor, starts_k: Tensor, bounds: tuple[int | None, int | None], last: bool
+    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], bounds: tuple[int | None, int | None], last: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(sequence, row of the query, row of the key, which keys are seen) of tokens `q` and `k` of packed sequences.
 
     `last`: the bounds are those of the diagonal on which the last query is at the last key.
     """
-    starts_q, starts_k = starts_q.long(), starts_k.long()
+    starts_q, starts_k = (one.long() for one in starts)
     most = len(starts_q) - 2
     of_q, of_k = (
-        torch.searchsorted(starts[1:].contiguous(), tokens.long(), right=True)
-        for starts, tokens in ((starts_q, q), (starts_k, k))
+        torch.searchsorted(one[1:].contiguous(), tokens.long(), right=True)
+        for one, tokens in ((starts_q, q), (starts_k, k))
     )
     seen = (of_q == of_k) & (of_q <= most)
     of_q, of_k = of_q.clamp(max=most), of_k.clamp(max=most)

@@ -123,26 +123,26 @@ def attention(
             query sees so many to the left and to the right; None for no bound on that side.
         scale: greater than 0 for the kernels; by default 1 / sqrt(head_dim).
         return_lse: also the logarithm of the sum of exponentials of each row of scores, natural, with a gradient.
-        score: what becomes of a scaled score, as an expression in the C of `cupyops.elementwise`: `"tanh(s / cap) * cap"`. It
-            names `s`; `q` and `k`, the rows of query and key; `b` and `h`, the batch and the head of the query, all from 0
-            on; and what is captured. The gradient by `s` is derived from it.
+        score: what becomes of a scaled score, an expression in the C of `cupyops.elementwise`: `"tanh(s / cap) * cap"`. It
+            names `s`; `q` and `k`, the rows of query and key; `b` and `h`, the batch and the head of the query, all from
+            0 on; and what is captured. The gradient by `s` is derived from it.
         mask: which keys are seen, an expression of the same but `s`: `"k <= q && doc[b, q] == doc[b, k]"`. It holds beside
             `causal` and `window`. What it says of `q - k` alone, compared with integers, has blocks of keys left out.
         softcap: scores become softcap * tanh(score / softcap).
-        alibi_slopes: (heads,) or (batch, heads): each slope times the distance from the key to its query's own, on the diagonal
-            that `causal` names, or bottom_right without it, is taken from the score; after `softcap`.
+        alibi_slopes: (heads,) or (batch, heads): each slope times the distance from the key to its query's own, on the
+            diagonal that `causal` names, or bottom_right without it, is taken from the score; after `softcap`.
         sinks: (heads,), a score that each row of a head has besides: it joins the sum of exponentials, also of `return_lse`,
             and no value goes with it. It has a gradient.
-        cu_seqlens_q: (sequences + 1,), int32 or int64, with the other three: of packed sequences, where each begins and the last
-            ends among the tokens. `query` is then (tokens, heads, head_dim), and so are key, value and the result; `return_lse`
-            gives (heads, tokens). Each sequence sees itself alone; `b` counts them, `q` and `k` the rows of each, and
-            `causal`, `window` and slopes are as its own lengths have it. Kernels serve them by mma.sync.
+        cu_seqlens_q: (sequences + 1,), int32 or int64, with the other three: of packed sequences, where each begins and the
+            last ends among the tokens. `query` is then (tokens, heads, head_dim), and so are key, value and the result;
+            `return_lse` gives (heads, tokens). Each sequence sees itself alone; `b` counts them, `q` and `k` the rows of
+            each, and `causal`, `window` and slopes are as its own lengths have it. Kernels serve them by mma.sync.
         cu_seqlens_k: the same of keys and values.
         max_seqlen_q: the rows of the longest, at least; so nothing is read back from the GPU.
         max_seqlen_k: the same of keys and values.
-        **captured: what `score` and `mask` name: numbers, and at most 4 tensors of up to 4 dimensions, which have an index for
-            each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest element counts. A dimension of size 1
-            has the same for all. The gradients of tensors are computed by PyTorch, with the scores in memory.
+        **captured: what `score` and `mask` name: numbers, and at most 4 tensors of up to 4 dimensions, which have an index
+            for each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest element counts. A dimension of
+            size 1 has the same for all. The gradients of tensors are computed by PyTorch, with the scores in memory.
 
     Returns:
         Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
@@ -150,8 +150,8 @@ def attention(
         every time.
 
     Raises:
-        InputError: an argument is of the wrong kind, dtype, shape or device; an expression that cannot be read, or names what
-            is not given.
+        InputError: an argument is of the wrong kind, dtype, shape or device; an expression that cannot be read, or names
+            what is not given.
         CompileError: at the first launch of an expression, where the C does not compile.
 
     Example:
@@ -166,10 +166,11 @@ def attention(
     if packed := captures.sequences(query, key, starts, longest, last):
         query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in captures.of_tokens(query, key, value))
     check(query, key, value)
+    sides: Any = window
     if isinstance(window, int) and (score or mask):  # a number that they name
-        window, captured = None, captured | {"window": window}
+        sides, captured = None, captured | {"window": window}
     apart = 0 if packed else key.shape[2] - query.shape[2]
-    low, high = bounds(causal, window, apart)
+    low, high = bounds(causal, sides, apart)
     score, captured = captures.usual(softcap, alibi_slopes, (None if packed else apart) if last else 0, score, captured)
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))

@@ -20,7 +20,7 @@ QUERIES, KEYS, HEADS = 140, 75, 2
 torch.manual_seed(0)
 SLOPES, BIAS, TABLE = torch.rand(HEADS), torch.randn(1, HEADS, QUERIES, KEYS), torch.randn(5, HEADS)
 DOCUMENTS = torch.arange(QUERIES) // 40
-I, J = torch.arange(QUERIES)[:, None], torch.arange(KEYS)
+ROWS, COLUMNS = torch.arange(QUERIES)[:, None], torch.arange(KEYS)
 
 
 # name: (what attention is given, scores -> scores, which keys are seen), for tensors on a device
@@ -32,8 +32,8 @@ VARIANTS = {
     ),
     "slopes": lambda to: (
         {"score": "s - slopes[h] * abs(q - k)", "mask": "k <= q", "slopes": to(SLOPES)},
-        lambda s: s - to(SLOPES.double())[:, None, None] * to((I - J).abs()),
-        I >= J,
+        lambda s: s - to(SLOPES.double())[:, None, None] * to((ROWS - COLUMNS).abs()),
+        ROWS >= COLUMNS,
     ),
     "bias": lambda to: (
         {"score": "s + bias[b, h, q, k]", "bias": to(BIAS.half())},
@@ -42,7 +42,9 @@ VARIANTS = {
     ),
     "table": lambda to: (
         {"score": "s * t + table[(k - q) / 16 + 2, h]", "table": to(TABLE), "t": to(torch.tensor(0.5))},
-        lambda s: s / 2 + to(TABLE.double()[((J - I) / 16).trunc().long().add(2).clamp(0, 4)].permute(2, 0, 1)),
+        lambda s: (
+            s / 2 + to(TABLE.double()[((COLUMNS - ROWS) / 16).trunc().long().add(2).clamp(0, 4)].permute(2, 0, 1))
+        ),
         None,
     ),
     "documents": lambda to: (
@@ -53,12 +55,18 @@ VARIANTS = {
     "window": lambda to: (
         {"mask": "k <= q && q - k < window && (q + k) % 3 != 0", "window": 30},
         lambda s: s,
-        (I >= J) & (I - J < 30) & ((I + J) % 3 != 0),
+        (ROWS >= COLUMNS) & (ROWS - COLUMNS < 30) & ((ROWS + COLUMNS) % 3 != 0),
     ),
     "steep": lambda to: (  # infinite derivatives where a key is not seen, and beyond the last row
         {"score": "s + sqrt(q - k) - log(n - q)", "mask": "q > k", "n": QUERIES},
-        lambda s: s + to(torch.where(I > J, (I - J).clamp(0), 1).double().sqrt() - (QUERIES - I).double().log()),
-        I > J,
+        lambda s: (
+            s
+            + to(
+                torch.where(ROWS > COLUMNS, (ROWS - COLUMNS).clamp(0), 1).double().sqrt()
+                - (QUERIES - ROWS).double().log()
+            )
+        ),
+        ROWS > COLUMNS,
     ),
     "powers": lambda to: (
         {"score": "s > 0 ? s * s : fmax(2 * s, -3.0) + exp(s)"},
@@ -125,11 +133,11 @@ def test_bounds_of_a_mask(mask, numbers, bounds, left):
     found = scores(spelled(None, mask, names), ())
     assert found.bounds(None, None, [float(value) for value in numbers.values()]) == bounds
     assert found.changes == left
-    scope = {"q": I, "k": J, **numbers}
+    scope = {"q": ROWS, "k": COLUMNS, **numbers}
     expected = eval(
         mask.replace("&&", "&").replace("||", "|").replace(" & ", ") & (").replace(" | ", ") | (").join("()"), scope
     )
-    distance = J - I
+    distance = COLUMNS - ROWS
     within = (distance >= (bounds[0] if bounds[0] is not None else -999)) & (
         distance <= (bounds[1] if bounds[1] is not None else 999)
     )

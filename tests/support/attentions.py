@@ -106,7 +106,8 @@ def compare(
 ) -> tuple[Tensor, ...]:
     """Forward with its log-sum-exp, and every gradient, beside float64; returned as well.
 
-    variant: what else attention is given; `change` of scores and `seen` are what it means. P and dS are rounded to the half type, and sums of such products may be as far off as that: by the largest of a tensor.
+    variant: what else attention is given; `change` of scores and `seen` are what it means. P and dS are rounded to the half
+    type, and sums of such products may be as far off as that: by the largest of a tensor.
     """
     given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))

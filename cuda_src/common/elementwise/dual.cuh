@@ -21,7 +21,8 @@ struct Dual {
 
   Dual() = default;
   __device__ __forceinline__ Dual(float value, float slope) : value(value), slope(slope) {}
-  template <typename X, if_number_t<X> = 0> __device__ __forceinline__ Dual(X x) : value(static_cast<float>(x)), slope(0) {}
+  template <typename X, if_number_t<X> = 0> __device__ __forceinline__ Dual(X x)
+      : value(static_cast<float>(x)), slope(0) {}
   template <typename X, if_number_t<X> = 0> __device__ __forceinline__ explicit operator X() const {
     return static_cast<X>(value);
   }
@@ -41,16 +42,20 @@ __device__ __forceinline__ Dual operator-(const Dual& x) { return {-x.value, -x.
 __device__ __forceinline__ bool operator!(const Dual& x) { return x.value == 0; }
 
 // Each of two numbers, of which one at least is a Dual.
-#define CUPYOPS_OF_TWO(name, type)                                                                                    \
-  template <typename X, if_number_t<X> = 0> __device__ __forceinline__ type name(const Dual& x, X y) {                \
-    return name(x, Dual(y));                                                                                          \
-  }                                                                                                                   \
-  template <typename X, if_number_t<X> = 0> __device__ __forceinline__ type name(X x, const Dual& y) {                \
-    return name(Dual(x), y);                                                                                          \
+#define CUPYOPS_OF_TWO(name, type)                                                                     \
+  template <typename X, if_number_t<X> = 0> __device__ __forceinline__ type name(const Dual& x, X y) { \
+    return name(x, Dual(y));                                                                           \
+  }                                                                                                    \
+  template <typename X, if_number_t<X> = 0> __device__ __forceinline__ type name(X x, const Dual& y) { \
+    return name(Dual(x), y);                                                                           \
   }
 
-__device__ __forceinline__ Dual operator+(const Dual& x, const Dual& y) { return {x.value + y.value, x.slope + y.slope}; }
-__device__ __forceinline__ Dual operator-(const Dual& x, const Dual& y) { return {x.value - y.value, x.slope - y.slope}; }
+__device__ __forceinline__ Dual operator+(const Dual& x, const Dual& y) {
+  return {x.value + y.value, x.slope + y.slope};
+}
+__device__ __forceinline__ Dual operator-(const Dual& x, const Dual& y) {
+  return {x.value - y.value, x.slope - y.slope};
+}
 __device__ __forceinline__ Dual operator*(const Dual& x, const Dual& y) {
   return chain(x, y, x.value * y.value, y.value, x.value);
 }
@@ -63,8 +68,8 @@ CUPYOPS_OF_TWO(operator-, Dual)
 CUPYOPS_OF_TWO(operator*, Dual)
 CUPYOPS_OF_TWO(operator/, Dual)
 
-#define CUPYOPS_COMPARISON(op)                                                                                \
-  __device__ __forceinline__ bool operator op(const Dual& x, const Dual& y) { return x.value op y.value; }    \
+#define CUPYOPS_COMPARISON(op)                                                                             \
+  __device__ __forceinline__ bool operator op(const Dual& x, const Dual& y) { return x.value op y.value; } \
   CUPYOPS_OF_TWO(operator op, bool)
 CUPYOPS_COMPARISON(<)
 CUPYOPS_COMPARISON(>)
@@ -75,10 +80,10 @@ CUPYOPS_COMPARISON(!=)
 #undef CUPYOPS_COMPARISON
 
 // name(x), whose derivative is an expression of x and y = name(x).
-#define CUPYOPS_FUNCTION(name, derivative)                       \
-  __device__ __forceinline__ Dual name(const Dual& number) {     \
-    const float x = number.value, y = name(x);                   \
-    return chain(number, y, derivative);                         \
+#define CUPYOPS_FUNCTION(name, derivative)                   \
+  __device__ __forceinline__ Dual name(const Dual& number) { \
+    const float x = number.value, y = name(x);               \
+    return chain(number, y, derivative);                     \
   }
 CUPYOPS_FUNCTION(exp, y)
 CUPYOPS_FUNCTION(exp2, y * 0.6931471805599453f)
@@ -99,8 +104,8 @@ CUPYOPS_FUNCTION(atan, 1 / (1 + x * x))
 CUPYOPS_FUNCTION(sinh, ::coshf(x))
 CUPYOPS_FUNCTION(cosh, ::sinhf(x))
 CUPYOPS_FUNCTION(tanh, 1 - y * y)
-CUPYOPS_FUNCTION(asinh, ::rsqrtf(x * x + 1))
-CUPYOPS_FUNCTION(acosh, ::rsqrtf(x * x - 1))
+CUPYOPS_FUNCTION(asinh, ::rsqrtf(x* x + 1))
+CUPYOPS_FUNCTION(acosh, ::rsqrtf(x* x - 1))
 CUPYOPS_FUNCTION(atanh, 1 / (1 - x * x))
 CUPYOPS_FUNCTION(erf, 1.1283791670955126f * ::expf(-x * x))
 CUPYOPS_FUNCTION(erfc, -1.1283791670955126f * ::expf(-x * x))
