@@ -46,12 +46,12 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
     fetch<T, D, BN, THREADS>(to, given.first + at(strides.first, of, start + row), strides.first.row, rows - row,
                              sizes.width);
     fetch<T, D, BN, THREADS>(to + PANEL, given.second + at(strides.second, of, start + row), strides.second.row,
-                             rows - row, sizes.width);
+                             rows - row, sizes.value_width);
   };
   fetch<T, D, ROWS, THREADS>(own_first, given.own_first + at(strides.own_first, head, own_start + own_row),
                              strides.own_first.row, own_rows - own_row, sizes.width);
   fetch<T, D, ROWS, THREADS>(own_second, given.own_second + at(strides.own_second, head, own_start + own_row),
-                             strides.own_second.row, own_rows - own_row, sizes.width);
+                             strides.own_second.row, own_rows - own_row, sizes.value_width);
   if (all > 0) request(0);
   end_group();
 
@@ -137,7 +137,7 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   if constexpr (KEYS) {
     put<T, D>(own_second, line, d_second, 1, 1,
               given.out_second + at(strides.out_second, head, own_start + own_row + line), strides.out_second.row, left,
-              sizes.width);
+              sizes.value_width);
   }
 }
 

@@ -106,7 +106,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   for (; panel >= panels.begin; --panel) {
     finish_copies();
     fetch<T, D, BN, THREADS>(v_at, v + static_cast<long long>(panel) * BN * vs.row, vs.row, sizes.keys - panel * BN,
-                             sizes.width);
+                             sizes.value_width);
     float s[M][BN / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       }
     }
     put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,
-              sizes.queries - warp_row - 16 * m, sizes.width);
+              sizes.queries - warp_row - 16 * m, sizes.value_width);
   }
 }
 

@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
     low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
     gradients of q, k and v, in backward. tokens: the queries of packed sequences together, of which there are `batches`; the
-    longest has so many queries and keys. Else None.
+    longest has so many queries and keys. Else None. value_width: of the rows of v and y; width, of those of q and k.
     """
 
     batches: int
@@ -75,11 +75,12 @@ class Problem(NamedTuple):
     y: tuple[int, int, int]
     grads: tuple[tuple[int, int, int], ...] = ()
     tokens: int | None = None
+    value_width: int = 0
 
     @property
     def d(self) -> int:
         """The width that kernels are made for."""
-        return next(width for width in WIDTHS if self.width <= width)
+        return next(width for width in WIDTHS if max(self.width, self.value_width) <= width)
 
     @property
     def group(self) -> int:
@@ -97,7 +98,7 @@ class Problem(NamedTuple):
         low = -none if self.low is None else self.low
         high = none if self.high is None else self.high
         counts = self.heads, self.group, self.batches, self.queries, self.keys
-        return np.array((*counts, low, high, self.width, padded, section), dtype=np.int32)
+        return np.array((*counts, low, high, self.width, padded, section, self.value_width), dtype=np.int32)
 
 
 def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: int | None) -> Problem:
@@ -106,7 +107,8 @@ def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: i
     low = None if low is None or queries - 1 + low <= 0 else min(low, keys)
     high = None if high is None or high >= keys - 1 else max(high, -queries)
     counts = batches, heads, kv_heads, queries, keys, width
-    return Problem(*counts, low, high, q.dtype, _strides(q), _strides(k), _strides(v), _strides(y))
+    strides = _strides(q), _strides(k), _strides(v), _strides(y)
+    return Problem(*counts, low, high, q.dtype, *strides, value_width=v.shape[3])
 
 
 def packed(p: Problem, sequences: int, queries: int, keys: int, low: int | None, high: int | None) -> Problem:
@@ -140,6 +142,15 @@ def empty(like: Tensor) -> Tensor:
     return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
+def empty_result(q: Tensor, v: Tensor) -> Tensor:
+    """y: as `empty` of q, with rows as wide as those of v."""
+    if q.shape[3] == v.shape[3]:
+        return empty(q)
+    order = sorted(range(3), key=lambda dim: q.stride(dim), reverse=True)
+    shape = [q.shape[dim] for dim in order]
+    return q.new_empty((*shape, v.shape[3])).permute(*(order.index(dim) for dim in range(3)), 3)
+
+
 def scale_of(q: Tensor, scale: float | None) -> float:
     """The scale of the scores: 1 / sqrt(width) where none is given."""
     return q.shape[-1] ** -0.5 if scale is None and q.shape[-1] else scale or 0.0
@@ -153,11 +164,9 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
         return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
     if 0 < gpu.capability < 8:
         return "its kernels need compute capability 8.0"
-    width = q.shape[3]
-    if v.shape[3] != width:
-        return "values are of another width than keys"
-    if width % VECTOR or not 0 < width <= WIDTHS[-1]:
-        return f"head_dim {width} is no multiple of {VECTOR} up to {WIDTHS[-1]}"
+    for width in (q.shape[3], v.shape[3]):
+        if width % VECTOR or not 0 < width <= WIDTHS[-1]:
+            return f"head_dim {width} is no multiple of {VECTOR} up to {WIDTHS[-1]}"
     if scale is not None and not 0 < scale < math.inf:
         return f"scale {scale}"
     batches, heads, queries = q.shape[:3]

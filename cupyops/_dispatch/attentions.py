@@ -37,7 +37,7 @@ def forward(
     variant: Variant | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, lse) of tensors of four dimensions."""
-    y = attention.empty(q)
+    y = attention.empty_result(q, v)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if is_dry(q):
         return y, lse

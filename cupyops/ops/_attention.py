@@ -116,7 +116,7 @@ def attention(
             128, from compute capability 8.0 on. Everything else is computed by PyTorch, with the scores in memory.
         key: (batch, kv_heads, keys, head_dim). `heads` is a multiple of `kv_heads`; so many heads share one, as in
             grouped-query attention, and it is not repeated in memory.
-        value: of the shape of `key`.
+        value: (batch, kv_heads, keys, value_dim), by kernels up to 128 too.
         causal: "top_left", query i sees the keys up to i; "bottom_right", the last query sees all keys, as a decoder with a
             cache needs it; None, no such bound. Both are the same where there are as many queries as keys.
         window: (left, right): of the keys around its own, on the diagonal that `causal` names, or bottom_right without it, a
@@ -145,7 +145,7 @@ def attention(
             size 1 has the same for all. The gradients of tensors are computed by PyTorch, with the scores in memory.
 
     Returns:
-        Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
+        Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
         queries), fp32 or fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order: the same bits
         every time.
 

@@ -107,6 +107,13 @@ def test_windows(forms, window):
     compare((1, 1, 1, 40, 150, 128), torch.float16, forms=forms, window=window, causal="top_left")
 
 
+@pytest.mark.parametrize("widths", [(128, 64), (40, 96), (64, 8), (16, 40)], ids=str)
+def test_values_of_another_width(forms, widths):
+    if max(widths) > 64 or "backward:mma_32" not in forms:  # a form for wide rows
+        results = compare((1, 2, 1, 70, 45, *widths), torch.float16, forms=forms, causal="bottom_right")
+        assert results[0].shape == (1, 2, 70, widths[1]) and results[0].transpose(1, 2).is_contiguous()
+
+
 def test_what_nobody_sees(forms):
     """Keys to the right of every query have no gradient; a window may leave out whole tiles of keys."""
     results = compare((1, 1, 1, 10, 300, 128), torch.float16, forms=forms, causal="top_left", window=(2, 0))
@@ -283,6 +290,12 @@ def test_streams_and_graphs_share_no_counter():
                 found.append(cupyops.attention(q, k, v, causal="top_left"))
     torch.cuda.synchronize()
     assert torch.equal(captured, expected) and all(torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("widths", [(128, 64), (40, 96), (64, 8)], ids=str)
+def test_values_of_another_width_on_a_gpu(widths):
+    compare((1, 2, 1, 270, 145, *widths), torch.bfloat16, "cuda", causal="bottom_right")
 
 
 @pytest.mark.gpu

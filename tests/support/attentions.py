@@ -81,17 +81,24 @@ def usual(softcap: float | None, alibi_slopes: Tensor | None, apart: int, scores
 
 
 def tensors(
-    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: str = "cpu", seed: int = 0
+    shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", seed: int = 0
 ) -> Iterator[Tensor]:
-    """q, k and v for (batch, heads, kv_heads, queries, keys, width): heads of a packed projection, transposed and plain."""
-    batch, heads, kv_heads, queries, keys, width = shape
+    """q, k and v for (batch, heads, kv_heads, queries, keys, width): heads of a packed projection, transposed and plain.
+
+    A width of values may follow.
+    """
+    batch, heads, kv_heads, queries, keys, width, *of_values = shape
     torch.manual_seed(seed)
     yield torch.randn(batch, queries, heads, width).transpose(1, 2).to(device, dtype)
+    if of_values:
+        both = (width, of_values[0])
+        yield from (torch.randn(batch, keys, kv_heads, wide).to(device, dtype).transpose(1, 2) for wide in both)
+        return
     yield from (torch.randn(batch, keys, 2, kv_heads, width).to(device, dtype)[:, :, i].transpose(1, 2) for i in (0, 1))
 
 
 def compare(
-    shape: tuple[int, int, int, int, int, int],
+    shape: tuple[int, ...],
     dtype: torch.dtype,
     device: str = "cpu",
     *,
