@@ -19,7 +19,8 @@ from .forms import Form, Launch
 from .gpu import Gpu
 
 HALF = (torch.float16, torch.bfloat16)
-WIDTHS = (64, 128)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
+WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
+WIDE = WIDTHS[-1]  # by mma.sync alone, and always with bounds: so wide a row takes the registers of two
 BOUNDS = (0, 1, 2)
 TILE = 128  # rows that a block owns, of every form
 VECTOR = 8  # elements
@@ -33,22 +34,27 @@ attention_fwd_mma = Kernel(
     "attention_fwd_mma<T, D, BN, M, WARPS, BOUNDS>",
     T=HALF,
     D=WIDTHS,
-    BN=(64,),
-    M=(2,),
-    WARPS=(4,),
+    BN=(64, 32),
+    M=(2, 1),
+    WARPS=(4, 8),
     BOUNDS=BOUNDS,
+    where=lambda D, BN, M, WARPS, BOUNDS, **_: (
+        (BN, M, WARPS) == (64, 2, 4) if D < WIDE else (BN, M, WARPS, BOUNDS) == (32, 1, 8, 2)
+    ),
 )
-attention_bwd_prepare = Kernel("attention.cu", "attention_bwd_prepare<T, LANES>", T=HALF, LANES=(8, 16))
+attention_bwd_prepare = Kernel("attention.cu", "attention_bwd_prepare<T, LANES>", T=HALF, LANES=(8, 16, 32))
 attention_bwd_mma = Kernel(
     "attention.cu",
     "attention_bwd_mma<T, D, BN, WARPS, KEYS, BOUNDS>",
     T=HALF,
     D=WIDTHS,
-    BN=(64, 32),
-    WARPS=(8,),
+    BN=(64, 32, 16),
+    WARPS=(8, 4),
     KEYS=(True, False),
     BOUNDS=BOUNDS,
-    where=lambda D, BN, **_: BN == 64 or D == 128,
+    where=lambda D, BN, WARPS, BOUNDS, **_: (
+        (D, BN, WARPS) in ((64, 64, 8), (128, 64, 8), (128, 32, 8)) or (D, BN, WARPS, BOUNDS) == (WIDE, 16, 4, 2)
+    ),
 )
 
 
@@ -90,6 +96,8 @@ class Problem(NamedTuple):
     @property
     def bounds(self) -> int:
         """How many bounds there are to look at: BOUNDS of the kernels."""
+        if self.d == WIDE:
+            return 2
         return 2 if self.low is not None else 1 if self.high is not None else 0
 
     def sizes(self, padded: int = 0, section: int = 1) -> Any:
@@ -204,7 +212,7 @@ class MmaForward(Forward):
     """A block owns a tile of queries, by which panels of keys and values pass."""
 
     name = "mma"
-    summary = "a block owns 128 queries, by which panels of 64 keys pass, by MMA"
+    summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 of wide rows, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """One."""
@@ -213,12 +221,13 @@ class MmaForward(Forward):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each tile of each head."""
         p = problem
+        panel, rows, warps = (32, 1, 8) if p.d == WIDE else (64, 2, 4)
         return Launch(
             attention_fwd_mma,
             ceil_div(p.queries, TILE) * p.heads * p.batches,
-            TILE,
-            (TILE + 2 * 64) * p.d * 2,
-            {"T": p.dtype, "D": p.d, "BN": 64, "M": 2, "WARPS": 4, "BOUNDS": p.bounds},
+            32 * warps,
+            (TILE + 2 * panel) * p.d * 2,
+            {"T": p.dtype, "D": p.d, "BN": panel, "M": rows, "WARPS": warps, "BOUNDS": p.bounds},
             extra={"form": self},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes(p.tokens or 0)),
         )
@@ -282,7 +291,10 @@ class MmaBackward(Backward):
 
     def __init__(self, panel: int) -> None:
         self.panel, self.name = panel, f"mma_{panel}"
-        self.summary = f"a block owns 128 keys, or queries, by which panels of {panel} of the others pass, by MMA"
+        self.tile = TILE // 2 if panel == 16 else TILE
+        self.summary = (
+            f"a block owns {self.tile} keys, or queries, by which panels of {panel} of the others pass, by MMA"
+        )
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What prepares, and one for both roles."""
@@ -290,14 +302,14 @@ class MmaBackward(Backward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Panels of 64 wide rows are too much for some cards."""
-        if self.panel < 64 and problem.d < 128:
-            return "it is for wide rows"
+        if problem.d not in {64: (64, 128), 32: (128,), 16: (WIDE,)}[self.panel]:
+            return "it is for rows of another width"
         shared = self.shared(problem)
         return f"it takes {shared} bytes of shared memory" if shared > gpu.shared else None
 
     def shared(self, p: Problem) -> int:
         """Bytes: two tiles, and two panels twice."""
-        return (2 * TILE + 4 * self.panel) * p.d * 2
+        return (2 * self.tile + 4 * self.panel) * p.d * 2
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """A block for each tile of each head of what is owned."""
@@ -306,9 +318,9 @@ class MmaBackward(Backward):
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
         return Launch(
             attention_bwd_mma,
-            ceil_div(rows, TILE) * heads * p.batches,
-            2 * TILE,
+            ceil_div(rows, self.tile) * heads * p.batches,
+            2 * self.tile,
             self.shared(p),
-            {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": 8, "KEYS": keys, "BOUNDS": p.bounds},
+            {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": self.tile // 16, "KEYS": keys, "BOUNDS": p.bounds},
             args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p))),
         )

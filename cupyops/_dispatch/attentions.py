@@ -17,7 +17,7 @@ from .forms import Forms, Launch
 from .gpu import gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
-BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32)])
+BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32), MmaBackward(16)])
 
 
 class Variant(NamedTuple):

@@ -113,10 +113,10 @@ def attention(
 
     Args:
         query: (batch, heads, queries, head_dim), of any strides; kernels serve fp16 and bf16, head_dim a multiple of 8 up to
-            128, from compute capability 8.0 on. Everything else is computed by PyTorch, with the scores in memory.
+            256, from compute capability 8.0 on. Everything else is computed by PyTorch, with the scores in memory.
         key: (batch, kv_heads, keys, head_dim). `heads` is a multiple of `kv_heads`; so many heads share one, as in
             grouped-query attention, and it is not repeated in memory.
-        value: (batch, kv_heads, keys, value_dim), by kernels up to 128 too.
+        value: (batch, kv_heads, keys, value_dim), by kernels up to 256 too.
         causal: "top_left", query i sees the keys up to i; "bottom_right", the last query sees all keys, as a decoder with a
             cache needs it; None, no such bound. Both are the same where there are as many queries as keys.
         window: (left, right): of the keys around its own, on the diagonal that `causal` names, or bottom_right without it, a

@@ -116,7 +116,7 @@ def scaled_dot_product_attention(
     """softmax(query key^T * scale + attn_mask) value; as `torch.nn.functional.scaled_dot_product_attention`.
 
     Kernels serve four dimensions of fp16 and bf16, with a mask of any strides too, without dropout, head_dim a multiple of 8
-    up to 128. The gradient of a mask is computed with the scores in memory. Everything else is PyTorch's own function, with
+    up to 256. The gradient of a mask is computed with the scores in memory. Everything else is PyTorch's own function, with
     the backend that it chooses. `cupyops.trace()` says which and why.
 
     Args:

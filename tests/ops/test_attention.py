@@ -114,6 +114,24 @@ def test_values_of_another_width(forms, widths):
         assert results[0].shape == (1, 2, 70, widths[1]) and results[0].transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.parametrize("widths", [(192, 128), (256, 256), (8, 136)], ids=str)
+def test_wide_rows(widths):
+    """By mma.sync, in as much shared memory as every card has: MLA's widths among them, with a window, and packed."""
+    with cupyops.simulate("sm_80"), assume_gpu(shared=101376), cupyops.trace() as trace:
+        results = compare((1, 2, 1, 70, 45, *widths), torch.bfloat16, causal="bottom_right", window=(30, 0))
+        q, k, v = (torch.randn(n, 2, width).half() for n, width in ((40, widths[0]), (30, widths[0]), (30, widths[1])))
+        starts = torch.tensor([0, 13, 30]).int()
+        y = cupyops.attention(
+            q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=17, max_seqlen_k=17, score="s * 2"
+        )
+    assert trace.routes() == {"simulator"} and results[0].shape == (1, 2, 70, widths[1])
+    parts = [[x[a:b].transpose(0, 1)[None].double() for x in (q, k, v)] for a, b in ((0, 13), (13, 30))]
+    exact = [
+        eager(*part, sees(*[part[0].shape[2]] * 2), change=lambda s: s * 2)[0][0].transpose(0, 1) for part in parts
+    ]
+    torch.testing.assert_close(y[:30].double(), torch.cat(exact), rtol=4e-3, atol=4e-3)
+
+
 def test_what_nobody_sees(forms):
     """Keys to the right of every query have no gradient; a window may leave out whole tiles of keys."""
     results = compare((1, 1, 1, 10, 300, 128), torch.float16, forms=forms, causal="top_left", window=(2, 0))
@@ -250,8 +268,8 @@ def test_bad_arguments(change, message):
 @pytest.mark.parametrize(
     "given, reason",
     [
-        (lambda: (torch.ones(1, 1, 4, 12).half(),) * 3, "head_dim 12 is no multiple of 8 up to 128"),
-        (lambda: (torch.ones(1, 1, 4, 136).half(),) * 3, "head_dim 136 is no multiple"),
+        (lambda: (torch.ones(1, 1, 4, 12).half(),) * 3, "head_dim 12 is no multiple of 8 up to 256"),
+        (lambda: (torch.ones(1, 1, 4, 264).half(),) * 3, "head_dim 264 is no multiple"),
         (lambda: (torch.ones(1, 1, 4, 8),) * 3, "no kernel for torch.float32"),
     ],
 )
@@ -293,7 +311,7 @@ def test_streams_and_graphs_share_no_counter():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("widths", [(128, 64), (40, 96), (64, 8)], ids=str)
+@pytest.mark.parametrize("widths", [(128, 64), (40, 96), (64, 8), (192, 128), (256, 256)], ids=str)
 def test_values_of_another_width_on_a_gpu(widths):
     compare((1, 2, 1, 270, 145, *widths), torch.bfloat16, "cuda", causal="bottom_right")
 

@@ -24,7 +24,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "top_left": {"causal": "top_left"},
     "window": {"window": (30, 20)},
 }
-FORMS = ("forward:wgmma", "forward:mma", "backward:wgmma", "backward:mma_64", "backward:mma_32")
+FORMS = ("forward:wgmma", "forward:mma", "backward:wgmma", "backward:mma_64", "backward:mma_32", "backward:mma_16")
 
 
 def sees(queries: int, keys: int, causal: str | None = None, window: tuple[Any, Any] | None = None) -> Tensor:
@@ -80,9 +80,7 @@ def usual(softcap: float | None, alibi_slopes: Tensor | None, apart: int, scores
     return scores
 
 
-def tensors(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", seed: int = 0
-) -> Iterator[Tensor]:
+def tensors(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Iterator[Tensor]:
     """q, k and v for (batch, heads, kv_heads, queries, keys, width): heads of a packed projection, transposed and plain.
 
     A width of values may follow.
@@ -152,6 +150,9 @@ def calls(*forms: tuple[str, ...]) -> list[Any]:
 
 
 CALLS = {
-    "mma": calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
+    "mma": [
+        *calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
+        *(partial(_by, ("forward:mma", "backward:mma_16"), *of) for of in ((256, "full"), (200, "window"))),
+    ],
     "wgmma": calls(("forward:wgmma", "backward:wgmma")),
 }
