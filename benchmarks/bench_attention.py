@@ -1,7 +1,8 @@
-"""attention: 16,384 tokens in sequences of several lengths, full, causal and in a window, with grouped heads."""
+"""attention: 16,384 tokens in sequences of several lengths, full and causal, with grouped heads, packed, and variants."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,9 @@ def cases() -> Iterator[Case]:
     yield case(4, 32, 8, 4096, 128, True)
     yield case(4, 16, 16, 4096, 128, True, dtype=torch.float16)
     yield case(4, 16, 16, 4096, 80, True)
+    for name in ("softcap", "alibi", "documents"):
+        yield variant(4, 16, 4096, 128, name)
+    yield packed(16, 1024, 16, 128)
 
 
 def case(batch: int, heads: int, kv_heads: int, rows: int, width: int, causal: bool, dtype: torch.dtype = HALF) -> Case:
@@ -54,6 +58,110 @@ def case(batch: int, heads: int, kv_heads: int, rows: int, width: int, causal: b
         forward_flops=flops,
         backward_flops=2.5 * flops,
         small=None if rows < 64 else lambda: case(1, 2, 1 if kv_heads < heads else 2, 33, 16, causal, dtype),
+    )
+
+
+def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: torch.dtype = HALF) -> Case:
+    """Causal, with scores or a mask that PyTorch's fused function does not know; beside FlexAttention."""
+    slopes = [2.0 ** (-8 * (i + 1) / heads) for i in range(heads)]
+
+    def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        given = (torch.randn(batch, rows, heads, width, device=device).to(dtype).transpose(1, 2) for _ in range(3))
+        of_heads = torch.tensor(slopes, device=device)
+        return *(x.requires_grad_() for x in given), of_heads, (torch.arange(rows, device=device) * 4 // rows).int()
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Any:
+        if name == "softcap":
+            return cupyops.attention(q, k, v, causal="top_left", softcap=30.0)
+        if name == "alibi":
+            return cupyops.attention(q, k, v, causal="top_left", alibi_slopes=slopes)
+        return cupyops.attention(q, k, v, causal="top_left", mask="of[q] == of[k]", of=documents)
+
+    def eager(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
+        scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+        distance = torch.arange(rows, device=q.device)[:, None] - torch.arange(rows, device=q.device)
+        seen = distance >= 0
+        if name == "softcap":
+            scores = 30 * torch.tanh(scores / 30)
+        elif name == "alibi":
+            scores = scores - slopes[:, None, None] * distance.abs()
+        else:
+            seen = seen & (documents[:, None] == documents)
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
+
+    def flex(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
+        if not q.is_cuda:  # where it is no kernel
+            return eager(q, k, v, slopes, documents)
+        found: Tensor = _flex(rows, name)(q, k, v, slopes, documents)
+        return found
+
+    return Case(
+        op="attention",
+        size=f"{batch}x{heads}x{rows}x{width} causal {name}",
+        dtype=dtype,
+        make=make,
+        ours=ours,
+        eager=eager,
+        others={"FlexAttention": flex},
+        forward_flops=2.0 * batch * heads * rows * rows * width,
+        backward_flops=5.0 * batch * heads * rows * rows * width,
+        small=None if rows < 64 else lambda: variant(1, 2, 33, 16, name, dtype),
+    )
+
+
+@functools.cache
+def _flex(rows: int, name: str) -> Callable[..., Any]:
+    """FlexAttention as its documents have it: compiled, with a block mask that is made once."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    blocks: list[Any] = []
+
+    def run(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Any:
+        def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return (i >= j) & (documents[i] == documents[j]) if name == "documents" else i >= j
+
+        def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s - slopes[h] * (i - j).abs() if name == "alibi" else 30 * torch.tanh(s / 30)
+
+        if not blocks:
+            blocks.append(create_block_mask(seen, None, None, rows, rows, device=q.device))
+        return compiled(q, k, v, score_mod=None if name == "documents" else score, block_mask=blocks[0])
+
+    return run
+
+
+def packed(sequences: int, mean: int, heads: int, width: int, dtype: torch.dtype = HALF) -> Case:
+    """Sequences of lengths from half to one and a half of the mean; beside PyTorch's causal attention of one by one."""
+    lengths = [mean // 2 + mean * i // max(1, sequences - 1) for i in range(sequences)]
+    ends = [sum(lengths[: i + 1]) for i in range(sequences)]
+
+    def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        given = (torch.randn(ends[-1], heads, width, device=device).to(dtype) for _ in range(3))
+        return *(x.requires_grad_() for x in given), torch.tensor([0, *ends], dtype=torch.int32, device=device)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Any:
+        most = max(lengths)
+        return cupyops.attention(
+            q, k, v, causal="top_left", cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=most, max_seqlen_k=most
+        )
+
+    def eager(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        parts = zip(*(x.transpose(0, 1).unsqueeze(0).split(lengths, 2) for x in (q, k, v)))
+        found = [scaled_dot_product_attention(*part, is_causal=True) for part in parts]
+        return torch.cat(found, 2).squeeze(0).transpose(0, 1)
+
+    flops = 2.0 * sum(rows * rows for rows in lengths) * heads * width
+    return Case(
+        op="attention",
+        size=f"{sequences}x{mean}x{heads}x{width} causal packed",
+        dtype=dtype,
+        make=make,
+        ours=ours,
+        eager=eager,
+        forward_flops=flops,
+        backward_flops=2.5 * flops,
+        small=None if mean < 64 else lambda: packed(3, 20, 2, 16, dtype),
     )
 
 

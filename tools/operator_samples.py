@@ -259,6 +259,17 @@ def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int
     return cupyops.attention, q, k, v, {"gpu": _A_CARD, **options}
 
 
+def _decoded(m: Make, sizes: tuple[int, int, int, int], width: int, paged: int = 0, **options: Any) -> tuple[Any, ...]:
+    queries, heads, kv_heads, rows = sizes
+    q, (k, v) = m(2, queries, heads, width), (m(2, rows, kv_heads, width) for _ in range(2))
+    lengths = torch.tensor([rows, rows // 2], dtype=torch.int32, device=m.device)
+    if not paged:
+        return cupyops.decode_attention, q, k, v, lengths, options
+    k, v = (x.detach().reshape(-1, paged, kv_heads, width) for x in (k, v))
+    table = torch.arange(len(k), dtype=torch.int32, device=m.device).flip(0).view(2, -1)
+    return cupyops.decode_attention, q, k, v, lengths, table, options
+
+
 def _unary(function: Any) -> list[Call]:
     """Elementwise: one element too many for a block, vectors alone, off a boundary."""
     return [
@@ -338,6 +349,13 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.half and _attended(m, (2, 2), (130, 130), 40, window=(30, 20)),
         lambda m: m.half and _attended(m, (1, 1), (70, 70), 128, causal="top_left", forms=_BY_MMA[32]),
         lambda m: m.half and _attended(m, (2, 1), (70, 70), 64, window=(9, 4), forms=_BY_MMA[64]),
+    ],
+    "decode_attention": [
+        lambda m: m.narrow and _decoded(m, (1, 2, 1, 70), 64),
+        lambda m: m.narrow and _decoded(m, (3, 6, 1, 50), 40, window=20, softcap=2.0),
+        lambda m: m.narrow and _decoded(m, (1, 4, 2, 96), 128, paged=32),
+        lambda m: m.narrow and _decoded(m, (1, 2, 2, 40), 256),
+        lambda m: m.narrow and _decoded(m, (1, 1, 1, 1100), 64),
     ],
     "scale_shift": [
         lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),

@@ -13,34 +13,45 @@ template <typename T> struct Role {
 struct RoleStrides { Strides own_first, own_second, first, second, out_first, out_second; };
 
 // A warp owns 16 rows; panels of BN rows of the other side arrive in two buffers.
-template <typename T, int D, int BN, int WARPS, bool KEYS, int BOUNDS>
+template <typename T, int D, int BN, int WARPS, bool KEYS, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* lse2, const float* delta,
-                                             float natural_scale, const RoleStrides& strides, const Sizes& sizes) {
+                                             float natural_scale, const RoleStrides& strides, const Sizes& whole,
+                                             const Variant& variant = {}) {
   constexpr int ROWS = 16 * WARPS, THREADS = 32 * WARPS, PANEL = BN * D * 2;
   extern __shared__ uint4 memory[];
   const unsigned own_first = shared_address(memory), own_second = own_first + ROWS * D * 2;
   const unsigned panels_at = own_second + ROWS * D * 2;
-  const int own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
-  const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads, members = KEYS ? sizes.group : 1;
-  const int tiles = (own_rows + ROWS - 1) / ROWS, all_heads = heads * sizes.batches, tile = blockIdx.x / all_heads;
+  const int heads = KEYS ? whole.heads / whole.group : whole.heads, members = KEYS ? whole.group : 1;
+  const int tiles = ((KEYS ? whole.keys : whole.queries) + ROWS - 1) / ROWS, all_heads = heads * whole.batches;
+  const int tile = blockIdx.x / all_heads;
   const int head = blockIdx.x % all_heads % heads, batch = blockIdx.x % all_heads / heads;
+  const auto sequence = sequence_of(variant, whole, batch);
+  const Sizes& sizes = sequence.sizes;
+  const int own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
   const int own_row = (KEYS ? tile : tiles - 1 - tile) * ROWS;  // those with most to do first
+  if (Variant::kPacked && own_row >= own_rows) return;
   const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + ROWS - 1)
                             : key_panels<BOUNDS, BN>(sizes, own_row, own_row + ROWS - 1);
   const int panels = max(0, range.end - range.begin), all = panels * members;
   const auto at = [&](const Strides& s, int h, int row) { return batch * s.batch + h * s.head + row * s.row; };
+  const int own_start = KEYS ? sequence.key : sequence.query, start = KEYS ? sequence.query : sequence.key;
+  const auto row_of = [&](int h) {  // in lse2 and delta
+    if constexpr (Variant::kPacked) return static_cast<long long>(h) * sizes.padded + sequence.query;
+    else return (static_cast<long long>(batch) * sizes.heads + h) * sizes.padded;
+  };
   const auto head_of = [&](int i) { return KEYS ? head * sizes.group + i / panels : head / sizes.group; };
   const auto request = [&](int i) {
     const int row = (range.begin + i % panels) * BN, of = head_of(i);
     const unsigned to = panels_at + i % 2 * 2 * PANEL;
-    fetch<T, D, BN, THREADS>(to, given.first + at(strides.first, of, row), strides.first.row, rows - row, sizes.width);
-    fetch<T, D, BN, THREADS>(to + PANEL, given.second + at(strides.second, of, row), strides.second.row, rows - row,
+    fetch<T, D, BN, THREADS>(to, given.first + at(strides.first, of, start + row), strides.first.row, rows - row,
                              sizes.width);
+    fetch<T, D, BN, THREADS>(to + PANEL, given.second + at(strides.second, of, start + row), strides.second.row,
+                             rows - row, sizes.value_width);
   };
-  fetch<T, D, ROWS, THREADS>(own_first, given.own_first + at(strides.own_first, head, own_row), strides.own_first.row,
-                             own_rows - own_row, sizes.width);
-  fetch<T, D, ROWS, THREADS>(own_second, given.own_second + at(strides.own_second, head, own_row),
-                             strides.own_second.row, own_rows - own_row, sizes.width);
+  fetch<T, D, ROWS, THREADS>(own_first, given.own_first + at(strides.own_first, head, own_start + own_row),
+                             strides.own_first.row, own_rows - own_row, sizes.width);
+  fetch<T, D, ROWS, THREADS>(own_second, given.own_second + at(strides.own_second, head, own_start + own_row),
+                             strides.own_second.row, own_rows - own_row, sizes.value_width);
   if (all > 0) request(0);
   end_group();
 
@@ -50,7 +61,7 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   if (!KEYS) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const long long of = (static_cast<long long>(batch) * sizes.heads + head) * sizes.padded + row + 8 * r;
+      const long long of = row_of(head) + (row + 8 * r);
       own_lse[r] = lse2[of], own_delta[r] = delta[of];
     }
   }
@@ -62,8 +73,7 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
     __syncthreads();
     const unsigned first = panels_at + i % 2 * 2 * PANEL, second = first + PANEL;
     const int panel = (range.begin + i % panels) * BN, column = panel + lane % 4 * 2;
-    const long long columns =
-        KEYS ? (static_cast<long long>(batch) * sizes.heads + head_of(i)) * sizes.padded + column : 0;
+    const long long columns = KEYS ? row_of(head_of(i)) + column : 0;
     float s[BN / 8][4] = {}, dp[BN / 8][4] = {};
     add_rows<T, D, BN>(s, own_first, line, first);
     const int warp_row = own_row + line;
@@ -81,22 +91,39 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         }
       }
     }
+    if constexpr (Variant::kChanges) {
+      add_rows<T, D, BN>(dp, own_second, line, second);
+      const int query_head = KEYS ? head_of(i) : head;
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {  // s = P
-      const float2 found = KEYS ? *reinterpret_cast<const float2*>(lse2 + columns + 8 * j) : float2{};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[j][e] = fast_exp2(s[j][e] * scale - (KEYS ? e % 2 ? found.y : found.x : own_lse[e / 2]));
+      for (int e = 0; e < BN / 2; ++e) {  // s = P, dp = dS
+        const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
+        const int query = KEYS ? other : mine, key = KEYS ? mine : other;
+        const long long of = columns + e / 4 * 8 + e % 2;
+        float &x = s[e / 4][e % 4], &y = dp[e / 4][e % 4];
+        const bool outside = x == -infinity<float>() || (Variant::kPacked && KEYS && query >= rows);
+        const auto found = weights_of(variant, x * natural_scale, batch, query_head, query, key,
+                                      KEYS ? lse2[of] : own_lse[e / 2 % 2], y, KEYS ? delta[of] : own_delta[e / 2 % 2]);
+        x = outside ? 0 : found.p, y = outside ? 0 : found.ds;
       }
-    }
-    add_rows<T, D, BN>(dp, own_second, line, second);
-    if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+    } else {
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {  // dp = dS
-      const float2 found = KEYS ? *reinterpret_cast<const float2*>(delta + columns + 8 * j) : float2{};
+      for (int j = 0; j < BN / 8; ++j) {  // s = P
+        const float2 found = KEYS ? *reinterpret_cast<const float2*>(lse2 + columns + 8 * j) : float2{};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        dp[j][e] = s[j][e] * (dp[j][e] - (KEYS ? e % 2 ? found.y : found.x : own_delta[e / 2]));
+        for (int e = 0; e < 4; ++e) {
+          s[j][e] = fast_exp2(s[j][e] * scale - (KEYS ? e % 2 ? found.y : found.x : own_lse[e / 2]));
+        }
+      }
+      add_rows<T, D, BN>(dp, own_second, line, second);
+      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+#pragma unroll
+      for (int j = 0; j < BN / 8; ++j) {  // dp = dS
+        const float2 found = KEYS ? *reinterpret_cast<const float2*>(delta + columns + 8 * j) : float2{};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          dp[j][e] = s[j][e] * (dp[j][e] - (KEYS ? e % 2 ? found.y : found.x : own_delta[e / 2]));
+        }
       }
     }
     add_weighted<T, D, BN>(d_first, dp, first);
@@ -105,10 +132,12 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   finish_copies();
   const int left = own_rows - own_row - line;
   put<T, D>(own_first, line, d_first, natural_scale, natural_scale,
-            given.out_first + at(strides.out_first, head, own_row + line), strides.out_first.row, left, sizes.width);
+            given.out_first + at(strides.out_first, head, own_start + own_row + line), strides.out_first.row, left,
+            sizes.width);
   if constexpr (KEYS) {
-    put<T, D>(own_second, line, d_second, 1, 1, given.out_second + at(strides.out_second, head, own_row + line),
-              strides.out_second.row, left, sizes.width);
+    put<T, D>(own_second, line, d_second, 1, 1,
+              given.out_second + at(strides.out_second, head, own_start + own_row + line), strides.out_second.row, left,
+              sizes.value_width);
   }
 }
 

@@ -84,7 +84,7 @@ __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at,
 }
 
 // A consumer, a warpgroup: owns 64 rows. P and dS go from the sums of one product into the registers of the next.
-template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct Gradient {
+template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename Variant = Plain> struct Gradient {
   using At = BackwardLayout<D, BN, STAGES>;
   // In flight while P is computed: dP and, where there are registers for it, the sums over dS of the panel before. While dS is
   // computed: the sums over P.
@@ -101,9 +101,10 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct G
   float s[BN / 2], dp[BN / 2], d_first[D / 2], d_second[KEYS ? D / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
+  const Variant& variant;
 
   __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
-                                      float natural_scale, const Sizes& sizes)
+                                      float natural_scale, const Sizes& sizes, const Variant& variant = {})
       : at(at),
         work(work),
         sizes(sizes),
@@ -112,7 +113,8 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct G
         group_row(work.own_row + group * 64),
         row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
         own_at(at.base + group * 64 * kLine),
-        scale(natural_scale * kLog2E) {
+        scale(Variant::kChanges ? natural_scale : natural_scale * kLog2E),
+        variant(variant) {
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) d_first[i] = 0;
     if constexpr (KEYS) {
@@ -130,10 +132,10 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct G
 
   __device__ __forceinline__ void run() {
     mbarrier::wait(at.owned(), 0);
-    if (work.all > 0) step<true>(work.begin);
+    if (work.all > 0) step<true>(0, work.begin);
     for (int i = 1, panel = work.begin; i < work.all; ++i) {
       if (++panel == work.end) panel = work.begin;
-      step<false>(panel);
+      step<false>(i, panel);
     }
     if (DELAYED && work.all > 0) {
       wgmma::fence();
@@ -161,26 +163,38 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct G
 
  private:
   // FIRST is no condition at run time: that would split the products in flight.
-  template <bool FIRST> __device__ __forceinline__ void step(int panel) {
+  template <bool FIRST> __device__ __forceinline__ void step(int i, int panel) {
     mbarrier::wait(at.full(ring.stage), ring.phase);
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
     begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
-    finish<DELAYED && !FIRST ? 2 : 1>(s);
-    mask(panel);
-    probabilities();
-    if constexpr (DELAYED && !FIRST) {
-      finish<1>(d_first);
-      release(before);
+    if constexpr (Variant::kChanges) {
+      finish<0>(s), finish<0>(dp);
+      if constexpr (DELAYED && !FIRST) {
+        finish<0>(d_first);
+        release(before);
+      }
+      mask(panel);
+      changed(KEYS ? work.head_of(i) : work.head, panel * BN + lane % 4 * 2);
+    } else {
+      finish<DELAYED && !FIRST ? 2 : 1>(s);
+      mask(panel);
+      probabilities();
+      if constexpr (DELAYED && !FIRST) {
+        finish<1>(d_first);
+        release(before);
+      }
     }
     if constexpr (KEYS) {
       round<T>(p, s);
       wgmma::fence();
       begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
     }
-    finish<KEYS ? 1 : 0>(dp);
-    differences();
+    if constexpr (!Variant::kChanges) {
+      finish<KEYS ? 1 : 0>(dp);
+      differences();
+    }
     if constexpr (KEYS) finish<0>(d_second);
     round<T>(ds, dp);
     if constexpr (!DELAYED) {
@@ -214,6 +228,24 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct G
           const bool early = (KEYS || BOUNDS == 2) && other < begin, late = (!KEYS || BOUNDS == 2) && other >= end;
           if (early || late) s[4 * i + 2 * r + j] = -infinity<float>();
         }
+      }
+    }
+  }
+
+  // s = P and dp = dS of a variant, whose derivative takes the scores: both at once, so that nothing is kept for it.
+  __device__ __forceinline__ void changed(int head, int column) {
+#pragma unroll
+    for (int i = 0; i < BN / 8; ++i) {
+      float2 column_lse = {0, 0}, column_delta = {0, 0};
+      if (KEYS) column_lse = of_columns(i, 0), column_delta = of_columns(i, At::ROW);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int e = 4 * i + j, r = j / 2, mine = row + 8 * r, other = column + 8 * i + j % 2;
+        const bool outside = s[e] == -infinity<float>();
+        const auto found = weights_of(variant, s[e] * scale, work.batch, head, KEYS ? other : mine, KEYS ? mine : other,
+                                      KEYS ? j % 2 ? column_lse.y : column_lse.x : own_lse[r], dp[e],
+                                      KEYS ? j % 2 ? column_delta.y : column_delta.x : own_delta[r]);
+        s[e] = outside ? 0 : found.p, dp[e] = outside ? 0 : found.ds;
       }
     }
   }

@@ -55,27 +55,45 @@ __device__ __forceinline__ void mask(float (&s)[M][BN / 8][4], const Sizes& size
   }
 }
 
+// Natural scores become those of the variant.
+template <typename Variant, int BN, int M>
+__device__ __forceinline__ void change(float (&s)[M][BN / 8][4], const Variant& variant, float scale, int batch,
+                                       int head, int row, int panel) {
+#pragma unroll
+  for (int e = 0; e < M * 2; ++e) {
+    const int m = e / 2, r = e % 2, query = row + 16 * m + 8 * r, column = panel + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < BN / 4; ++j) {
+      float& x = s[m][j / 2][2 * r + j % 2];
+      x = score_of(variant, x * scale, batch, head, query, column + 8 * (j / 2) + j % 2);
+    }
+  }
+}
+
 // Panels of BN keys pass by a block's 16 * M * WARPS queries, from the last to the first: the values of a panel arrive while its
 // scores are computed, the keys of the next one during softmax and the product with the values.
-template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
+template <typename T, int D, int BN, int M, int WARPS, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, T* y, float* lse, float natural_scale,
                                             const Strides& qs, const Strides& ks, const Strides& vs, const Strides& ys,
-                                            const Sizes& sizes) {
+                                            const Sizes& whole, const Variant& variant = {}) {
   constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS;
   extern __shared__ uint4 memory[];
   const unsigned q_at = shared_address(memory), k_at = q_at + ROWS * D * 2, v_at = k_at + BN * D * 2;
-  const int tiles = (sizes.queries + ROWS - 1) / ROWS, all = sizes.heads * sizes.batches;
+  const int tiles = (whole.queries + ROWS - 1) / ROWS, all = whole.heads * whole.batches;
   const int first_row = (tiles - 1 - blockIdx.x / all) * ROWS;  // the longest tiles first
-  const int head = blockIdx.x % all % sizes.heads, batch = blockIdx.x % all / sizes.heads;
-  q += batch * qs.batch + head * qs.head + first_row * qs.row;
-  k += batch * ks.batch + head / sizes.group * ks.head;
-  v += batch * vs.batch + head / sizes.group * vs.head;
+  const int head = blockIdx.x % all % whole.heads, batch = blockIdx.x % all / whole.heads;
+  const auto sequence = sequence_of(variant, whole, batch);
+  const Sizes& sizes = sequence.sizes;
+  if (Variant::kPacked && first_row >= sizes.queries) return;
+  q += batch * qs.batch + head * qs.head + (sequence.query + first_row) * qs.row;
+  k += batch * ks.batch + head / sizes.group * ks.head + sequence.key * ks.row;
+  v += batch * vs.batch + head / sizes.group * vs.head + sequence.key * vs.row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_row = warp * 16 * M;
   const int warp_row = first_row + own_row, row = warp_row + lane / 4;
   const Panels panels = key_panels<BOUNDS, BN>(sizes, first_row, first_row + ROWS - 1);
   const int seen_by_all = keys_end<BOUNDS>(sizes, warp_row);  // by all rows of the warp
   const int begun_by_all = keys_begin<BOUNDS>(sizes, warp_row + 16 * M - 1);
-  const float scale = natural_scale * kLog2E;
+  const float score_scale = Variant::kChanges ? 1 : natural_scale, scale = score_scale * kLog2E;
   const auto keys = [&](int panel, int rows) {
     fetch<T, D, BN, THREADS>(k_at, k + static_cast<long long>(panel) * BN * ks.row, ks.row, rows, sizes.width);
   };
@@ -88,7 +106,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   for (; panel >= panels.begin; --panel) {
     finish_copies();
     fetch<T, D, BN, THREADS>(v_at, v + static_cast<long long>(panel) * BN * vs.row, vs.row, sizes.keys - panel * BN,
-                             sizes.width);
+                             sizes.value_width);
     float s[M][BN / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
@@ -106,6 +124,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     }
     finish_copies();
     if (panel > panels.begin) keys(panel - 1, BN);
+    if constexpr (Variant::kChanges) change<Variant, BN, M>(s, variant, natural_scale, batch, head, row, panel * BN);
     if ((panel + 1) * BN > seen_by_all || (BOUNDS == 2 && panel * BN < begun_by_all)) {
       mask<BOUNDS, BN, M>(s, sizes, row, panel * BN);
     }
@@ -129,7 +148,9 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     }
   }
 
-  y += batch * ys.batch + head * ys.head + warp_row * ys.row;
+  y += batch * ys.batch + head * ys.head + (sequence.query + warp_row) * ys.row;
+  lse += Variant::kPacked ? static_cast<long long>(head) * sizes.padded + sequence.query
+                          : (static_cast<long long>(batch) * sizes.heads + head) * sizes.queries;
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     float inverse[2];
@@ -141,12 +162,11 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       sum += __shfl_xor_sync(~0u, sum, 2);
       inverse[r] = sum == 0 ? 0 : 1 / sum;
       if (lane % 4 == 0 && query < sizes.queries) {
-        lse[(static_cast<long long>(batch) * sizes.heads + head) * sizes.queries + query] =
-            sum == 0 ? -infinity<float>() : softmax.highest[m][r] * natural_scale + logf(sum);
+        lse[query] = sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
       }
     }
     put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,
-              sizes.queries - warp_row - 16 * m, sizes.width);
+              sizes.queries - warp_row - 16 * m, sizes.value_width);
   }
 }
 

@@ -103,9 +103,10 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
 // A consumer, a warpgroup: owns 64 queries of each tile. While the scores of one panel and the product of the panel before with
 // its values are computed, nothing waits: softmax lies between the two. Named barriers make the warpgroups take turns, so that
 // the softmax of one hides behind the products of another.
-template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
-                                        float* lse, float natural_scale, const Sizes& sizes) {
+                                        float* lse, float natural_scale, const Sizes& sizes,
+                                        const Variant& variant = {}) {
   using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // the compiler then knows that a warp shares it
@@ -113,7 +114,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
   const int own_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS, own_meeting = 4 + group;
   const unsigned q_at = at.base, k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
   const unsigned y_at = at.base + At::Y_AT + group * 64 * kLine;
-  const float scale = natural_scale * kLog2E;
+  const float score_scale = Variant::kChanges ? 1 : natural_scale, scale = score_scale * kLog2E;
   Ring<STAGES> ring;
   if (group == CONSUMERS - 1) signal(1, 256);  // the first warpgroup begins
 
@@ -143,6 +144,13 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     };
     const auto softmax =
         [&](int panel) {  // sums = exp(sums * scale - new maximum); shrink: by how much the old ones do
+          if constexpr (Variant::kChanges) {
+#pragma unroll
+            for (int e = 0; e < BN / 2; ++e) {
+              const int key = panel * BN + lane % 4 * 2 + e / 4 * 8 + e % 2;
+              sums[e] = score_of(variant, sums[e] * natural_scale, tile.batch, tile.head, row + e / 2 % 2 * 8, key);
+            }
+          }
           if ((panel + 1) * BN > seen_by_all || (BOUNDS == 2 && panel * BN < begun_by_all)) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
@@ -231,7 +239,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
         const long long of = static_cast<long long>(tile.batch) * sizes.heads + tile.head;
         lse[of * sizes.queries + row + 8 * r] =
-            total[r] == 0 ? -infinity<float>() : highest[r] * natural_scale + logf(total[r]);
+            total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
       }
     }
     const bool storer = threadIdx.x % 128 == 0;

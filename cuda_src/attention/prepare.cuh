@@ -16,7 +16,7 @@ __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float
   const long long batch = row / sizes.padded / sizes.heads;
   const bool inside = batch < sizes.batches && query < sizes.queries;
   float sum = 0;
-  if (inside && lane * 8 < sizes.width) {
+  if (inside && lane * 8 < sizes.value_width) {
     const long long at = batch * ys.batch + head * ys.head + query * ys.row + lane * 8;
     const uint4 left = *reinterpret_cast<const uint4*>(y + at), right = *reinterpret_cast<const uint4*>(grad_y + at);
     const unsigned a[4] = {left.x, left.y, left.z, left.w}, b[4] = {right.x, right.y, right.z, right.w};

@@ -8,12 +8,30 @@ namespace attention {
 constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
 
 // heads, group: of the queries, and how many of them share a head of keys and values. low, high: query i sees the keys from
-// i + low to i + high. width: elements of a row, a multiple of 8, at most the D of the kernel. padded: rows of lse2 and delta
-// of a head. section: how many (batch, head) are worked on side by side, so that what streams stays in L2.
-struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section; };
+// i + low to i + high. width, value_width: elements of a row of q and k, and of v and y, multiples of 8, at most the D of the
+// kernel. padded: rows of lse2 and delta of a head; of packed sequences those of lse in forward. section: how many (batch, head) are worked on side by side, so that what streams stays in L2.
+struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section, value_width; };
+
+// What attention is where scores are what they are: see variant.cuh.
+struct Plain { static constexpr bool kChanges = false, kPacked = false; };
 
 // In elements, of batch, head and row; the elements of a row are contiguous.
 struct Strides { long long batch, head, row; };
+
+// The sizes of one of a batch, and which rows are its first. Of packed sequences `sizes` has the longest, and each its own.
+struct Sequence {
+  Sizes sizes;
+  int query, key;
+};
+struct Whole {
+  const Sizes& sizes;
+  static constexpr int query = 0, key = 0;
+};
+template <typename Variant> __device__ __forceinline__ auto sequence_of(const Variant& variant, const Sizes& sizes,
+                                                                        int batch) {
+  if constexpr (Variant::kPacked) return variant.sequence(sizes, batch);
+  else return Whole{sizes};
+}
 
 // BOUNDS: 0, a query sees all keys; 1, those up to i + high; 2, of these the ones from i + low on. An end may be negative.
 template <int BOUNDS> __device__ __forceinline__ int keys_end(const Sizes& sizes, int query) {

@@ -19,35 +19,42 @@ from .forms import Form, Launch
 from .gpu import Gpu
 
 HALF = (torch.float16, torch.bfloat16)
-WIDTHS = (64, 128)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
+WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
+WIDE = WIDTHS[-1]  # by mma.sync alone, and always with bounds: so wide a row takes the registers of two
 BOUNDS = (0, 1, 2)
 TILE = 128  # rows that a block owns, of every form
 VECTOR = 8  # elements
 BLOCK = 256  # threads of a block that prepares
 _MOST_ROWS = 1 << 30
 _MOST_BLOCKS = 2**31 - 1
+_FAR = 1 << 29  # no bound of a sequence is farther
 
 attention_fwd_mma = Kernel(
     "attention.cu",
     "attention_fwd_mma<T, D, BN, M, WARPS, BOUNDS>",
     T=HALF,
     D=WIDTHS,
-    BN=(64,),
-    M=(2,),
-    WARPS=(4,),
+    BN=(64, 32),
+    M=(2, 1),
+    WARPS=(4, 8),
     BOUNDS=BOUNDS,
+    where=lambda D, BN, M, WARPS, BOUNDS, **_: (
+        (BN, M, WARPS) == (64, 2, 4) if D < WIDE else (BN, M, WARPS, BOUNDS) == (32, 1, 8, 2)
+    ),
 )
-attention_bwd_prepare = Kernel("attention.cu", "attention_bwd_prepare<T, LANES>", T=HALF, LANES=(8, 16))
+attention_bwd_prepare = Kernel("attention.cu", "attention_bwd_prepare<T, LANES>", T=HALF, LANES=(8, 16, 32))
 attention_bwd_mma = Kernel(
     "attention.cu",
     "attention_bwd_mma<T, D, BN, WARPS, KEYS, BOUNDS>",
     T=HALF,
     D=WIDTHS,
-    BN=(64, 32),
-    WARPS=(8,),
+    BN=(64, 32, 16),
+    WARPS=(8, 4),
     KEYS=(True, False),
     BOUNDS=BOUNDS,
-    where=lambda D, BN, **_: BN == 64 or D == 128,
+    where=lambda D, BN, WARPS, BOUNDS, **_: (
+        (D, BN, WARPS) in ((64, 64, 8), (128, 64, 8), (128, 32, 8)) or (D, BN, WARPS, BOUNDS) == (WIDE, 16, 4, 2)
+    ),
 )
 
 
@@ -55,7 +62,8 @@ class Problem(NamedTuple):
     """Sizes, strides in elements of (batch, head, row), and which keys a query sees.
 
     low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
-    gradients of q, k and v, in backward.
+    gradients of q, k and v, in backward. tokens: the queries of packed sequences together, of which there are `batches`; the
+    longest has so many queries and keys. Else None. value_width: of the rows of v and y; width, of those of q and k.
     """
 
     batches: int
@@ -72,11 +80,13 @@ class Problem(NamedTuple):
     v: tuple[int, int, int]
     y: tuple[int, int, int]
     grads: tuple[tuple[int, int, int], ...] = ()
+    tokens: int | None = None
+    value_width: int = 0
 
     @property
     def d(self) -> int:
         """The width that kernels are made for."""
-        return next(width for width in WIDTHS if self.width <= width)
+        return next(width for width in WIDTHS if max(self.width, self.value_width) <= width)
 
     @property
     def group(self) -> int:
@@ -86,14 +96,17 @@ class Problem(NamedTuple):
     @property
     def bounds(self) -> int:
         """How many bounds there are to look at: BOUNDS of the kernels."""
+        if self.d == WIDE:
+            return 2
         return 2 if self.low is not None else 1 if self.high is not None else 0
 
     def sizes(self, padded: int = 0, section: int = 1) -> Any:
         """`struct Sizes`."""
-        low = -self.queries if self.low is None else self.low
-        high = self.keys if self.high is None else self.high
+        none = max(self.queries, self.keys) if self.tokens is None else _FAR
+        low = -none if self.low is None else self.low
+        high = none if self.high is None else self.high
         counts = self.heads, self.group, self.batches, self.queries, self.keys
-        return np.array((*counts, low, high, self.width, padded, section), dtype=np.int32)
+        return np.array((*counts, low, high, self.width, padded, section, self.value_width), dtype=np.int32)
 
 
 def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: int | None) -> Problem:
@@ -102,7 +115,14 @@ def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: i
     low = None if low is None or queries - 1 + low <= 0 else min(low, keys)
     high = None if high is None or high >= keys - 1 else max(high, -queries)
     counts = batches, heads, kv_heads, queries, keys, width
-    return Problem(*counts, low, high, q.dtype, _strides(q), _strides(k), _strides(v), _strides(y))
+    strides = _strides(q), _strides(k), _strides(v), _strides(y)
+    return Problem(*counts, low, high, q.dtype, *strides, value_width=v.shape[3])
+
+
+def packed(p: Problem, sequences: int, queries: int, keys: int, low: int | None, high: int | None) -> Problem:
+    """The problem of packed sequences, of that of all their tokens as one: so many, the longest with so many rows."""
+    low, high = (None if bound is None else max(-_FAR, min(bound, _FAR)) for bound in (low, high))
+    return p._replace(batches=sequences, queries=queries, keys=keys, low=low, high=high, tokens=p.queries)
 
 
 def with_gradients(p: Problem, *grads: Tensor | None) -> Problem:
@@ -130,6 +150,15 @@ def empty(like: Tensor) -> Tensor:
     return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
+def empty_result(q: Tensor, v: Tensor) -> Tensor:
+    """y: as `empty` of q, with rows as wide as those of v."""
+    if q.shape[3] == v.shape[3]:
+        return empty(q)
+    order = sorted(range(3), key=lambda dim: q.stride(dim), reverse=True)
+    shape = [q.shape[dim] for dim in order]
+    return q.new_empty((*shape, v.shape[3])).permute(*(order.index(dim) for dim in range(3)), 3)
+
+
 def scale_of(q: Tensor, scale: float | None) -> float:
     """The scale of the scores: 1 / sqrt(width) where none is given."""
     return q.shape[-1] ** -0.5 if scale is None and q.shape[-1] else scale or 0.0
@@ -143,11 +172,9 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
         return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
     if 0 < gpu.capability < 8:
         return "its kernels need compute capability 8.0"
-    width = q.shape[3]
-    if v.shape[3] != width:
-        return "values are of another width than keys"
-    if width % VECTOR or not 0 < width <= WIDTHS[-1]:
-        return f"head_dim {width} is no multiple of {VECTOR} up to {WIDTHS[-1]}"
+    for width in (q.shape[3], v.shape[3]):
+        if width % VECTOR or not 0 < width <= WIDTHS[-1]:
+            return f"head_dim {width} is no multiple of {VECTOR} up to {WIDTHS[-1]}"
     if scale is not None and not 0 < scale < math.inf:
         return f"scale {scale}"
     batches, heads, queries = q.shape[:3]
@@ -185,7 +212,7 @@ class MmaForward(Forward):
     """A block owns a tile of queries, by which panels of keys and values pass."""
 
     name = "mma"
-    summary = "a block owns 128 queries, by which panels of 64 keys pass, by MMA"
+    summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 of wide rows, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """One."""
@@ -194,14 +221,15 @@ class MmaForward(Forward):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each tile of each head."""
         p = problem
+        panel, rows, warps = (32, 1, 8) if p.d == WIDE else (64, 2, 4)
         return Launch(
             attention_fwd_mma,
             ceil_div(p.queries, TILE) * p.heads * p.batches,
-            TILE,
-            (TILE + 2 * 64) * p.d * 2,
-            {"T": p.dtype, "D": p.d, "BN": 64, "M": 2, "WARPS": 4, "BOUNDS": p.bounds},
+            32 * warps,
+            (TILE + 2 * panel) * p.d * 2,
+            {"T": p.dtype, "D": p.d, "BN": panel, "M": rows, "WARPS": warps, "BOUNDS": p.bounds},
             extra={"form": self},
-            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes()),
+            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes(p.tokens or 0)),
         )
 
 
@@ -212,8 +240,8 @@ class Backward(Form[Problem]):
     """
 
     def padded(self, p: Problem) -> int:
-        """Rows of lse2 and delta of a head."""
-        return ceil_div(p.queries, TILE) * TILE
+        """Rows of lse2 and delta of a head; of packed sequences the last tile may begin anywhere."""
+        return ceil_div(p.queries if p.tokens is None else p.tokens + TILE, TILE) * TILE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the keys' role; `extra` has the queries' role and what prepares."""
@@ -224,6 +252,7 @@ class Backward(Form[Problem]):
     def prepare(self, p: Problem) -> Launch:
         """A few threads for each row."""
         lanes, padded = p.d // VECTOR, self.padded(p)
+        p = p if p.tokens is None else p._replace(batches=1, queries=p.tokens)
         blocks = ceil_div(p.batches * p.heads * padded * lanes, BLOCK)
         template = {"T": p.dtype, "LANES": lanes}
         return Launch(
@@ -240,7 +269,7 @@ class Backward(Form[Problem]):
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Launch what is wanted."""
-        lse2, delta = of.lse.new_empty((2, p.batches, p.heads, self.padded(p)))
+        lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], self.padded(p)))
         launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
@@ -262,7 +291,10 @@ class MmaBackward(Backward):
 
     def __init__(self, panel: int) -> None:
         self.panel, self.name = panel, f"mma_{panel}"
-        self.summary = f"a block owns 128 keys, or queries, by which panels of {panel} of the others pass, by MMA"
+        self.tile = TILE // 2 if panel == 16 else TILE
+        self.summary = (
+            f"a block owns {self.tile} keys, or queries, by which panels of {panel} of the others pass, by MMA"
+        )
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What prepares, and one for both roles."""
@@ -270,14 +302,14 @@ class MmaBackward(Backward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Panels of 64 wide rows are too much for some cards."""
-        if self.panel < 64 and problem.d < 128:
-            return "it is for wide rows"
+        if problem.d not in {64: (64, 128), 32: (128,), 16: (WIDE,)}[self.panel]:
+            return "it is for rows of another width"
         shared = self.shared(problem)
         return f"it takes {shared} bytes of shared memory" if shared > gpu.shared else None
 
     def shared(self, p: Problem) -> int:
         """Bytes: two tiles, and two panels twice."""
-        return (2 * TILE + 4 * self.panel) * p.d * 2
+        return (2 * self.tile + 4 * self.panel) * p.d * 2
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """A block for each tile of each head of what is owned."""
@@ -286,9 +318,9 @@ class MmaBackward(Backward):
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
         return Launch(
             attention_bwd_mma,
-            ceil_div(rows, TILE) * heads * p.batches,
-            2 * TILE,
+            ceil_div(rows, self.tile) * heads * p.batches,
+            2 * self.tile,
             self.shared(p),
-            {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": 8, "KEYS": keys, "BOUNDS": p.bounds},
+            {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": self.tile // 16, "KEYS": keys, "BOUNDS": p.bounds},
             args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p))),
         )

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+Change = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout_p: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    dropout_p: float = 0.0,
+    change: Change | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, log-sum-exp of each row) of (..., heads, rows, width), where `heads` of keys divide those of the query.
 
-    mask: bool, whether a key is seen, or a summand of the scores. A row that sees no key, or whose scores are all -inf, has
-    zeros and -inf.
+    mask: bool, whether a key is seen, or a summand of the scores. change: scores and a mask of bools as they are to be.
+    A row that sees no key, or whose scores are all -inf, has zeros and -inf.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     q, k, v = query.to(wide), *(_repeated(x, query).to(wide) for x in (key, value))
     scores = q @ k.mT * scale
+    if change is not None:
+        scores, mask = change(scores, mask)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     # such a row is computed as if it saw all alike, and put right in the end

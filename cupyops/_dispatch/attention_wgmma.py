@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
 from .._kernel.launch.tensor_map import tensor_map
-from .attention import BOUNDS, HALF, TILE, WIDTHS, Backward, Forward, Problem, attention_bwd_prepare
+from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Forward, Problem, attention_bwd_prepare
 from .forms import Launch
 from .gpu import Gpu
 
@@ -48,7 +48,7 @@ attention_fwd_wgmma = Kernel(
     "attention_fwd_wgmma<T, D, BN, CONSUMERS, STAGES, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=WIDTHS,
+    D=(64, 128),
     BN=(128,),
     CONSUMERS=(2, 3),
     STAGES=(2, 4),
@@ -60,7 +60,7 @@ attention_bwd_wgmma = Kernel(
     "attention_bwd_wgmma<T, D, BN, STAGES, KEYS, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=WIDTHS,
+    D=(64, 128),
     BN=(64, 96, 128),
     STAGES=(3, 4),
     KEYS=(True, False),
@@ -72,9 +72,14 @@ attention_bwd_wgmma = Kernel(
 _L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
 
 
+_TOO_WIDE = "rows are wider than 128"
+
+
 def _why_not(p: Problem, gpu: Gpu, shared: int) -> str | None:
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
+    if p.tokens is not None:
+        return "TMA would read and write past the end of a sequence"
     if gpu.shared < shared:
         return f"it takes {shared} bytes of shared memory"
     if not (p.batches and p.heads and p.queries and p.keys):
@@ -102,7 +107,7 @@ class WgmmaForward(Forward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
-        return _why_not(problem, gpu, self.shared(problem.d))
+        return _TOO_WIDE if problem.d == WIDE else _why_not(problem, gpu, self.shared(problem.d))
 
     def shared(self, d: int) -> int:
         """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
@@ -148,6 +153,8 @@ class WgmmaBackward(Backward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
+        if problem.d == WIDE:
+            return _TOO_WIDE
         return _why_not(problem, gpu, max(self.shared(problem.d, panel) for panel in BACKWARD[problem.d]))
 
     def shared(self, d: int, panel: int) -> int:

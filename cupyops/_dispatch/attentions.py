@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,24 +13,40 @@ from .._util.strides import aligned, is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_wgmma import WgmmaBackward, WgmmaForward
-from .forms import Forms
+from .forms import Forms, Launch
 from .gpu import gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
-BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32)])
+BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32), MmaBackward(16)])
+
+
+class Variant(NamedTuple):
+    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones."""
+
+    of: Callable[[Launch], Launch]
+    packed: tuple[int, int, int] | None = None
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    low: int | None,
+    high: int | None,
+    scale: float | None,
+    variant: Variant | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, lse) of tensors of four dimensions."""
-    y = attention.empty(q)
+    y = attention.empty_result(q, v)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if is_dry(q):
         return y, lse
+    if variant is not None and variant.packed is not None:  # tokens may be left over after the last sequence
+        y.zero_(), lse.fill_(-math.inf)
     q, k, v = (attention.readable(x) for x in (q, k, v))
-    problem, card = attention.problem(q, k, v, y, low, high), gpu(q.device)
+    problem, card = _problem(q, k, v, y, low, high, variant), gpu(q.device)
     launch = FORWARD.launch(problem, card)
+    launch = launch if variant is None else variant.of(launch)
     launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
 
@@ -40,18 +60,33 @@ def backward(
     results: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor | None],
     needs: tuple[bool, bool, bool],
+    variant: Variant | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike."""
     grad_q = attention.empty(q) if needs[0] else None
     grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
     if not is_dry(q):
+        if variant is not None and variant.packed is not None:
+            for grad in (grad_q, grad_k, grad_v):
+                if grad is not None:
+                    grad.zero_()
         q, k, v = (attention.readable(x) for x in (q, k, v))
         (y, lse), grad_y = results, grads[0]
         if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
             y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
-        problem = attention.with_gradients(attention.problem(q, k, v, y, *bounds), grad_q, grad_k, grad_v)
+        problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         launch = BACKWARD.launch(problem, card)
+        launch = launch if variant is None else variant.of(launch)
         launch.extra["form"].run(problem, launch, of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: int | None, variant: Variant | None
+) -> attention.Problem:
+    found = attention.problem(q, k, v, y, low, high)
+    if variant is None or variant.packed is None:
+        return found
+    return attention.packed(found, *variant.packed, low, high)

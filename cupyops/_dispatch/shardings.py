@@ -155,9 +155,11 @@ def kl_div(x: Any, target: Any, reduction: str, log_target: bool, batch: int) ->
     return {"none": "..., ... -> ...", "mean": "*, * -> *"}.get(reduction, "..., ... ->")
 
 
-def attention(query: Any, key: Any, value: Any, *more: Any) -> str:
-    """Batch and heads; heads of keys stay with those of their queries."""
-    return "bhQD, bhKD, bhKE -> bhQE, bhQ"
+def attention(query: Any, key: Any, value: Any, low: Any, high: Any, scale: Any, text: str | None, *more: Any) -> str:
+    """Batch and heads; heads of keys stay with those of their queries. A variant counts them, and is whole."""
+    if text is not None:
+        return "*, *, *, *, *, *, * -> *, *"
+    return "bhQD, bhKD, bhKE, *, *, *, * -> bhQE, bhQ"
 
 
 def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, *more: Any) -> str:
@@ -166,6 +168,12 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
         return "*, *, *, * -> *"
     mask = "*" if attn_mask is None else "bhQK"[4 - attn_mask.ndim :] if attn_mask.ndim <= 4 else "*"
     return f"bhQD, bhKD, bhKE, {mask} -> bhQE"
+
+
+def decode_attention(q: Any, k: Any, v: Any, lengths: Any, table: Any, *more: Any) -> str:
+    """Batch and heads; of a paged cache, whose blocks any sequence may have, heads alone."""
+    cache, batch = ("bKhD, bKhE", "b") if table is None else ("PKhD, PKhE", "B")
+    return f"{batch}QhD, {cache}, {batch}, {batch}N -> {batch}QhE, {batch}Qh"
 
 
 def rope(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool, seq_dim: int, back: bool) -> str:

@@ -38,7 +38,7 @@ RESERVED = frozenset({"T", "A", "n", "axis", "dim", "keepdim", "saved", "needs_g
 _FORM = re.compile(r"\s*(?:(\w+)\s*::\s*)?(\w+)\s*\(([^()]*)\)\s*->([^()]*)", re.DOTALL)
 _PART = re.compile(r"\s*(\w[\w\s]*?)\s*(\[\s*\])?\s+(\w+)\s*(?:=\s*(.*?)\s*)?", re.DOTALL)
 _TRUTH = {"true": True, "false": False}
-_C_WORDS = re.compile(
+C_WORDS = re.compile(
     "auto|bool|break|case|char|class|const|continue|default|delete|do|double|else|enum|extern|false|float|for|goto|if|int|"
     "long|namespace|new|operator|private|public|register|return|short|signed|sizeof|static|struct|switch|template|this|"
     "true|typedef|typename|union|unsigned|using|void|volatile|while"
@@ -188,7 +188,7 @@ def _default(ctype: str, name: str, default: str, text: str) -> float | int | bo
 def _check_names(text: str, name: str, names: list[str]) -> None:
     """The names are those of C variables and of Python arguments at once."""
     for one in (name, *names):
-        if not one.isidentifier() or _C_WORDS.fullmatch(one):
+        if not one.isidentifier() or C_WORDS.fullmatch(one):
             raise InputError(f"{text}: {one!r} cannot be a name in C; choose another")
         if keyword.iskeyword(one):
             raise InputError(f"{text}: {one!r} is a word of Python's own, which no argument can be called by")

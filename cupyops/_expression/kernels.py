@@ -32,10 +32,20 @@ class Generated(Kernel):
         beside: Path | None,
         options: Iterable[str],
         define: Mapping[str, int] | None = None,
-        **domain: tuple[Any, ...],
+        arch: str | None = None,
+        strided: bool = False,
+        domain: Mapping[str, tuple[Any, ...]],
     ) -> None:
         super().__init__(
-            text, name, options=options, define=define, arch=None, where=None, strided=False, extension=False, **domain
+            text,
+            name,
+            options=options,
+            define=define,
+            arch=arch,
+            where=None,
+            strided=strided,
+            extension=False,
+            **domain,
         )
         self._beside = beside
         self._file, self._pieces = file, pieces
@@ -95,8 +105,7 @@ class Unit:
             beside=self.beside,
             options=self.options,
             define=define,
-            T=self.dtypes,
-            **domain,
+            domain={"T": self.dtypes, **domain},
         )
 
 

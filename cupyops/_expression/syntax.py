@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from .._kernel.compile.source import UNREADABLE, strip_comments
 from ..errors import InputError, MissingDependencyError
@@ -35,8 +35,11 @@ _NOT_C = tuple(
         (r"=[^;{}]*\bif\b[^;{}]*\belse\b", "a choice is written condition ? a : b"),
         (r"\b(and|or|not|True|False|None|lambda)\b", "{0} is a word of Python's; C has &&, ||, !, true and false"),
         (r":=", "an assignment is written ="),
-        (r"=[^;]*[\w)]\s*\[", "there are no indices here: a tensor's name stands for its element"),
     )
+)
+NO_INDICES = (
+    re.compile(r"=[^;]*[\w)]\s*\["),
+    "there are no indices here: a tensor's name stands for its element",
 )
 _HALVED = re.compile(r"[\w)]\s*//\s*(\d+\.?\d*|\w+)\s*;?\s*$")
 _TYPES = (
@@ -50,6 +53,7 @@ class Body:
 
     name: str
     text: str
+    refused: ClassVar[tuple[tuple[re.Pattern[str], str], ...]] = (*_NOT_C, NO_INDICES)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip() or UNREADABLE.search(self.text):
@@ -105,7 +109,7 @@ class Body:
     def _refuse_python(self) -> None:
         """What is Python, or C++, and would be told in words of the parser or, as a comment, not at all."""
         for number, (line, clean) in enumerate(zip(self.text.splitlines(), self.clean.splitlines()), 1):
-            for pattern, message in _NOT_C:
+            for pattern, message in self.refused:
                 if (match := pattern.search(clean)) is not None:
                     raise self.error(number, message.format(*match.groups(default="")))
             halved = _HALVED.search(line)

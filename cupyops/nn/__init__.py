@@ -2,11 +2,14 @@
 
 from . import utils as utils
 from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
+from .attention import Attention
+from .attention import KVCache as KVCache
 from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout
 from .embedding import Embedding
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
+from .multihead_attention import MultiheadAttention
 from .normalization import AddRMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RMSNorm
 from .pooling import AvgPool2d, MaxPool2d
 from .rope import RoPE
@@ -16,6 +19,7 @@ __all__ = [
     "GEGLU",
     "GELU",
     "AddRMSNorm",
+    "Attention",
     "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -33,6 +37,7 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "MaxPool2d",
+    "MultiheadAttention",
     "NLLLoss",
     "RMSNorm",
     "ReLU",

@@ -9,6 +9,7 @@ from .._dispatch import attention as kernels
 from .._dispatch import attentions, shardings
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
+from .._expression import captures
 from .._operator.define import operator
 from .._util import arguments, torch_private
 from ..errors import InputError
@@ -48,31 +49,39 @@ def _has_every_derivative(*tensors: Tensor) -> bool:
 
 @_sdpa.forward
 def forward(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    y, lse = attentions.forward(query, key, value, None, 0 if is_causal else None, scale)
+    low, high, variant = captures.bound(captures.of_mask(attn_mask), None, 0 if is_causal else None)
+    y, lse = attentions.forward(query, key, value, low, high, scale, variant)
     return y, (lse,)
 
 
 @_sdpa.backward
-def backward(saved, grad_y, query, key, value, is_causal, scale, y, needs_grad):
-    needs, bounds = (needs_grad.query, needs_grad.key, needs_grad.value), (None, 0 if is_causal else None)
-    results, grads = (y, *saved), (grad_y, None)
-    return attentions.backward(query, key, value, bounds, scale, results, grads, needs)
+def backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale, y, needs_grad):
+    needs, results, grads = (needs_grad.query, needs_grad.key, needs_grad.value), (y, *saved), (grad_y, None)
+    low, high, variant = captures.bound(captures.of_mask(attn_mask), None, 0 if is_causal else None)
+    found = attentions.backward(query, key, value, (low, high), scale, results, grads, needs, variant)
+    if not needs_grad.attn_mask:
+        return (*found, None)
+    with torch.enable_grad():  # through the scores, in memory
+        mask = attn_mask.detach().requires_grad_()
+        again = attend(query, key, value, mask, kernels.scale_of(query, scale))[0]
+    return (*found, *torch.autograd.grad(again, mask, grad_y))
 
 
 @_sdpa.reference_backward
-def reference_backward(saved, grad_y, query, key, value, is_causal, scale):
+def reference_backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale):
     """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    floating = attn_mask is not None and attn_mask.dtype != torch.bool
+    tensors = (query, key, value, attn_mask) if floating else (query, key, value)
     with torch.enable_grad():
-        given = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in (query, key, value)]
-        mask = sees((query.shape[2], key.shape[2]), None, 0, query.device) if is_causal else None
-        y = attend(*given, mask, kernels.scale_of(query, scale))[0]
-    return torch.autograd.grad(y, given, grad_y, create_graph=True)
+        given = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors]
+        mask = sees((query.shape[2], key.shape[2]), None, 0, query.device) if is_causal else attn_mask
+        y = attend(*given[:3], given[3] if floating else mask, kernels.scale_of(query, scale))[0]
+    grads = torch.autograd.grad(y, given, grad_y, create_graph=True)
+    return grads if floating else (*grads, None)
 
 
 @_sdpa.unsupported
 def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    if attn_mask is not None:
-        return "a mask"
     if dropout_p:
         return "dropout"
     if query.dim() != 4:
@@ -82,7 +91,15 @@ def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enabl
         return "another batch, heads or rows, or none"
     if heads != shared and not enable_gqa:
         return "heads that are broadcast"
+    if attn_mask is not None and not _broadcasts(attn_mask, (*query.shape[:3], key.shape[2])):
+        return "a mask of another shape than the scores, or of none"
     return kernels.why_not(query, key, value, scale, gpu(query.device))
+
+
+def _broadcasts(mask: Tensor, scores: tuple[int, ...]) -> bool:
+    """Whether the mask is of the shape of the scores, or less."""
+    sizes = zip(reversed(mask.shape), reversed(scores))
+    return mask.dim() <= 4 and mask.numel() > 0 and all(size in (1, whole) for size, whole in sizes)
 
 
 @_sdpa.interface
@@ -98,8 +115,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(query key^T * scale + attn_mask) value; as `torch.nn.functional.scaled_dot_product_attention`.
 
-    Kernels serve four dimensions of fp16 and bf16 without a mask and without dropout, head_dim a multiple of 8 up to 128;
-    everything else is PyTorch's own function, with the backend that it chooses. `cupyops.trace()` says which and why.
+    Kernels serve four dimensions of fp16 and bf16, with a mask of any strides too, without dropout, head_dim a multiple of 8
+    up to 256. The gradient of a mask is computed with the scores in memory. Everything else is PyTorch's own function, with
+    the backend that it chooses. `cupyops.trace()` says which and why.
 
     Args:
         query: (..., heads, queries, head_dim), of any strides.

@@ -160,7 +160,8 @@ def assert_same(ours, theirs):
 
 
 def test_every_module_has_a_case():
-    assert {case.name for case in CASES} == {name for name in cupyops.nn.__all__ if hasattr(nn, name)}
+    elsewhere = {"MultiheadAttention"}  # which is called with more than tensors: test_multihead_attention.py
+    assert {case.name for case in CASES} | elsewhere == {name for name in cupyops.nn.__all__ if hasattr(nn, name)}
 
 
 @each

@@ -102,7 +102,8 @@ def test_runs_the_operators(model_and_input):
         model(x)
     ran = " ".join(record.operator.replace("_", "") for record in trace.records)
     ours = {one.by for one in swap.replaced} - {cupyops.nn.Dropout}  # which passes its input on where p is 0
-    assert all(one.__name__.lower() in ran for one in ours), str(trace)
+    names = {"MultiheadAttention": "scaleddotproductattention"}
+    assert all(names.get(one.__name__, one.__name__.lower()) in ran for one in ours), str(trace)
 
 
 def test_in_the_simulator():
@@ -145,7 +146,9 @@ def test_transformer_in_eval_mode(norm_first, fastpath):
     assert ("cupyops::linear" in {record.operator for record in trace.records}) is not fastpath
     reasons = {one.type: one.reason for one in swap.kept}
     assert "set_fastpath_enabled(False)" in reasons[nn.TransformerEncoderLayer]
-    assert "does not call it" in reasons[nn.MultiheadAttention]
+    assert nn.MultiheadAttention not in reasons
+    attended = "cupyops::scaled_dot_product_attention" in {record.operator for record in trace.records}
+    assert attended is not fastpath
 
 
 def test_compiled_before_and_after():

@@ -112,15 +112,17 @@ def route_of(info: Any, sample: Any) -> tuple[set[str], bool]:
     return {record.operator for record in trace.records}, bool(trace.launches())
 
 
-def assert_same(mine: Tensor, other: Tensor, truth: Callable[[], Tensor], what: str) -> None:
-    """Equal within assert_close's defaults for the dtype; where sums cancel, as near to float64 as PyTorch is."""
+def assert_same(
+    mine: Tensor, other: Tensor, truth: Callable[[], Tensor], what: str, extra: Callable[[], float] = lambda: 0.0
+) -> None:
+    """Equal within assert_close's defaults for the dtype; where sums cancel, as near to float64 as PyTorch, or `extra`."""
     try:
         torch.testing.assert_close(mine, other, equal_nan=True, msg=lambda text: f"{what}: {text}")
     except AssertionError:
         inexact = mine.is_floating_point() or mine.is_complex()
         if not inexact or mine.dtype != other.dtype or mine.shape != other.shape:
             raise
-        Tolerance().judge(mine, other, truth(), what)
+        Tolerance().judge(mine, other, truth(), what, extra=extra())
 
 
 def tensors(value: Any) -> list[Tensor]:

@@ -42,6 +42,7 @@ WITHOUT_ENTRY = {
     "attention": "PyTorch has scaled_dot_product_attention, without windows and the log-sum-exp",
     "bias_gelu": "PyTorch has no function of this kind",
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
+    "decode_attention": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",
     "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
     "gated_linear": "PyTorch has no function of this kind",
@@ -68,6 +69,7 @@ MODULES = {
     "Linear": "linear",
     "LogSoftmax": "log_softmax",
     "MaxPool2d": "max_pool2d",
+    "MultiheadAttention": "scaled_dot_product_attention",
     "NLLLoss": "nll_loss",
     "RMSNorm": "rms_norm",
     "ReLU": "relu",
@@ -76,6 +78,7 @@ MODULES = {
 }
 MODULES_WITHOUT_ENTRY = {
     "AddRMSNorm": "PyTorch has no module of this kind",
+    "Attention": "PyTorch has no module of this kind",
     "BiasGELU": "PyTorch has no module of this kind",
     "ConvReluPool2d": "PyTorch has no module of this kind",
     "Dropout": "the database has none",

@@ -1,9 +1,10 @@
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from attentions import CALLS, compare, eager, sees
+from attentions import CALLS, compare, eager, sees, usual
 from contract import Make, OperatorContract, Sample
 
 import cupyops
@@ -13,7 +14,22 @@ from cupyops._dispatch.gpu import assume_gpu, gpu
 from cupyops.testing import check
 
 
-def by_torch(query, key, value, *, causal=None, window=None, scale=None, return_lse=False):
+def by_torch(
+    query,
+    key,
+    value,
+    *,
+    causal=None,
+    window=None,
+    scale=None,
+    return_lse=False,
+    score=None,
+    mask=None,
+    softcap=None,
+    alibi_slopes=None,
+    sinks=None,
+    **captured,
+):
     """As models have it that know no fused attention: scores in memory, softmax in fp32, weights rounded."""
     if query.shape[1] and not key.shape[1]:
         raise ValueError("no heads of keys")
@@ -21,7 +37,10 @@ def by_torch(query, key, value, *, causal=None, window=None, scale=None, return_
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        y, lse = eager(query, key, value, sees(query.shape[2], key.shape[2], causal, window), scale)
+        seen = sees(query.shape[2], key.shape[2], causal, window)
+        assert score is None and mask is None and not captured  # which test_attention_variants.py has
+        change = partial(usual, softcap, alibi_slopes, 0 if causal == "top_left" else key.shape[2] - query.shape[2])
+        y, lse = eager(query, key, value, seen, scale, change, sinks)
     return (y, lse) if return_lse else y
 
 
@@ -86,6 +105,31 @@ def test_windows(forms, window):
     """Narrower than a panel, as wide as all, of one side; some queries see none on the other diagonal."""
     compare((1, 1, 1, 150, 100, 128), torch.float16, forms=forms, window=window)
     compare((1, 1, 1, 40, 150, 128), torch.float16, forms=forms, window=window, causal="top_left")
+
+
+@pytest.mark.parametrize("widths", [(128, 64), (40, 96), (64, 8), (16, 40)], ids=str)
+def test_values_of_another_width(forms, widths):
+    if max(widths) > 64 or "backward:mma_32" not in forms:  # a form for wide rows
+        results = compare((1, 2, 1, 70, 45, *widths), torch.float16, forms=forms, causal="bottom_right")
+        assert results[0].shape == (1, 2, 70, widths[1]) and results[0].transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("widths", [(192, 128), (256, 256), (8, 136)], ids=str)
+def test_wide_rows(widths):
+    """By mma.sync, in as much shared memory as every card has: MLA's widths among them, with a window, and packed."""
+    with cupyops.simulate("sm_80"), assume_gpu(shared=101376), cupyops.trace() as trace:
+        results = compare((1, 2, 1, 70, 45, *widths), torch.bfloat16, causal="bottom_right", window=(30, 0))
+        q, k, v = (torch.randn(n, 2, width).half() for n, width in ((40, widths[0]), (30, widths[0]), (30, widths[1])))
+        starts = torch.tensor([0, 13, 30]).int()
+        y = cupyops.attention(
+            q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=17, max_seqlen_k=17, score="s * 2"
+        )
+    assert trace.routes() == {"simulator"} and results[0].shape == (1, 2, 70, widths[1])
+    parts = [[x[a:b].transpose(0, 1)[None].double() for x in (q, k, v)] for a, b in ((0, 13), (13, 30))]
+    exact = [
+        eager(*part, sees(*[part[0].shape[2]] * 2), change=lambda s: s * 2)[0][0].transpose(0, 1) for part in parts
+    ]
+    torch.testing.assert_close(y[:30].double(), torch.cat(exact), rtol=4e-3, atol=4e-3)
 
 
 def test_what_nobody_sees(forms):
@@ -224,8 +268,8 @@ def test_bad_arguments(change, message):
 @pytest.mark.parametrize(
     "given, reason",
     [
-        (lambda: (torch.ones(1, 1, 4, 12).half(),) * 3, "head_dim 12 is no multiple of 8 up to 128"),
-        (lambda: (torch.ones(1, 1, 4, 136).half(),) * 3, "head_dim 136 is no multiple"),
+        (lambda: (torch.ones(1, 1, 4, 12).half(),) * 3, "head_dim 12 is no multiple of 8 up to 256"),
+        (lambda: (torch.ones(1, 1, 4, 264).half(),) * 3, "head_dim 264 is no multiple"),
         (lambda: (torch.ones(1, 1, 4, 8),) * 3, "no kernel for torch.float32"),
     ],
 )
@@ -264,6 +308,12 @@ def test_streams_and_graphs_share_no_counter():
                 found.append(cupyops.attention(q, k, v, causal="top_left"))
     torch.cuda.synchronize()
     assert torch.equal(captured, expected) and all(torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("widths", [(128, 64), (40, 96), (64, 8), (192, 128), (256, 256)], ids=str)
+def test_values_of_another_width_on_a_gpu(widths):
+    compare((1, 2, 1, 270, 145, *widths), torch.bfloat16, "cuda", causal="bottom_right")
 
 
 @pytest.mark.gpu

@@ -6,12 +6,17 @@ import torch
 import cupyops
 
 COS, SIN, X, WEIGHT = torch.rand(4, 2), torch.rand(4, 2), torch.randn(3, 4), torch.randn(5, 4)
+KEYS = torch.randn(4, 16, 2, 8)  # 4 blocks of a cache
 CLASS, ROW, POSITION = "ignore_index or a class in [0, 4)", "a row of weight in [0, 3)", "one in [0, 4)"
 
 CASES = {
     "rope": (lambda bad: cupyops.rope(X, COS, SIN, torch.tensor([0, bad, 2])), POSITION),
     "rope, a batch": (
         lambda bad: cupyops.rope(X.expand(2, 3, 4), COS, SIN, torch.tensor([[0, bad, 2], [0, 1, 2]])),
+        POSITION,
+    ),
+    "decode_attention": (
+        lambda bad: cupyops.decode_attention(*(KEYS[:1, :1], KEYS, KEYS), block_table=torch.tensor([[0, bad]])),
         POSITION,
     ),
     "embedding": (lambda bad: cupyops.embedding(torch.tensor([0, bad]), X), ROW),
@@ -36,7 +41,7 @@ def test_one_error_in_the_words_of_the_kernel(name, bad, capfd):
     call, expected = CASES[name]
     with pytest.raises(cupyops.InputError) as error:
         call(bad)
-    assert str(error.value).endswith(f"1{'],'[name.startswith('rope')]} is {bad}, expected {expected}")
+    assert str(error.value).endswith(f"1{'],'[name.startswith(('rope', 'decode'))]} is {bad}, expected {expected}")
     with cupyops.simulate(), pytest.raises(cupyops.SimulatorError):
         call(bad)
     assert f"cupyops: {error.value}" in capfd.readouterr().out

@@ -28,14 +28,13 @@ class TestScaledDotProductAttention(OperatorContract):
 
 
 def test_other_things_are_pytorchs():
-    """A mask, dropout, other widths: PyTorch's function computes them, and the trace says why."""
+    """Dropout, other widths: PyTorch's function computes them, and the trace says why."""
     q, k = torch.randn(1, 2, 5, 8).half(), torch.randn(1, 2, 6, 8).half()
-    mask, bias = torch.rand(5, 6) > 0.3, torch.randn(5, 6).half().requires_grad_()
+    bias = torch.randn(5, 6).half().requires_grad_()
     for given, options, reason in [
-        ((q, k, k, mask), {}, "a mask"),
-        ((q, k, k, bias), {}, "a mask"),
+        ((q, k, k, bias), {"dropout_p": 0.5}, "dropout"),
         ((q, k, k), {"dropout_p": 0.5}, "dropout"),
-        ((q, k, k[..., :4]), {}, "values are of another width than keys"),
+        ((q, k, k[..., :4]), {}, "head_dim 4 is no multiple of 8 up to 256"),
         ((q[0, 0], k[0, 0], k[0, 0]), {}, "2 dimensions"),
         ((q, k[:, :1], k[:, :1]), {}, "heads that are broadcast"),
     ]:
@@ -65,6 +64,62 @@ def test_kernels(arch, shared, options):
         exact = SDPA(*wide, **options, enable_gqa=gqa)
         for ours, right in zip((y, *grads), (exact, *torch.autograd.grad(exact.sin().sum(), wide)), strict=True):
             assert (ours.double() - right).abs().max() <= 4e-3 * right.abs().max()
+
+
+MASKS = {  # of (2, 4, 33, 40) scores
+    "bool": lambda: (torch.rand(33, 40) > 0.4) & (torch.arange(33) != 3)[:, None],  # query 3 sees no key
+    "of keys": lambda: torch.rand(2, 1, 1, 40) > 0.3,
+    "of a head, expanded": lambda: (torch.rand(4, 33, 1) > 0.3).expand(-1, -1, 40),
+    "one": lambda: torch.ones(1, 1, dtype=torch.bool),
+    "summand": lambda: torch.randn(2, 4, 33, 40).half(),
+    "summand of -inf": lambda: torch.zeros(1, 33, 40).masked_fill(torch.rand(1, 33, 40) > 0.4, -torch.inf).half(),
+    "transposed": lambda: torch.randn(40, 33).half().mT,
+    "of a batch": lambda: torch.randn(2, 1, 1, 1).half(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("arch, shared", [("sm_80", 101376), ("sm_90", 232448)])
+def test_masks(arch, shared, name):
+    """Masks of bools and of summands, with their gradient, as they lie: by kernels that are compiled for their kind."""
+    torch.manual_seed(0)
+    mask = MASKS[name]()
+    given = [torch.randn(shape).half().requires_grad_() for shape in ((2, 4, 33, 64), (2, 2, 40, 64), (2, 2, 40, 64))]
+    if mask.is_floating_point() and not mask.isinf().any():
+        mask.requires_grad_()
+        given.append(mask)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    masks = [
+        one[3] if len(one) > 3 else mask.to(one[0].dtype) if mask.is_floating_point() else mask for one in (given, wide)
+    ]
+    with cupyops.simulate(arch), assume_gpu(shared=shared), cupyops.trace() as trace:
+        y = cupyops.scaled_dot_product_attention(*given[:3], masks[0], enable_gqa=True)
+        grads = torch.autograd.grad(y.sin().sum(), given)
+    kernel = "attention_fwd_wgmma_variant" if arch == "sm_90" else "attention_fwd_mma_variant"
+    assert kernel in {record.kernel.partition("<")[0] for record in trace.launches()}
+    exact = SDPA(*wide[:3], masks[1], enable_gqa=True)
+    exact = torch.where(exact.isnan(), 0.0, exact)
+    for ours, right in zip((y, *grads), (exact, *torch.autograd.grad(exact.sin().sum(), wide)), strict=True):
+        assert (ours.double() - right).abs().max() <= 4e-3 * right.abs().max() + 1e-3 * (ours is grads[-1]), name
+
+
+def test_second_derivative_with_a_mask():
+    given = [torch.randn(1, 2, 5, 8).half().requires_grad_() for _ in range(3)] + [
+        torch.randn(5, 5).half().requires_grad_()
+    ]
+    wide = [x.detach().double().requires_grad_() for x in given]
+
+    def penalty(function, tensors):
+        y = function(*tensors)
+        return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), tensors, create_graph=True))
+
+    with cupyops.simulate(), cupyops.trace() as trace:
+        ours = torch.autograd.grad(penalty(cupyops.scaled_dot_product_attention, given), given)
+    assert trace.launches()
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = torch.autograd.grad(penalty(SDPA, wide), wide)
+    for a, b in zip(ours, exact):
+        torch.testing.assert_close(a.double(), b, rtol=0.02, atol=0.02)
 
 
 def test_second_derivative_of_the_kernels():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "top_left": {"causal": "top_left"},
     "window": {"window": (30, 20)},
 }
-FORMS = ("forward:wgmma", "forward:mma", "backward:wgmma", "backward:mma_64", "backward:mma_32")
+FORMS = ("forward:wgmma", "forward:mma", "backward:wgmma", "backward:mma_64", "backward:mma_32", "backward:mma_16")
 
 
 def sees(queries: int, keys: int, causal: str | None = None, window: tuple[Any, Any] | None = None) -> Tensor:
@@ -37,32 +37,66 @@ def sees(queries: int, keys: int, causal: str | None = None, window: tuple[Any, 
     return seen if right is None else seen & (distance <= right)
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is."""
+def eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    scale: float | None = None,
+    change: Callable[[Tensor], Tensor] | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is.
+
+    Sinks are one more column of scores, whose value is 0.
+    """
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
+    scores = scores if change is None else change(scores)
     unseen = ~seen.to(q.device)
     scores = torch.where(unseen, -math.inf, scores)
     some = ~(scores == -math.inf).all(-1)
     scores = torch.where(some[..., None], scores, 0.0)  # what a row that sees none is computed of does not matter
-    y = torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v
-    return y, torch.where(some, scores.logsumexp(-1), -math.inf)
+    if sinks is not None:
+        column = sinks.to(wide)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+        v = torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
+        lse = torch.where(some, scores.logsumexp(-1), column.squeeze(-1))
+    else:
+        lse = torch.where(some, scores.logsumexp(-1), -math.inf)
+    return torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v, lse
 
 
-def tensors(
-    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: str = "cpu", seed: int = 0
-) -> Iterator[Tensor]:
-    """q, k and v for (batch, heads, kv_heads, queries, keys, width): heads of a packed projection, transposed and plain."""
-    batch, heads, kv_heads, queries, keys, width = shape
+def usual(softcap: float | None, alibi_slopes: Tensor | None, apart: int, scores: Tensor) -> Tensor:
+    """Scores, capped and with slopes where there are such; query i is at key i + apart."""
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        queries, keys = (torch.arange(size, device=scores.device) for size in scores.shape[2:])
+        distance = (keys - queries[:, None] - apart).abs()
+        scores = scores - alibi_slopes.to(scores.dtype)[..., None, None] * distance
+    return scores
+
+
+def tensors(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Iterator[Tensor]:
+    """q, k and v for (batch, heads, kv_heads, queries, keys, width): heads of a packed projection, transposed and plain.
+
+    A width of values may follow.
+    """
+    batch, heads, kv_heads, queries, keys, width, *of_values = shape
     torch.manual_seed(seed)
     yield torch.randn(batch, queries, heads, width).transpose(1, 2).to(device, dtype)
+    if of_values:
+        both = (width, of_values[0])
+        yield from (torch.randn(batch, keys, kv_heads, wide).to(device, dtype).transpose(1, 2) for wide in both)
+        return
     yield from (torch.randn(batch, keys, 2, kv_heads, width).to(device, dtype)[:, :, i].transpose(1, 2) for i in (0, 1))
 
 
 def compare(
-    shape: tuple[int, int, int, int, int, int],
+    shape: tuple[int, ...],
     dtype: torch.dtype,
     device: str = "cpu",
     *,
@@ -70,22 +104,26 @@ def compare(
     scale: float | None = None,
     inputs: tuple[Tensor, ...] | None = None,
     lse_grad: bool = True,
+    seen: Tensor | None = None,
+    change: Callable[[Tensor], Tensor] | None = None,
+    variant: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Forward with its log-sum-exp, and every gradient, beside float64; returned as well.
 
-    P and dS are rounded to the half type, and sums of such products may be as far off as that: by the largest of a tensor.
+    variant: what else attention is given; `change` of scores and `seen` are what it means. P and dS are rounded to the half
+    type, and sums of such products may be as far off as that: by the largest of a tensor.
     """
     given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))
-    seen = sees(given[0].shape[2], given[1].shape[2], **options)
-    truth = eager(*wide, seen, scale)
+    bounds = sees(given[0].shape[2], given[1].shape[2], **options)
+    truth = eager(*wide, bounds if seen is None else bounds & seen, scale, change)
     torch.manual_seed(1)
     grads = [torch.randn_like(x, dtype=dtype) for x in truth]
     grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
     card = assume_gpu(**HOPPER) if device == "cpu" else contextlib.nullcontext()
     with card, use_form(*(f"attention.{form}" for form in forms)):
-        results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options))
+        results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options, **(variant or {})))
         results += torch.autograd.grad(results, mine, grads)
     expected = [*truth, *torch.autograd.grad(truth, wide, [g.double() for g in grads])]
     for name, ours, right in zip(("y", "lse", "grad_q", "grad_k", "grad_v"), results, expected):
@@ -112,6 +150,9 @@ def calls(*forms: tuple[str, ...]) -> list[Any]:
 
 
 CALLS = {
-    "mma": calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
+    "mma": [
+        *calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
+        *(partial(_by, ("forward:mma", "backward:mma_16"), *of) for of in ((256, "full"), (200, "window"))),
+    ],
     "wgmma": calls(("forward:wgmma", "backward:wgmma")),
 }

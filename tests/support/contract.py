@@ -88,6 +88,7 @@ class OperatorContract:
     kernels: set[str] = set()  # the kernels that forward and backward of the samples launch on a GPU, all of them
     dtypes = DTYPES
     differs: dict[tuple[str, str], str] = {}  # (hazard, backend) that fails, and why that is so
+    has_backward = True  # kernels for gradients
     too_large = ""  # where the kernels take no call of more than 2^31 elements: their reason
 
     def samples(self, make: Make) -> Iterator[Sample]:

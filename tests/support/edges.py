@@ -23,6 +23,7 @@ WITHOUT_TWIN = frozenset(
         "add_rms_norm",
         "bias_gelu",
         "conv2d_relu_max_pool2d",
+        "decode_attention",
         "fused_linear_cross_entropy",
         "gated_linear",
         "geglu",

@@ -9,6 +9,7 @@ from typing import Any
 import attentions
 import gemms
 import torch
+from decoding import by_cache
 from hypothesis import strategies as st
 
 import cupyops
@@ -380,6 +381,23 @@ def _attention(
 
 
 @st.composite
+def decoded(draw: st.DrawFn) -> Call:
+    """A few queries against a cache, paged or not, of sequences that may be empty."""
+    dtype, width = draw(_dtypes), draw(st.sampled_from([1, 8, 16, 72]))
+    batch, kv_heads, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3, 17]))
+    queries, rows = draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 7, 40]))
+    block_size = draw(st.sampled_from([0, 0, 3, 16]))
+    blocks = -(-rows // block_size) if block_size else 0
+    shape = (batch * blocks, block_size) if block_size else (batch, rows)
+    q = draw(tensors((batch, queries, kv_heads * group, width), dtype, special=False))
+    k, v = (draw(tensors((*shape, kv_heads, width), dtype, special=False)) for _ in range(2))
+    lengths = draw(st.sampled_from([None, draw(tensors((batch,), torch.int64, high=rows + 1))]))
+    table = torch.arange(batch * blocks).flip(0).view(batch, blocks) if block_size else None
+    window, softcap = draw(st.sampled_from([None, None, 0, 5])), draw(st.sampled_from([None, 2.0]))
+    return Call(q, k, v, lengths, table, window=window, softcap=softcap, return_lse=draw(st.booleans()))
+
+
+@st.composite
 def scaled_products(draw: st.DrawFn) -> Call:
     """With a mask, or causal, or neither; of three dimensions too."""
     dtype, width = draw(_dtypes), draw(st.sampled_from([1, 5, 8, 16, 72]))
@@ -395,6 +413,7 @@ def scaled_products(draw: st.DrawFn) -> Call:
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
     "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
     "attention": (cupyops.attention, _attention, attended()),
+    "decode_attention": (cupyops.decode_attention, by_cache, decoded()),
     "scaled_dot_product_attention": (
         cupyops.scaled_dot_product_attention,
         F.scaled_dot_product_attention,

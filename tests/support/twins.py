@@ -97,6 +97,14 @@ CASES = {
         "the targets, which are read for their own gradient too, and the sums of rows",
         4 * ROWS * COLS + 16 * ROWS,
     ),
+    "decode_attention": Case(
+        lambda q, k, v: cupyops.decode_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(16, 16, dtype=torch.bool).tril()),
+        lambda: heads(),
+        list,
+        "the scores, since PyTorch computes the gradients",
+        4 * 2 * 16 * 16 * 8,
+    ),
     "dropout": Case(cupyops.dropout, F.dropout, lambda: [rows()]),
     "embedding": Case(
         lambda w, i: cupyops.embedding(i, w),

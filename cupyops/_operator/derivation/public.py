@@ -64,6 +64,8 @@ def _write(
     Of calls for which PyTorch's own function is faster, that is the twin, with nothing of ours around it.
     """
     parameters = list(inspect.signature(function).parameters.values())
+    others = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    parameters = parameters[:-1] if others else parameters
     if not parameters or any(one.kind not in _FIXED for one in parameters):
         shown.__code__ = _always_in_full.__code__.replace(co_name=function.__name__)
         return
@@ -87,7 +89,7 @@ def _write(
     plans = Plans(name, of_values, _first(parameters), lambda: [function], suspends=True, settled=settled)
     scope |= {"_observed": observed, "_table": plans.table, "_MISS": MISS, "_plans": plans, "_others": with_others}
     listed = ", ".join(names)
-    more = "**_more" if "dim" in names and "axis" not in names else ""
+    more = "**_more" if others or ("dim" in names and "axis" not in names) else ""
     source = f"""
 def shown({_listed(parameters, more)}):
     if _is_dynamo_compiling():

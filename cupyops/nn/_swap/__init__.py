@@ -23,7 +23,6 @@ Choice = Class | str
 
 # Modules that work with the weights of those inside them, and when.
 _BYPASSES: dict[Class, str] = {
-    torch.nn.MultiheadAttention: "computes with the weights of its out_proj and does not call it",
     torch.nn.TransformerEncoderLayer: "in eval mode, with no gradient wanted, PyTorch's fused kernel may run in place of "
     "the modules inside (torch.backends.mha.set_fastpath_enabled(False) prevents it)",
 }

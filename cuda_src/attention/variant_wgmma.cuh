@@ -1,0 +1,54 @@
+// The kernels of attention_wgmma.cu for a variant: grids, blocks and shared memory are theirs. The text that includes this
+// defines attention::Variant, made of captured tensors and `given`.
+#include "attention/backward_wgmma.cuh"
+#include "attention/forward_wgmma.cuh"
+
+template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+__global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
+    attention_fwd_wgmma_variant(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
+                                const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
+                                float* __restrict__ lse, int* __restrict__ counter, float scale,
+                                const attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
+                                const void* __restrict__ c2, const void* __restrict__ c3,
+                                const __grid_constant__ attention::Given given) {
+  extern __shared__ char memory[];
+  const attention::ForwardLayout<D, BN, CONSUMERS, STAGES> at(memory);
+  at.begin();
+  if (threadIdx.x < 128) {
+    wgmma::give_back_registers<CONSUMERS == 2 ? 40 : 32>();
+    if (threadIdx.x == 0) {
+      attention::produce<D, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes);
+    }
+  } else {
+    wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
+    attention::consume<T, D, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes,
+                                                            attention::Variant(c0, c1, c2, c3, given));
+  }
+}
+
+template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS>
+__global__ void __launch_bounds__(384, 1)
+    attention_bwd_wgmma_variant(const __grid_constant__ TensorMap own_first,
+                                const __grid_constant__ TensorMap own_second, const __grid_constant__ TensorMap first,
+                                const __grid_constant__ TensorMap second, const __grid_constant__ TensorMap out_first,
+                                const __grid_constant__ TensorMap out_second, const float* __restrict__ lse2,
+                                const float* __restrict__ delta, float scale, const attention::Sizes sizes,
+                                const void* __restrict__ c0, const void* __restrict__ c1, const void* __restrict__ c2,
+                                const void* __restrict__ c3, const __grid_constant__ attention::Given given) {
+  extern __shared__ char memory[];
+  const attention::BackwardLayout<D, BN, STAGES> at(memory);
+  const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
+  at.begin();
+  const attention::Work<BN, KEYS, BOUNDS> work(sizes);
+  if (threadIdx.x < 128) {
+    wgmma::give_back_registers<24>();
+    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS>(at, work, maps, sizes);
+  } else {
+    wgmma::take_registers<240>();
+    const attention::Variant variant(c0, c1, c2, c3, given);
+    attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, attention::Variant> gradient(at, work, maps, scale, sizes,
+                                                                                     variant);
+    gradient.run();
+    gradient.store(maps, scale);
+  }
+}

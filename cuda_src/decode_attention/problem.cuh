@@ -1,0 +1,150 @@
+// What the kernels of decode_attention are told; which rows and keys a block has; where a key lies.
+#pragma once
+
+#include "common/core/fast_math.cuh"
+
+namespace decode {
+
+// group: heads of the queries that share one of the keys. rows: of the cache of a sequence, at most. window: how many keys
+// before its own a query sees, below 0 for all. splits: blocks that share the keys of a sequence. block_size, blocks, table_row:
+// rows of a block of a paged cache, how many blocks it has, and entries of a row of the table.
+struct Sizes {
+  int batches, queries, heads, kv_heads, group, width, rows, window, splits, block_size, blocks, table_row;
+};
+
+// In elements; the elements of a row are contiguous. batch: of the cache, or of a block of it where it is paged.
+struct Strides { long long batch, row, head; };
+
+// A block has ROWS rows of a head of the keys, row = query * group + head within the group, and the keys from `from` to `to`.
+// Of these, the queries of the block see none before `begin`. `length`: rows that the cache of the sequence has.
+struct Work { int batch, kv_head, first_row, split, length, begin, from, to; };
+
+constexpr int kStep = 16;  // keys; a block of a paged cache has a multiple of it
+
+template <int ROWS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
+  const int count = s.queries * s.group, tiles = (count + ROWS - 1) / ROWS;
+  long long index = blockIdx.x;
+  Work w;
+  w.first_row = index % tiles * ROWS;
+  index /= tiles;
+  w.kv_head = index % s.kv_heads;
+  index /= s.kv_heads;
+  w.batch = index % s.batches;
+  w.split = index / s.batches;
+  w.length = lengths ? min(max(lengths[w.batch], 0), s.rows) : s.rows;
+  const int before = w.length - s.queries;  // the keys before that of query 0
+  const int first = w.first_row / s.group, last = min(count - 1, w.first_row + ROWS - 1) / s.group;
+  const int end = max(0, before + last + 1);
+  w.begin = s.window < 0 ? 0 : min(end, max(0, before + first - s.window));
+  const int start = w.begin / kStep, steps = (end + kStep - 1) / kStep - start;
+  const int share = (steps + s.splits - 1) / s.splits;
+  w.from = min(end, (start + w.split * share) * kStep);
+  w.to = min(end, w.from + share * kStep);
+  return w;
+}
+
+// The keys that a row sees are those from `begin` to `end`.
+struct Seen { int begin, end; };
+__device__ __forceinline__ Seen seen_by(const Sizes& s, const Work& w, int row) {
+  if (row >= s.queries * s.group) return {0, 0};
+  const int own = w.length - s.queries + row / s.group;
+  return {s.window < 0 ? 0 : own - s.window, own + 1};
+}
+
+// In which block of a paged cache the keys from `key` on lie, a multiple of kStep; 0 where it is not paged.
+__device__ __forceinline__ int block_of(const Sizes& s, const Work& w, const int* table, int key) {
+  if (table == nullptr || key >= w.to) return 0;
+  const long long at = w.batch * static_cast<long long>(s.table_row) + key / s.block_size;
+  const int block = table[at];
+  if (block < 0 || block >= s.blocks) {
+    printf("cupyops: block_table, element %lld, is %d, expected one in [0, %d)\n", at, block, s.blocks);
+    __trap();
+  }
+  return block;
+}
+
+// From where a sequence's cache begins to the row of `key`, which lies in `block` where it is paged: in elements.
+__device__ __forceinline__ long long offset_of(const Sizes& s, const Strides& of, const Work& w, bool paged, int block,
+                                               int key) {
+  return paged ? block * of.batch + key % s.block_size * of.row : w.batch * of.batch + key * of.row;
+}
+
+// A score as the exponential takes it: scaled, capped, and times `unit`.
+__device__ __forceinline__ float score_of(float product, float scale, float softcap, float unit) {
+  return softcap > 0 ? softcap * tanhf(product * (scale / softcap)) * unit : product * (scale * unit);
+}
+
+// How exponentials are taken: by two instructions, of scores times log2(e), or as exactly as fp32 is.
+struct Fast {
+  static constexpr float kUnit = 1.4426950408889634f;
+  static __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x); }
+  static __device__ __forceinline__ float log_of(float x) { return log2f(x); }
+};
+struct Exact {
+  static constexpr float kUnit = 1.0f;
+  static __device__ __forceinline__ float exp_of(float x) { return expf(x); }
+  static __device__ __forceinline__ float log_of(float x) { return logf(x); }
+};
+
+// What is subtracted of scores, where the largest is `top`: of an infinite one nothing, so that exp(-inf - 0) is 0 and the sum of
+// a row with inf is inf.
+__device__ __forceinline__ float base_of(float top) { return fabsf(top) == infinity<float>() ? 0.0f : top; }
+
+// Where a block leaves its rows: in y and lse, or as partial results of its split, in fp32. Rows are (batch, query, head).
+template <typename T> struct Results {
+  T* y;
+  float* lse;
+  float* partial_y;
+  float* partial_lse;
+};
+
+// Adds up what the warps of a block have of its ROWS rows, in their order, and stores it. top, total: of the N rows of this
+// thread, `row` of the block, over the keys of the warp. add(sums, factors, first) adds the thread's sums, times a factor for
+// each of its rows, to sums[ROWS][D] in shared memory, or stores them there first.
+template <typename E, int ROWS, int D, int WARPS, typename T, int N, typename Add>
+__device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Results<T>& to, const float (&top)[N],
+                                       const float (&total)[N], const int (&row)[N], float* shared, Add add) {
+  float *tops = shared, *totals = tops + WARPS * ROWS, *sums = totals + WARPS * ROWS;
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {  // several lanes store the same
+    tops[warp * ROWS + row[i]] = top[i];
+    totals[warp * ROWS + row[i]] = total[i];
+  }
+  __syncthreads();
+  const auto most = [&](int of) {
+    float found = tops[of];
+    for (int other = 1; other < WARPS; ++other) found = fmaxf(found, tops[other * ROWS + of]);
+    return found;
+  };
+  float factors[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) factors[i] = E::exp_of(top[i] - base_of(most(row[i])));
+  for (int turn = 0; turn < WARPS; ++turn) {
+    if (turn == warp) add(sums, factors, turn == 0);
+    __syncthreads();
+  }
+  for (int i = threadIdx.x; i < ROWS * D; i += 32 * WARPS) {
+    const int of = i / D, column = i % D, at = w.first_row + of;
+    if (at >= s.queries * s.group || column >= s.width) continue;
+    const float largest = most(of);
+    float sum = 0;
+    for (int other = 0; other < WARPS; ++other) {
+      sum += totals[other * ROWS + of] * E::exp_of(tops[other * ROWS + of] - base_of(largest));
+    }
+    const long long result =
+        (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads + w.kv_head * s.group + at % s.group;
+    const float y = sum == 0 ? 0.0f : sums[i] / sum;
+    const float lse = sum == 0 ? -infinity<float>() : (base_of(largest) + E::log_of(sum)) / E::kUnit;
+    if (s.splits == 1) {
+      to.y[result * s.width + column] = from_acc<T>(y);
+      if (column == 0) to.lse[result] = lse;
+    } else {
+      const long long part = w.split * static_cast<long long>(s.batches) * s.queries * s.heads + result;
+      to.partial_y[part * s.width + column] = y;
+      if (column == 0) to.partial_lse[part] = lse;
+    }
+  }
+}
+
+}  // namespace decode

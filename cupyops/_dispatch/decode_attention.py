@@ -1,0 +1,224 @@
+"""Forms of decode_attention: a few queries of each sequence against a cache (cuda_src/decode_attention.cu)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import Kernel, ceil_div
+from .._util.strides import aligned, is_dry
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
+STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
+WARPS = 4
+_LEAST = 8 * STEP * WARPS  # keys of a split, so that what it leaves is little beside what it reads
+_MOST_SPLITS = 128
+_MOST_BLOCKS = 2**31 - 1
+
+decode_attention_fwd_mma = Kernel(
+    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS>", T=DTYPES[:2], D=WIDTHS, WARPS=(WARPS,)
+)
+decode_attention_fwd_fma = Kernel(
+    "decode_attention.cu", "decode_attention_fwd_fma<T, D, WARPS>", T=DTYPES[2:], D=WIDTHS, WARPS=(WARPS,)
+)
+decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
+
+
+class Problem(NamedTuple):
+    """Sizes, and strides in elements of (batch, row, head); `block_size` is 0 where the cache is not paged.
+
+    rows: of the cache of a sequence, at most; window: how many keys before its own a query sees, -1 for all.
+    """
+
+    batches: int
+    queries: int
+    heads: int
+    kv_heads: int
+    width: int
+    rows: int
+    window: int
+    block_size: int
+    blocks: int
+    table_row: int
+    dtype: torch.dtype
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+
+    @property
+    def d(self) -> int:
+        """The width that kernels are made for."""
+        return next(width for width in WIDTHS if self.width <= width)
+
+    @property
+    def shared_rows(self) -> int:
+        """Rows of a sequence that share a head of the keys."""
+        return self.queries * (self.heads // self.kv_heads)
+
+    def sizes(self, splits: int) -> Any:
+        """`struct Sizes`."""
+        counts = self.batches, self.queries, self.heads, self.kv_heads, self.heads // self.kv_heads, self.width
+        paged = self.block_size or 1, self.blocks, self.table_row
+        return np.array((*counts, self.rows, self.window, splits, *paged), dtype=np.int32)
+
+
+class Decode(Form[Problem]):
+    """Blocks with the same rows share the keys of a sequence among them; each reads its part once for all its rows.
+
+    Args:
+        name: of the form.
+        kernel: which.
+        tile: rows of a block, all of one head of the keys.
+        dtypes: that the kernel takes.
+    """
+
+    def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
+        self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
+        self.summary = (
+            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
+        )
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What reads the cache, and what adds up its parts."""
+        return self.kernel, decode_attention_combine
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        """Each has dtypes of its own."""
+        return None if problem.dtype in self.dtypes else f"it is not for {problem.dtype}"
+
+    def shared(self, d: int) -> int:
+        """Bytes: what warps add up; before, by MMA, the rows of q in its place."""
+        sums = (2 * WARPS + d) * self.tile * 4
+        return max(sums, self.tile * (d + 32) * 2) if self.tile == 16 else sums
+
+    def resident(self, p: Problem) -> int:
+        """Blocks that a multiprocessor runs at once, by their registers."""
+        return 2 if p.d > 128 else 3
+
+    def splits(self, p: Problem, gpu: Gpu) -> int:
+        """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
+        blocks = ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
+        at_once = gpu.multiprocessors * self.resident(p)
+        keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
+        most = max(1, min(_MOST_SPLITS, keys // _LEAST, 4 * ceil_div(at_once, blocks)))
+        full = [blocks * n / (ceil_div(blocks * n, at_once) * at_once) for n in range(1, most + 1)]
+        return next(n for n, share in enumerate(full, 1) if share >= 0.9 * max(full))
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """A block for each split of each tile of rows; `extra` has what adds up the splits, where there are several."""
+        p, splits = problem, self.splits(problem, gpu)
+        rows = p.batches * p.queries * p.heads
+        combine = Launch(
+            decode_attention_combine,
+            rows,
+            min(128, ceil_div(p.width, 32) * 32),
+            template={"T": p.dtype},
+            overlap=True,
+            args=(rows, p.width, splits),
+        )
+        return Launch(
+            self.kernel,
+            splits * ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches,
+            32 * WARPS,
+            self.shared(p.d),
+            {"T": p.dtype, "D": p.d, "WARPS": WARPS},
+            extra={"splits": splits, "combine": combine},
+            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
+        )
+
+
+FORWARD = Forms(
+    "decode_attention",
+    "forward",
+    [Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2]), Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:])],
+)
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, scale: float | None, gpu: Gpu) -> str | None:
+    """Why no kernel serves these tensors, None where one does. Looks at metadata alone."""
+    if q.dtype not in DTYPES:
+        return f"no kernel for {q.dtype}"
+    if gpu.library:
+        return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
+    if 0 < gpu.capability < 8:
+        return "its kernels need compute capability 8.0"
+    width = q.shape[3]
+    if v.shape[3] != width:
+        return "values are of another width than keys"
+    if width % 8 or not 0 < width <= WIDTHS[-1]:
+        return f"head_dim {width} is no multiple of 8 up to {WIDTHS[-1]}"
+    if scale is not None and not 0 < scale < math.inf:
+        return f"scale {scale}"
+    if not (q.numel() and k.numel()):
+        return "no rows"
+    rows = k.shape[1] * (1 if block_table is None else block_table.shape[1])
+    if block_table is not None and (k.shape[1] % STEP or not rows):
+        return f"blocks of {k.shape[1]} rows, no multiple of {STEP}"
+    if max(rows, k.shape[0]) >= 1 << 30 or q.shape[:3].numel() * _MOST_SPLITS > _MOST_BLOCKS:
+        return "over 2^31 - 1 blocks"
+    return None
+
+
+def _readable(x: Tensor) -> Tensor:
+    """`x`, or a copy of it, whose rows are contiguous and begin at multiples of 16 bytes."""
+    whole = all(stride * x.itemsize % 16 == 0 for size, stride in zip(x.shape[:3], x.stride()[:3]) if size > 1)
+    return x if whole and x.stride(3) == 1 and aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _strides(x: Tensor) -> tuple[int, int, int]:
+    batch, row, head, _ = x.stride()
+    return batch, row, head
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_lengths: Tensor | None,
+    block_table: Tensor | None,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """(y, lse), contiguous."""
+    y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if is_dry(q):
+        return y, lse
+    q, k, v = (_readable(x) for x in (q, k, v))
+    lengths, table = (None if x is None else x.to(torch.int32).contiguous() for x in (kv_lengths, block_table))
+    block_size, blocks, table_row = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
+    problem = Problem(
+        batches=q.shape[0],
+        queries=q.shape[1],
+        heads=q.shape[2],
+        kv_heads=k.shape[2],
+        width=q.shape[3],
+        rows=table_row * block_size if block_size else k.shape[1],
+        window=-1 if window is None else min(window, 1 << 30),
+        block_size=block_size,
+        blocks=blocks,
+        table_row=table_row,
+        dtype=q.dtype,
+        q=_strides(q),
+        k=_strides(k),
+        v=_strides(v),
+    )
+    launch = FORWARD.launch(problem, gpu(q.device))
+    splits = launch.extra["splits"]
+    given = q, k, v, lengths, table, y, lse
+    if splits == 1:
+        launch(*given, None, None, scale, softcap or 0.0)
+        return y, lse
+    partial_y = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
+    launch.extra["combine"](partial_y, partial_lse, y, lse)
+    return y, lse

@@ -1,0 +1,311 @@
+"""A line of C that changes attention's scores, and one that says which keys are seen: in PyTorch, and in the kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._dispatch.forms import Launch
+from .._kernel.kernel import Kernel
+from .._kernel.launch.ctype import C_NAMES
+from .._util import arguments
+from . import kernels, python
+from .indexed import Formula, Indexed, at
+from .intervals import Interval, intervals
+from .values import DTYPES
+
+TENSORS, DIMS, NUMBERS = 4, 4, 16  # how many may be captured; of a tensor how many dimensions
+_GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
+# of packed sequences: where each begins and the last ends, then numbers
+STARTS = ("cu_seqlens_q", "cu_seqlens_k")
+PACKED = ("max_seqlen_q", "max_seqlen_k", "tokens_q", "tokens_k", "last_diagonal")
+_PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTS = {torch.bool: "bool", torch.int64: "long long"}
+_HEADERS = {"mma": "attention/variant_mma.cuh", "wgmma": "attention/variant_wgmma.cuh"}
+# what kernels do not differentiate by s
+_NOT_DIFFERENTIATED = {"lgamma": "lgamma's derivative", "double": "double in a score"}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A captured tensor: its name, its dtype, how many dimensions it has."""
+
+    name: str
+    dtype: torch.dtype
+    dims: int
+
+    @property
+    def ctype(self) -> str:
+        """The C type of an element in an expression."""
+        return "A" if self.dtype in _FLOATS else _INTS.get(self.dtype, "int")
+
+
+def spelled(score: str | None, mask: str | None, names: Sequence[str]) -> str:
+    """All that makes a variant as one text, by which an operator and a plan know it.
+
+    `names`: of tensors, then of numbers, which have their C type after them, `window:int`.
+    """
+    return "\f".join((str(score or ""), str(mask or ""), " ".join(names)))
+
+
+class Scores:
+    """What a variant's text means: the expressions in PyTorch, and the kernels that are compiled for them at need."""
+
+    def __init__(self, text: str, captured: Sequence[tuple[torch.dtype, int]]) -> None:
+        score, mask, names = text.split("\f")
+        words = [name.partition(":") for name in names.split()]
+        self.numbers = {name: ctype for name, _, ctype in words if ctype}
+        tensors = [name for name, _, ctype in words if not ctype]
+        self.tensors = [Tensors(name, *of) for name, of in zip(tensors, captured)]
+        self.packed = tuple(tensors[:2]) == STARTS
+        self.score, self.mask = (
+            Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask))
+        )
+        given = _PLACES | self.numbers | {one.name: one.ctype for one in self.tensors if not one.dims}
+        indexed = {one.name: (one.dims, one.ctype) for one in self.tensors if one.dims}
+        self._sizes: dict[str, list[tuple[int, int]]] = {}  # of each tensor the dimensions that are those of scores
+        self._scoring, self._seeing = (
+            None if one is None else self._function(one, given | more, indexed, result)
+            for one, more, result in ((self.score, {"s": "A"}, "A"), (self.mask, {}, "bool"))
+        )
+        self._intervals: list[Interval] = []
+        rest = self.mask
+        if self.mask is not None and not self.packed:  # whose bounds may be of another diagonal
+            self._intervals, rest = intervals(self.mask, [name for name, ctype in self.numbers.items() if ctype != "A"])
+        self.changes = self.packed or self.score is not None or rest is not None  # kernels, beyond the bounds
+        self._text = self._cuda(rest)
+        self._kernels: dict[str, Kernel] = {}
+
+    # --- in PyTorch ---
+
+    def _function(
+        self, formula: Formula, given: dict[str, str], indexed: dict[str, tuple[int, str]], result: str
+    ) -> Callable[..., Tensor]:
+        translation = Indexed(formula, given, indexed, {formula.assigned: result})
+        for name, dim, place in translation.places:
+            if place in _PLACES:
+                self._sizes.setdefault(name, []).append((dim, [*_PLACES].index(place)))
+        lines = ["T, device_ = s.dtype, s.device", "A = c_.computed_in(T)", "s_0 = s"]
+        lines += [f"{one.name}_0 = {one.name}.to({DTYPES[one.ctype]})" for one in self.tensors]
+        lines += [f"{name}_0 = c_.number({name}, {DTYPES[ctype]}, device_)" for name, ctype in self.numbers.items()]
+        names = [
+            "aligned_",
+            "s",
+            *(f"{name}_0" for name in _PLACES),
+            *(one.name for one in self.tensors),
+            *self.numbers,
+        ]
+        lines += [*translation.lines, f"return {translation.result(formula.assigned)}"]
+        function: Callable[..., Tensor] = python.define(formula.assigned, ", ".join(names), lines, {"at_": at})
+        return function
+
+    def check(self, tensors: Sequence[Tensor], size: Sequence[int]) -> None:
+        """Tensors whose index is a place of scores are as large there, or 1; where it is a row, or larger."""
+        for one, x in zip(self.tensors, tensors):
+            for dim, place in () if one.name in STARTS else self._sizes.get(one.name, ()):
+                if x.shape[dim] not in (1, size[place]) and (place < 2 or x.shape[dim] < size[place]):
+                    what = ("batches", "heads", "queries", "keys")[place]
+                    arguments.fail(one.name, x, f"size {size[place]}, the {what}, or 1 in dimension {dim}")
+
+    def change(
+        self,
+        bounds: tuple[int | None, int | None],
+        scores: Tensor,
+        seen: Tensor | None,
+        numbers: Sequence[float],
+        tensors: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores (batch, heads, queries, keys) as they are to be, and which keys are seen where `seen` says so too.
+
+        Of packed sequences the bounds are those of each, which is what a place of the batch is.
+        """
+        b, h, q, k = (
+            torch.arange(size, dtype=torch.int32, device=scores.device).view(
+                [-1 if dim == at else 1 for at in range(4)]
+            )
+            for dim, size in enumerate(scores.shape)
+        )
+        if self.packed:
+            last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
+            b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
+        given = not self.packed, scores, b, h, q, k, *tensors, *numbers
+        if self._seeing is not None:
+            mask = self._seeing(*given)
+            seen = mask if seen is None else seen & mask
+        if self._scoring is not None:
+            scores = self._scoring(*given).expand(scores.shape)
+        return scores, None if seen is None else seen.expand(scores.shape)
+
+    def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
+        """The bounds of the keys that a query sees, those that the mask says among them."""
+        known = dict(zip(self.numbers, numbers))
+        for one in self._intervals:
+            least, most = one.bounds(known)
+            low = least if low is None or (least is not None and least > low) else low
+            high = most if high is None or (most is not None and most < high) else high
+        return low, high
+
+    # --- in the kernels ---
+
+    def why_not(self, tensors: Sequence[Tensor]) -> str | None:
+        """Why kernels do not compute this."""
+        for word, reason in _NOT_DIFFERENTIATED.items():
+            if self.score is not None and word in self.score.words:
+                return reason
+        if any(one.dtype not in C_NAMES for one in self.tensors):
+            return "a captured tensor of a dtype that C does not have"
+        return "a captured tensor of 2^31 elements" if any(max(x.shape, default=0) >= 2**31 for x in tensors) else None
+
+    def bound(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[Launch], Launch]:
+        """Launches of plain kernels as those of this variant with these numbers and tensors."""
+        given = np.zeros(_GIVEN, dtype=np.int64)
+        for index, one in enumerate(tensors):
+            for dim in range(one.dim()):
+                where = 2 * (DIMS * index + dim)
+                given[where], given[where + 1] = one.shape[dim], one.stride(dim)
+        given[2 * TENSORS * DIMS :][: len(numbers)] = np.array(numbers, dtype=np.float64).view(np.int64)
+        places = [*tensors, *[None] * (TENSORS - len(tensors))]
+
+        def of(launch: Launch) -> Launch:
+            extra = {
+                name: of(one) if isinstance(one, Launch) and name != "prepare" else one
+                for name, one in launch.extra.items()
+            }
+            return replace(launch, kernel=self.kernel(launch.kernel), args=(*launch.args, *places, given), extra=extra)
+
+        return of
+
+    def kernel(self, plain: Kernel) -> Kernel:
+        """The kernel of this variant that takes the place of a plain one."""
+        if plain.base not in self._kernels:
+            base = f"{plain.base}_variant"
+            header = _HEADERS[plain.base.rpartition("_")[2]]
+            file = f"{base}.cu"
+            self._kernels[plain.base] = kernels.Generated(
+                kernels.numbered(f'{self._text}\n#include "{header}"\n', file),
+                f"{base}<{', '.join(plain.template)}>",
+                file=file,
+                pieces=[one for one in (self.score, self.mask) if one is not None],
+                beside=None,
+                options=(),
+                arch=plain.arch,
+                strided=True,
+                domain=plain.domain,
+            )
+        return self._kernels[plain.base]
+
+    def _cuda(self, mask: Formula | None) -> str:
+        """The struct that the kernels know the variant by."""
+        declared, members, passed = [], [], []
+        for index, one in enumerate(self.tensors):
+            element, sizes = C_NAMES.get(one.dtype, "void"), f"given.sizes + {2 * DIMS * index}"
+            kind = f"attention::Captured<{element}, {one.dims}>"
+            made = f"{kind}{{static_cast<const {element}*>(c{index}), {sizes}}}"
+            declared.append(f"{kind if one.dims else one.ctype} {one.name}")
+            passed.append(made if one.dims else f"static_cast<{one.ctype}>({made}())")
+        for index, (name, ctype) in enumerate(self.numbers.items()):
+            members.append((name, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
+            declared.append(f"{ctype} {name}")
+            passed.append(f"static_cast<{ctype}>({name})")
+        functions = [
+            _FUNCTION.format(
+                name=one.assigned,
+                result=result,
+                parameters=", ".join([*more, "int b", "int h", "int q", "int k", *declared]),
+                piece=kernels.piece(one),
+            )
+            for one, result, more in ((self.score, "A", ["A s"]), (mask, "bool", []))
+            if one is not None
+        ]
+        values = ", ".join(["b", "h", "q", "k", *passed])
+        return _VARIANT.format(
+            functions="\n".join(functions),
+            scores=str(self.score is not None).lower(),
+            masks=str(mask is not None).lower(),
+            members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
+            made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
+            score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
+            mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
+            packed=str(self.packed).lower(),
+            sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
+            if self.packed
+            else "{sizes, 0, 0}",
+        )
+
+
+_FUNCTION = """
+namespace expression {{
+template <typename A> __device__ __forceinline__ {result} attention_{name}({parameters}) {{
+  using T = A;
+  {result} {name};
+{piece}
+  return {name};
+}}
+}}  // namespace expression
+"""
+_VARIANT = """
+#include "attention/variant.cuh"
+{functions}
+namespace attention {{
+struct Variant {{
+  static constexpr bool kChanges = true, kScores = {scores}, kMasks = {masks}, kPacked = {packed};
+  const void *c0, *c1, *c2, *c3;
+  const Given& given;
+  {members}
+
+  __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const Given& given)
+      : c0(c0), c1(c1), c2(c2), c3(c3), given(given){made} {{}}
+  template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
+    return {score};
+  }}
+  __device__ __forceinline__ bool seen(int b, int h, int q, int k) const {{
+    using A = float;
+    return {mask};
+  }}
+  __device__ __forceinline__ Sequence sequence(const Sizes& sizes, int batch) const {{
+    return {sequence};
+  }}
+}};
+}}  // namespace attention
+"""
+
+
+@functools.lru_cache(maxsize=1024)
+def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
+    return Scores(text, captured)
+
+
+def sequences(
+    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], bounds: tuple[int | None, int | None], last: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(sequence, row of the query, row of the key, which keys are seen) of tokens `q` and `k` of packed sequences.
+
+    `last`: the bounds are those of the diagonal on which the last query is at the last key.
+    """
+    starts_q, starts_k = (one.long() for one in starts)
+    most = len(starts_q) - 2
+    of_q, of_k = (
+        torch.searchsorted(one[1:].contiguous(), tokens.long(), right=True)
+        for one, tokens in ((starts_q, q), (starts_k, k))
+    )
+    seen = (of_q == of_k) & (of_q <= most)
+    of_q, of_k = of_q.clamp(max=most), of_k.clamp(max=most)
+    q, k = q - starts_q[of_q], k - starts_k[of_k]
+    distance = k - q
+    if last:
+        distance = distance - (starts_k[of_q + 1] - starts_k[of_q] - starts_q[of_q + 1] + starts_q[of_q])
+    low, high = bounds
+    seen = seen if low is None else seen & (distance >= low)
+    seen = seen if high is None else seen & (distance <= high)
+    return of_q.int(), q.int(), k.int(), seen
+
+
+def scores(text: str, tensors: Sequence[Tensor]) -> Scores:
+    """The variant of a text, for tensors of such dtypes. Raises `InputError` at what cannot be read."""
+    return _scores(text, tuple((one.dtype, one.dim()) for one in tensors))

@@ -1,0 +1,180 @@
+"""decode_attention: the last queries of sequences, attending to all keys of a cache."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._dispatch import decode_attention as kernels
+from .._dispatch import shardings
+from .._dispatch.attention import scale_of
+from .._dispatch.gpu import gpu
+from .._operator.define import operator
+from .._util import arguments
+from ..errors import InputError
+
+
+@operator(
+    "cupyops::decode_attention",
+    autocast="lower",
+    dtypes=kernels.DTYPES,
+    sharding=shardings.decode_attention,
+)
+def _decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_lengths: Tensor | None,
+    block_table: Tensor | None,
+    window: int | None,
+    scale: float | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """With the scores in memory. What is in the cache beyond the length of a sequence may be anything, NaN among it."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    _check_values(k_cache, kv_lengths, block_table)
+    k, v = (_of_sequences(x, block_table).transpose(1, 2) for x in (k_cache, v_cache))
+    queries, rows = q.shape[1], k.shape[2]
+    lengths = torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long()
+    keys, own = torch.arange(rows, device=q.device), torch.arange(queries, device=q.device) - queries
+    exists = keys < lengths[:, None]
+    k, v = (x.masked_fill(~exists[:, None, :, None], 0.0).to(wide) for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // max(x.shape[1], 1), 1) for x in (k, v))
+    behind = lengths[:, None, None] + own[:, None] - keys  # how far before that of the query a key lies
+    seen = (behind >= 0) & exists[:, None]
+    if window is not None:
+        seen = seen & (behind <= window)
+    scores = q.to(wide).transpose(1, 2) @ k.mT * scale_of(q, scale)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    none = ~seen.any(-1)[:, None, :, None]
+    scores = scores.masked_fill(~seen[:, None], -math.inf).masked_fill(none, 0.0)
+    weights = scores.softmax(-1).masked_fill(none, 0.0)
+    y, lse = weights @ v, scores.logsumexp(-1).masked_fill(none.squeeze(-1), -math.inf)
+    y, lse = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (y.to(q.dtype), lse))
+    return y, lse
+
+
+def _of_sequences(cache: Tensor, block_table: Tensor | None) -> Tensor:
+    """(batch, rows, kv_heads, head_dim); of entries that name no block, which no sequence may come to, the first one."""
+    if block_table is None:
+        return cache
+    named = (block_table >= 0) & (block_table < cache.shape[0])
+    return cache[torch.where(named, block_table, 0).long()].flatten(1, 2)
+
+
+def _check_values(k_cache: Tensor, kv_lengths: Tensor | None, block_table: Tensor | None) -> None:
+    """Lengths fit, and the blocks exist that a sequence comes to; where they can be read."""
+    rows = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    if kv_lengths is not None:
+        arguments.in_range("kv_lengths, element {},", kv_lengths, rows + 1, "one")
+    if block_table is not None:
+        starts = torch.arange(block_table.shape[1], device=block_table.device) * k_cache.shape[1]
+        reached = block_table if kv_lengths is None else block_table.where(starts < kv_lengths[:, None], 0)
+        arguments.in_range("block_table, element {},", reached, k_cache.shape[0], "one")
+
+
+@_decode.forward
+def forward(q, k_cache, v_cache, kv_lengths, block_table, window, scale, softcap):
+    given = q, k_cache, v_cache, kv_lengths, block_table, window
+    return kernels.forward(*given, scale_of(q, scale), softcap), ()
+
+
+@_decode.unsupported
+def unsupported(q, k_cache, v_cache, kv_lengths, block_table, window, scale, softcap):
+    return kernels.why_not(q, k_cache, v_cache, block_table, scale, gpu(q.device))
+
+
+@_decode.interface
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_lengths: Tensor | None = None,
+    block_table: Tensor | None = None,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of the last queries of each sequence to the keys and values in a cache, those of the queries among them.
+
+    The keys are split over blocks of a GPU, so that one sequence alone keeps all of it busy. Lengths and tables stay on the
+    GPU: a CUDA graph of a step is right for every length.
+
+    Args:
+        q: (batch, queries, heads, head_dim): of each sequence the last ones, most often one. Kernels serve fp16, bf16 and
+            fp32, head_dim a multiple of 8 up to 256, from compute capability 8.0 on; PyTorch computes everything else.
+        k_cache: (batch, rows, kv_heads, head_dim), or, with `block_table`, (blocks, block_size, kv_heads, head_dim);
+            `kv_heads` divides `heads`, and so many heads share one.
+        v_cache: of the shape of `k_cache`.
+        kv_lengths: integers (batch,): how many rows of the cache each sequence has; by default all. What lies beyond is not
+            read. At most as many as there are rows: on the CPU others are an error, on a GPU all rows are taken.
+        block_table: integers (batch, n): the block of `k_cache` that has the first `block_size` rows of a sequence, the next
+            ones, and so on. Entries beyond its length are not read. Kernels serve a block_size that is a multiple of 16.
+        window: how many keys before its own a query sees; by default all. Query i of n is at row `kv_lengths - n + i`.
+        scale: by default 1 / sqrt(head_dim); greater than 0 for the kernels.
+        softcap: greater than 0: scores become `softcap * tanh(scores / softcap)`.
+        return_lse: also the logarithm of the sum of exponentials of each row of scores, natural.
+
+    Returns:
+        Tensor (batch, queries, heads, head_dim), contiguous; and with `return_lse` (batch, queries, heads), fp32 or fp64. A
+        query that sees no key has zeros, and -inf. Gradients, where they are wanted, are computed by PyTorch.
+
+    Raises:
+        InputError: an argument is of the wrong kind, dtype, shape or device; on the CPU, a length or a block out of range.
+            On a GPU a block out of range prints itself and stops the kernel.
+
+    Example:
+        >>> k = torch.zeros(1, 4, 1, 1)
+        >>> v = torch.tensor([1.0, 3.0, 5.0, 7.0]).view(1, 4, 1, 1)
+        >>> cupyops.decode_attention(torch.zeros(1, 1, 1, 1), k, v, torch.tensor([2])).item()
+        2.0
+    """
+    _check(q, k_cache, v_cache, block_table)
+    _check_integers(q, kv_lengths, block_table)
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
+        arguments.fail("window", window, "an int of at least 0, or None")
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            arguments.fail(name, value, "a number, or None")
+    if softcap is not None and not 0 < softcap < math.inf:
+        arguments.fail("softcap", softcap, "greater than 0 and finite, or None")
+    numbers = (None if x is None else float(x) for x in (scale, softcap))
+    y, lse = _decode(q, k_cache, v_cache, kv_lengths, block_table, window, *numbers)
+    return (y, lse) if return_lse else y
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> None:
+    arguments.floating("q", q)
+    arguments.floating("k_cache", k_cache)
+    arguments.floating("v_cache", v_cache)
+    arguments.same_device(q=q, k_cache=k_cache, v_cache=v_cache)
+    if not arguments.autocast(q.device):
+        arguments.same_dtype(q=q, k_cache=k_cache, v_cache=v_cache)
+    if q.dim() != 4:
+        arguments.fail("q", q, "(batch, queries, heads, head_dim)")
+    batch, _, heads, width = q.shape
+    first = f"{batch}, rows" if block_table is None else "blocks, block_size"
+    if k_cache.dim() != 4 or k_cache.shape[3] != width or (block_table is None and k_cache.shape[0] != batch):
+        arguments.fail("k_cache", k_cache, f"({first}, kv_heads, {width}), as q has it")
+    if v_cache.dim() != 4 or v_cache.shape[:3] != k_cache.shape[:3]:
+        arguments.fail("v_cache", v_cache, f"{tuple(k_cache.shape[:3])} and head_dim, as k_cache has it")
+    if heads % k_cache.shape[2] if k_cache.shape[2] else heads:
+        raise InputError(f"k_cache has {k_cache.shape[2]} heads, expected a divisor of the {heads} of q")
+
+
+def _check_integers(q: Tensor, kv_lengths: Tensor | None, block_table: Tensor | None) -> None:
+    arguments.optional_tensor("kv_lengths", kv_lengths)
+    arguments.optional_tensor("block_table", block_table)
+    arguments.same_device(q=q, kv_lengths=kv_lengths, block_table=block_table)
+    for name, value in (("kv_lengths", kv_lengths), ("block_table", block_table)):
+        if value is not None and value.dtype not in (torch.int32, torch.int64):
+            arguments.fail(name, value, "int32 or int64")
+    if block_table is not None and (block_table.dim() != 2 or block_table.shape[0] != q.shape[0]):
+        arguments.fail("block_table", block_table, f"({q.shape[0]}, blocks of a sequence)")
+    if kv_lengths is not None and kv_lengths.shape != (q.shape[0],):
+        arguments.fail("kv_lengths", kv_lengths, f"shape ({q.shape[0]},)")

@@ -1,0 +1,186 @@
+"""attention of packed sequences: each beside PyTorch's attention in float64 of that sequence alone."""
+
+import contextlib
+import math
+from functools import partial
+
+import pytest
+import torch
+from attentions import HOPPER, eager, sees, usual
+
+import cupyops
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu
+
+QUERIES, KEYS, HEADS = (5, 0, 130, 37, 1, 3), (7, 9, 60, 37, 0, 200), (4, 2)
+SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.9])
+
+
+def starts(lengths, dtype=torch.int32):
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
+def exact(q, k, v, options, change=None, seen=None):
+    """Sequence by sequence."""
+    found = []
+    for (a, b), (c, d) in ((at(i, QUERIES), at(i, KEYS)) for i in range(len(QUERIES))):
+        one = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
+        bounds = sees(b - a, d - c, **options)
+        bounds = bounds if seen is None else bounds & seen(torch.arange(b - a)[:, None], torch.arange(d - c))
+        y, lse = eager(*one, bounds, change=None if change is None else partial(change, d - c - b + a))
+        found.append((y[0].transpose(0, 1), lse[0]))
+    return torch.cat([y for y, _ in found]), torch.cat([lse for _, lse in found], 1)
+
+
+def at(i, lengths):
+    return sum(lengths[:i]), sum(lengths[: i + 1])
+
+
+def packed(queries=QUERIES, keys=KEYS, dtype=torch.int32, device="cpu"):
+    return {
+        "cu_seqlens_q": starts(queries, dtype).to(device),
+        "cu_seqlens_k": starts(keys, dtype).to(device),
+        "max_seqlen_q": max(queries),
+        "max_seqlen_k": max(keys),
+    }
+
+
+def tensors(dtype, width=64, device="cpu", left_over=0):
+    """Views of packed projections."""
+    torch.manual_seed(0)
+    q = torch.randn(sum(QUERIES) + left_over, HEADS[0], width)
+    kv = torch.randn(sum(KEYS) + left_over, 2, HEADS[1], width)
+    return [x.to(device, dtype).requires_grad_() for x in (q, kv[:, 0], kv[:, 1])]
+
+
+def compare(dtype, forms=(), device="cpu", width=64, more=None, change=None, seen=None, **options):
+    given = tensors(dtype, width, device)
+    card = assume_gpu(**HOPPER) if device == "cpu" else contextlib.nullcontext()
+    with card, use_form(*forms):
+        results = cupyops.attention(*given, **packed(device=device), **options, **(more or {}), return_lse=True)
+        grads = [torch.randn_like(x) for x in results]
+        results = (*results, *torch.autograd.grad(results, given, grads))
+    wide = [x.detach().cpu().double().requires_grad_() for x in given]
+    truth = exact(*wide, options, change, seen)
+    right = torch.autograd.grad(truth, wide, [x.cpu().double() for x in grads])
+    for name, ours, true in zip(("y", "lse", "grad_q", "grad_k", "grad_v"), results, (*truth, *right), strict=True):
+        ours = ours.cpu()
+        assert torch.equal(ours.isfinite(), true.isfinite()), name
+        bound = 2e-6 if name == "lse" else 4 * torch.finfo(dtype).eps
+        apart, most = (ours.double() - true).nan_to_num().abs().max(), true.nan_to_num(neginf=0.0).abs().max()
+        assert apart <= bound * most, f"{name}: {apart:.3g} of {most:.3g}"
+
+
+CASES = {
+    "full": {},
+    "bottom_right": {"causal": "bottom_right"},
+    "top_left": {"causal": "top_left"},
+    "window": {"window": (20, 9)},
+    "window of one side": {"window": (None, 3)},
+    "slopes": {
+        "causal": "bottom_right",
+        "more": {"softcap": 2.0, "alibi_slopes": SLOPES},
+        "change": lambda apart, s: usual(2.0, SLOPES.double(), apart, s),
+    },
+    "expression": {
+        "causal": "top_left",
+        "more": {"score": "s * (b + 1) - q + k", "mask": "(q + k) % 3 != 0"},
+        "seen": lambda q, k: (q + k) % 3 != 0,
+        "change": None,
+    },
+}
+
+
+def with_sequence(case):
+    """The case of an expression that counts the sequences; the others as they are."""
+    if case != "expression":
+        return CASES[case]
+    count = iter(range(len(QUERIES)))
+
+    def change(apart, s):
+        q, k = (torch.arange(size) for size in s.shape[2:])
+        return s * (next(count) + 1) - q[:, None] + k
+
+    return CASES[case] | {"change": change}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("panel", [64, 32])
+def test_kernels(case, panel):
+    width = 64 if panel == 64 else 128
+    with cupyops.simulate("sm_80"), cupyops.trace() as trace:
+        compare(torch.float16, ("attention.backward:mma_" + str(panel),), width=width, **with_sequence(case))
+    assert "attention_fwd_mma_variant" in {record.kernel.partition("<")[0] for record in trace.launches()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reference(case):
+    given = tensors(torch.float64, 4)
+    options = {name: value for name, value in CASES[case].items() if name in ("causal", "window")}
+    function = partial(cupyops.attention, **packed(), **options, **CASES[case].get("more", {}), return_lse=True)
+    found = function(*given)
+    case = with_sequence(case)
+    right = exact(*given, options, case.get("change"), case.get("seen"))
+    torch.testing.assert_close(found, right)
+
+
+def test_every_derivative():
+    q, k = (torch.randn(n, 1, 2, dtype=torch.float64, requires_grad=True) for n in (5, 6))
+    function = partial(cupyops.attention, **packed((2, 3), (4, 2)), causal="bottom_right")
+    assert torch.autograd.gradcheck(lambda q, k: function(q, k, k, return_lse=True)[0], (q, k))
+    assert torch.autograd.gradgradcheck(lambda q, k: function(q, k, k), (q, k))
+
+
+def test_tokens_that_are_left_over():
+    """Beyond the last sequence: zeros, and -inf, and no gradient; as a buffer of one size has it for any batch."""
+    for simulated in (False, True):
+        given = tensors(torch.float16, left_over=40)
+        with cupyops.simulate("sm_80") if simulated else contextlib.nullcontext():
+            y, lse = cupyops.attention(*given, **packed(dtype=torch.int64), return_lse=True)
+            grads = torch.autograd.grad((y, lse), given, (torch.ones_like(y), torch.ones_like(lse)))
+        assert not y[sum(QUERIES) :].any() and (lse[:, sum(QUERIES) :] == -math.inf).all()
+        assert not any(g[-40:].any() for g in grads) and all(g.isfinite().all() for g in grads)
+
+
+def test_compiled():
+    given = [x.detach() for x in tensors(torch.float32, 8)]
+    function = torch.compile(partial(cupyops.attention, causal="top_left", **packed()), fullgraph=True)
+    torch.testing.assert_close(function(*given), cupyops.attention(*given, causal="top_left", **packed()))
+
+
+def test_sinks():
+    given, sinks = tensors(torch.float64, 4), torch.randn(4, dtype=torch.float64)
+    found = cupyops.attention(*given, **packed(), sinks=sinks)
+    y, lse = exact(*given, {})
+    torch.testing.assert_close(found, y * torch.sigmoid(lse - sinks[:, None]).nan_to_num().T[..., None])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"cu_seqlens_k": None}, r"cu_seqlens_k is None .*expected \(sequences \+ 1,\)"),
+        ({"cu_seqlens_q": torch.tensor([0.0, 3.0])}, "cu_seqlens_q is a tensor .*int32 or int64"),
+        ({"cu_seqlens_q": torch.tensor([0, 1, 3])}, r"cu_seqlens_q is a tensor .*expected \(2,\), as many sequences"),
+        ({"cu_seqlens_q": torch.tensor([0, 4])}, r"cu_seqlens_q\[1\] is 4, expected one of 3 tokens"),
+        ({"max_seqlen_k": None}, "max_seqlen_k is None .*expected an int, the rows of the longest"),
+        ({"max_seqlen_k": 4}, "the length of sequence 0 by cu_seqlens_k is 5, expected at most max_seqlen_k"),
+        ({"query": torch.ones(1, 2, 3, 8)}, r"query is a tensor .*expected \(tokens, heads, head_dim\)"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(change, message):
+    given = {"query": torch.ones(3, 2, 8), "key": torch.ones(5, 2, 8), "value": torch.ones(5, 2, 8)}
+    with pytest.raises(cupyops.InputError, match=message):
+        cupyops.attention(**(given | packed((3,), (5,)) | change))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_on_a_gpu(case, width, dtype):
+    given = with_sequence(case)
+    if "alibi_slopes" in given.get("more", {}):
+        given = given | {"more": given["more"] | {"alibi_slopes": SLOPES.cuda()}}
+    for _ in range(5):  # recorded calls too
+        compare(dtype, device="cuda", width=width, **(with_sequence(case) | {"more": given.get("more")}))

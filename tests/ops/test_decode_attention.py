@@ -1,0 +1,254 @@
+import math
+
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+from decoding import by_cache
+
+import cupyops
+from cupyops._dispatch import decode_attention as kernels
+from cupyops._dispatch.gpu import assume_gpu, gpu
+
+HALF = [torch.float16, torch.bfloat16]
+DTYPES = [*HALF, torch.float32]
+
+
+class TestDecodeAttention(OperatorContract):
+    function = staticmethod(cupyops.decode_attention)
+    torch_function = staticmethod(by_cache)
+    kernels = {"decode_attention_fwd_mma", "decode_attention_fwd_fma", "decode_attention_combine"}
+    dtypes = DTYPES
+    has_backward = False
+    differs = {
+        ("empty", "reference"): "of a cache without rows the sample's lengths are out of range, which is an error"
+    }
+
+    def samples(self, make: Make):  # without gradients, of which there are no kernels
+        make = Make(make.device, make.dtype, requires_grad=False)
+        for d in (16, 128, 256):
+            yield Sample(make(2, 1, 4, d), make(2, 37, 2, d), make(2, 37, 2, d), return_lse=True)
+        yield Sample(make(1, 1, 2, 64), make(1, 1100, 1, 64), make(1, 1100, 1, 64))  # several splits
+        lengths = torch.tensor([70, 2, 0], device=make.device)
+        shapes = (3, 3, 6, 24), (3, 75, 1, 24), (3, 75, 1, 24)  # 18 rows of a head
+        yield Sample(*(make(*s) for s in shapes), lengths, window=20, softcap=2.0, return_lse=True)
+        table = torch.tensor([[4, 1, 0], [2, 3, 5]], device=make.device)
+        yield Sample(
+            make(2, 1, 2, 8), make(6, 16, 2, 8), make(6, 16, 2, 8), lengths[:2].clamp(max=40), table, scale=0.3
+        )
+
+    def small_samples(self, make: Make):
+        yield Sample(make(1, 2, 2, 8), make(1, 19, 1, 8), make(1, 19, 1, 8), return_lse=True)
+        lengths = torch.tensor([5, 17], device=make.device)
+        yield Sample(make(2, 1, 2, 8), make(2, 18, 2, 8), make(2, 18, 2, 8), lengths, window=9)
+
+
+def compare(dtype, shape, rows, lengths=None, block_size=0, device="cpu", **options):
+    """(y, lse) by kernels beside float64, where what no sequence has is NaN. shape: (batch, queries, heads, kv_heads, d)."""
+    batch, queries, heads, kv_heads, d = shape
+    torch.manual_seed(0)
+    q = torch.randn(batch, queries, heads, d, dtype=torch.float64)
+    k, v = (torch.randn(batch, rows, kv_heads, d, dtype=torch.float64) for _ in range(2))
+    q, k, v = (x.to(dtype).double() for x in (q, k, v))
+    of = torch.full((batch,), rows) if lengths is None else torch.tensor(lengths)
+    expected = by_cache(q, k, v, of, return_lse=True, **options)
+    for b, length in enumerate(of.tolist()):
+        k[b, length:] = v[b, length:] = math.nan
+    table = None
+    if block_size:
+        count = -(-rows // block_size)
+        table = torch.randperm(batch * count + 3)[: batch * count].view(batch, count)
+        pages = torch.full((2, batch * count + 3, block_size, kv_heads, d), math.nan, dtype=torch.float64)
+        for b in range(batch):
+            for n in range(count):
+                part = slice(n * block_size, (n + 1) * block_size)
+                pages[0, table[b, n], : len(k[b, part])], pages[1, table[b, n], : len(v[b, part])] = (
+                    k[b, part],
+                    v[b, part],
+                )
+            table[b, -(-int(of[b]) // block_size) :] = -1  # nobody comes to these
+        k, v = pages
+    given = [x.to(device, dtype) for x in (q, k, v)]
+    integers = [None if x is None else x.to(device) for x in (None if lengths is None else of, table)]
+    y, lse = cupyops.decode_attention(*given, *integers, return_lse=True, **options)
+    bound = 4 * torch.finfo(dtype).eps
+    assert torch.equal(lse.isfinite().cpu(), expected[1].isfinite())
+    assert (y.cpu().double() - expected[0]).abs().max() <= bound * max(1.0, expected[0].abs().max())
+    apart = (lse.cpu().double() - expected[1]).nan_to_num(0, 0, 0).abs().max()
+    assert apart <= 4e-6 * max(1.0, expected[1].nan_to_num(neginf=0).abs().max())
+    return y, lse
+
+
+CALLS = {
+    "one row": ((1, 1, 1, 1, 64), 1, None),
+    "a group of 8": ((2, 1, 8, 1, 128), 70, [70, 33]),
+    "a group of 5, 3 queries": ((1, 3, 5, 1, 80), 50, None),
+    "17 rows": ((2, 17, 1, 1, 64), 40, [40, 9]),
+    "wide": ((2, 1, 2, 2, 256), 90, [90, 0]),
+    "of 8": ((3, 2, 4, 2, 8), 33, [33, 16, 1]),
+    "splits": ((2, 1, 4, 2, 128), 1700, [1700, 40]),
+}
+FORMS = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@FORMS
+@pytest.mark.parametrize("options", [{}, {"window": 7}, {"softcap": 1.5, "scale": 0.7}, {"window": 0}], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name, options, dtype):
+    if dtype == torch.bfloat16 and options:
+        return  # of its kernel, which is that of float16, the values are seen without them
+    with cupyops.simulate("sm_90" if "wide" in name else "sm_80"), cupyops.trace() as trace:
+        compare(dtype, *CALLS[name], **options)
+    ran = [record.kernel.partition("<")[0] for record in trace.launches()]
+    method = "fma" if dtype == torch.float32 else "mma"
+    splits = name == "splits" and "window" not in options
+    assert ran == [f"decode_attention_fwd_{method}", *["decode_attention_combine"] * splits]
+
+
+@FORMS
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_paged(block_size, dtype):
+    """Entries that no sequence comes to name no block; blocks are not in order."""
+    with cupyops.simulate(), cupyops.trace() as trace:
+        compare(dtype, (2, 1, 4, 2, 64), 130, [130, 17], block_size)
+        compare(dtype, (2, 2, 4, 2, 64), 1200, [1200, 700], block_size, window=1100)
+    assert trace.launches() and "reference" not in trace.routes()
+
+
+@pytest.mark.gpu
+@FORMS
+@pytest.mark.parametrize("name", CALLS)
+def test_on_the_gpu(name, dtype):
+    with cupyops.never_slower(False), cupyops.trace() as trace:
+        for options in ({}, {"window": 7}, {"softcap": 1.5, "scale": 0.7}, {"block_size": 48}):
+            compare(dtype, *CALLS[name], device="cuda", **options)
+    assert trace.routes() == {"kernel"}
+
+
+@pytest.mark.gpu
+@FORMS
+def test_long_on_the_gpu(dtype):
+    with cupyops.never_slower(False):
+        for d in (64, 128, 256):
+            compare(dtype, (3, 1, 8, 2, d), 20000, [20000, 12345, 1], device="cuda")
+            compare(dtype, (3, 2, 8, 2, d), 5000, [5000, 4097, 16], 256, device="cuda", window=3000)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_splits_do_not_matter(device):
+    """However many there are; and each number of them gives the same bits twice."""
+    found = []
+    with cupyops.simulate(), cupyops.never_slower(False):
+        for multiprocessors in (1, 2, 64, 1, 2, 64):
+            with assume_gpu(multiprocessors=multiprocessors):
+                found.append(compare(torch.float16, (1, 1, 2, 1, 64), 1600, device=device))
+    for n in range(3):
+        assert all(map(torch.equal, found[n], found[n + 3]))
+        torch.testing.assert_close(found[n], found[0], rtol=2e-3, atol=2e-3)
+
+
+def test_how_many_splits():
+    """One sequence alone keeps all multiprocessors busy; many need few splits."""
+    form = kernels.FORWARD.list[0]
+    card = gpu(torch.device("cpu"))
+
+    def splits(batches, rows, window=-1):
+        strides = ((1024, 1024, 128),) * 3
+        sizes = batches, 1, 32, 8, 128, rows, window, 0, 0, 0
+        return form.splits(kernels.Problem(*sizes, torch.float16, *strides), card)
+
+    with assume_gpu(multiprocessors=132):
+        card = gpu(torch.device("cpu"))
+    assert splits(1, 131072) * 8 >= 0.8 * 3 * 132
+    assert splits(1, 100) == splits(1, 131072, 50) == 1
+    assert splits(64, 131072) <= 8
+
+
+def test_gradients_are_pytorch_s():
+    q = torch.randn(1, 1, 2, 4, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(1, 5, 1, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    lengths = torch.tensor([3])
+    function = lambda *given: cupyops.decode_attention(*given, lengths, softcap=2.0, return_lse=True)
+    assert torch.autograd.gradcheck(function, (q, k, v)) and torch.autograd.gradgradcheck(function, (q, k, v))
+    poisoned = [x.detach().clone() for x in (k, v)]
+    for x in poisoned:
+        x[:, 3:] = math.nan
+        x.requires_grad_()
+    grads = torch.autograd.grad(function(q, *poisoned)[0].sum(), (q, *poisoned))
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_a_graph_serves_every_length():
+    """What is launched does not depend on the values of lengths: a recorded plan gives each its own result."""
+    q, k, v = torch.randn(2, 1, 2, 64).half(), *(torch.randn(2, 40, 1, 64).half() for _ in range(2))
+    lengths = torch.zeros(2, dtype=torch.int32)
+    with cupyops.simulate():
+        for length in (1, 7, 40, 12, 33):
+            lengths.fill_(length)
+            expected = by_cache(q.double(), k.double(), v.double(), lengths)
+            torch.testing.assert_close(
+                cupyops.decode_attention(q, k, v, lengths).double(), expected, rtol=2e-3, atol=2e-3
+            )
+
+
+@pytest.mark.gpu
+def test_cuda_graph():
+    q, k, v = (torch.randn(2, n, 8, 128, device="cuda").half() for n in (1, 2000, 2000))
+    lengths = torch.full((2,), 5, dtype=torch.int32, device="cuda")
+    with cupyops.never_slower(False):
+        for _ in range(3):
+            cupyops.decode_attention(q, k, v, lengths)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = cupyops.decode_attention(q, k, v, lengths)
+        for length in (1, 700, 2000):
+            lengths.fill_(length)
+            graph.replay()
+            torch.testing.assert_close(y, by_cache(q, k, v, lengths), rtol=2e-3, atol=2e-3)
+
+
+def test_layouts_without_copies():
+    """Slices of larger caches, heads before rows: read where they are. Rows off a boundary are PyTorch's."""
+    q = torch.randn(2, 1, 4, 64).half()
+    large = torch.randn(2, 60, 2, 2, 64).half()
+    by_heads = torch.randn(2, 2, 50, 64).half().transpose(1, 2)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        for k, v in ((large[:, :50, 0], large[:, :50, 1]), (by_heads, by_heads)):
+            y = cupyops.decode_attention(q, k, v)
+            torch.testing.assert_close(y.double(), by_cache(q.double(), k.double(), v.double()), rtol=2e-3, atol=2e-3)
+    assert trace.launches() and "reference" not in trace.routes()
+    odd = torch.randn(2, 50, 2, 72).half()[..., 4:68]  # copied
+    with cupyops.simulate():
+        y = cupyops.decode_attention(q, odd, odd)
+    torch.testing.assert_close(y.double(), by_cache(q.double(), odd.double(), odd.double()), rtol=2e-3, atol=2e-3)
+
+
+BAD = {
+    "q": (lambda q, k, n: (q[0], k, k), r"^q is .*expected \(batch, queries, heads, head_dim\)"),
+    "k_cache": (lambda q, k, n: (q, k[..., :-1], k), "^k_cache is .*as q has it"),
+    "batch": (lambda q, k, n: (q, k[:1], k[:1]), "^k_cache is "),
+    "v_cache": (lambda q, k, n: (q, k, k[:, :-1]), "^v_cache is .*as k_cache has it"),
+    "heads": (lambda q, k, n: (q[:, :, :3], k, k), "^k_cache has 2 heads, expected a divisor of the 3 of q"),
+    "lengths": (lambda q, k, n: (q, k, k, n[:1]), r"^kv_lengths is .*expected shape \(2,\)"),
+    "kind": (lambda q, k, n: (q, k, k, n.float()), "^kv_lengths is .*expected int32 or int64"),
+    "length": (lambda q, k, n: (q, k, k, n + 5), r"^kv_lengths, element 1, is 10, expected one in \[0, 10\)"),
+    "table": (lambda q, k, n: (q, k, k, n, n), r"^block_table is .*expected \(2, blocks of a sequence\)"),
+    "block": (lambda q, k, n: (q, k, k, n, n.view(2, 1)), r"^block_table, element 1, is 5, expected one in \[0, 2\)"),
+    "dtype": (lambda q, k, n: (q, k.half(), k.half()), "^k_cache is torch.float16, but q is torch.float32"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_input(bad):
+    q, k, lengths = torch.randn(2, 1, 4, 8), torch.randn(2, 9, 2, 8), torch.tensor([1, 5])
+    make, message = BAD[bad]
+    with pytest.raises(cupyops.InputError, match=message):
+        cupyops.decode_attention(*make(q, k, lengths))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("window", -1), ("window", 2.0), ("softcap", 0.0), ("scale", "1"), ("softcap", math.inf)]
+)
+def test_bad_options(name, value):
+    q, k = torch.randn(2, 1, 4, 8), torch.randn(2, 9, 2, 8)
+    with pytest.raises(cupyops.InputError, match=f"^{name} is "):
+        cupyops.decode_attention(q, k, k, **{name: value})
