@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
+from .._util import observed, torch_private
 from .._util.strides import aligned
 from .forms import Form, Launch
 from .gpu import Gpu
@@ -168,8 +169,6 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
     """Why no kernel serves these tensors of four dimensions, None where one does. Looks at metadata alone."""
     if q.dtype not in HALF:
         return f"no kernel for {q.dtype}"
-    if gpu.library:
-        return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
     if 0 < gpu.capability < 8:
         return "its kernels need compute capability 8.0"
     for width in (q.shape[3], v.shape[3]):
@@ -182,6 +181,40 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
     if max(queries, keys) >= _MOST_ROWS or batches * heads * ceil_div(max(queries, keys, 1), TILE) * 8 > _MOST_BLOCKS:
         return "over 2^31 - 1 blocks"
     return None
+
+
+def slower(q: Tensor, k: Tensor, v: Tensor, masked: bool, causal: bool, gpu: Gpu) -> str | None:
+    """Why PyTorch's own attention is taken, None where kernels are measured as fast; of tensors that kernels serve.
+
+    On an H100, beside cuDNN, the better of PyTorch's backends there. Where deterministic algorithms are asked for, PyTorch
+    leaves cuDNN, and kernels here are 1.3 times as fast and more.
+    """
+    if not gpu.library:
+        return None
+    why = "PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run"
+    queries, keys, width = q.shape[2], k.shape[2], q.shape[3]
+    gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if gpu.capability == 9 and not masked and width == v.shape[3] and queries == keys:
+        if not gradient:
+            faster = keys >= 4096 and (causal or width <= 64)
+        elif torch_private.deterministic():
+            faster = keys >= 512 and width in WIDTHS
+        else:
+            faster = width == 128 and (keys == 512 or causal and 512 <= keys <= 1024)
+        if faster:
+            return None
+    # of views whose rows begin anywhere PyTorch's kernels read wild; they get copies, so that something is left to do
+    return observed.Faster(why) if all(x is taken(x) for x in (q, k, v)) else why
+
+
+def taken(x: Tensor) -> Tensor:
+    """`x`, or a copy of it where its rows begin elsewhere than PyTorch's fused kernels take for granted."""
+    vector = max(1, 16 // x.element_size())
+    if not x.is_cuda or x.dim() < 2 or x.shape[-1] % vector or (x.stride(-1) != 1 and x.shape[-1] > 1):
+        return x
+    if aligned(x) and all(stride % vector == 0 for size, stride in zip(x.shape[:-1], x.stride()) if size > 1):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 class Gradients(NamedTuple):

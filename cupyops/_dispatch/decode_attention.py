@@ -145,8 +145,6 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, scale: 
     """Why no kernel serves these tensors, None where one does. Looks at metadata alone."""
     if q.dtype not in DTYPES:
         return f"no kernel for {q.dtype}"
-    if gpu.library:
-        return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
     if 0 < gpu.capability < 8:
         return "its kernels need compute capability 8.0"
     width = q.shape[3]

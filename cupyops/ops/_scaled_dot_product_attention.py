@@ -32,6 +32,7 @@ def _sdpa(
     enable_gqa: bool,
 ) -> Tensor:
     if _has_every_derivative(query, key, value):
+        query, key, value = (kernels.taken(x) for x in (query, key, value))
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -93,7 +94,9 @@ def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enabl
         return "heads that are broadcast"
     if attn_mask is not None and not _broadcasts(attn_mask, (*query.shape[:3], key.shape[2])):
         return "a mask of another shape than the scores, or of none"
-    return kernels.why_not(query, key, value, scale, gpu(query.device))
+    card = gpu(query.device)
+    masked = attn_mask is not None
+    return kernels.why_not(query, key, value, scale, card) or kernels.slower(query, key, value, masked, is_causal, card)
 
 
 def _broadcasts(mask: Tensor, scores: tuple[int, ...]) -> bool:
@@ -102,7 +105,7 @@ def _broadcasts(mask: Tensor, scores: tuple[int, ...]) -> bool:
     return mask.dim() <= 4 and mask.numel() > 0 and all(size in (1, whole) for size, whole in sizes)
 
 
-@_sdpa.interface
+@_sdpa.interface(twin=torch.nn.functional.scaled_dot_product_attention)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -110,14 +113,17 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
     """softmax(query key^T * scale + attn_mask) value; as `torch.nn.functional.scaled_dot_product_attention`.
 
     Kernels serve four dimensions of fp16 and bf16, with a mask of any strides too, without dropout, head_dim a multiple of 8
-    up to 256. The gradient of a mask is computed with the scores in memory. Everything else is PyTorch's own function, with
-    the backend that it chooses. `cupyops.trace()` says which and why.
+    up to 256, and run where they are measured as fast as PyTorch's, or deterministic algorithms are asked for. The gradient
+    of a mask is computed with the scores in memory. Everything else is PyTorch's own function, with the backend that it
+    chooses; where it would read views that begin anywhere, which its kernels do not take, it is given copies.
+    `cupyops.trace()` says which and why.
 
     Args:
         query: (..., heads, queries, head_dim), of any strides.

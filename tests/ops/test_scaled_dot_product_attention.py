@@ -1,18 +1,30 @@
+import dataclasses
+import functools
+
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cupyops
+from cupyops._dispatch import attention as kernels
+from cupyops._dispatch.gpu import gpu
+from cupyops._util import observed
 from cupyops.testing import assume_gpu
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
 HALF = [torch.float16, torch.bfloat16]
 
 
+@functools.wraps(SDPA)
+def torch_sdpa(query, key, value, *args, **kwargs):
+    """PyTorch's, of copies: on a GPU its kernels fault on views that begin at any address."""
+    return SDPA(*(x.clone() if x.is_cuda else x for x in (query, key, value)), *args, **kwargs)
+
+
 class TestScaledDotProductAttention(OperatorContract):
     function = staticmethod(cupyops.scaled_dot_product_attention)
-    torch_function = staticmethod(SDPA)
+    torch_function = staticmethod(torch_sdpa)
     kernels = {"attention_bwd_prepare"}
     dtypes = HALF
 
@@ -157,3 +169,66 @@ def test_bad_arguments(change, message):
     given = {name: torch.ones(1, 2, 5, 8) for name in ("query", "key", "value")} | change
     with pytest.raises(cupyops.InputError, match=message):
         cupyops.scaled_dot_product_attention(**given)
+
+
+HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+
+
+@pytest.mark.parametrize(
+    "shape, causal, gradient, kernels_are",
+    [
+        ((4, 16, 4096, 128), True, False, "taken"),
+        ((4, 16, 4096, 128), False, False, "slower"),
+        ((4, 32, 4096, 64), False, False, "taken"),
+        ((16, 16, 1024, 128), True, False, "slower"),
+        ((16, 16, 1024, 128), True, True, "taken"),
+        ((32, 16, 512, 128), False, True, "taken"),
+        ((4, 16, 4096, 128), True, True, "slower"),
+        ((4, 16, 4096, 80), True, True, "slower"),
+    ],
+)
+def test_where_kernels_are_taken(shape, causal, gradient, kernels_are):
+    """As measured on an H100, beside cuDNN; for the backward of deterministic algorithms, which that has not, from 512 on."""
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=gradient)
+    with assume_gpu(**HOPPER):
+        card = gpu(torch.device("cpu"))
+    torch.use_deterministic_algorithms(False)  # which the tests are run with
+    reason = kernels.slower(x, x, x, False, causal, card)
+    assert (reason is None) is (kernels_are == "taken")
+    assert reason is None or isinstance(reason, observed.Faster)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert kernels.slower(x, x, x, True, causal, card) is not None  # a mask
+    if gradient:
+        assert (kernels.slower(x, x, x, False, causal, card) is None) is (shape[3] in (64, 128))
+    assert kernels.slower(x, x, x, False, causal, dataclasses.replace(card, library=False)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("first, room", [(1, 0), (0, 1), (0, 0)])
+def test_views_that_begin_anywhere(dtype, first, room):
+    """PyTorch's own kernels read beside them, or refuse them; ours and the copies that PyTorch's are given do not."""
+    torch.use_deterministic_algorithms(False)
+    for width in (16, 64):
+        given = [torch.randn(2 * 3 * 33 * (width + room) + 8, device="cuda").to(dtype) for _ in range(3)]
+        views = [x[first : -8 + first].view(2, 3, 33, width + room)[..., room:].requires_grad_() for x in given]
+        copies = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in views]
+        expected = SDPA(*copies, is_causal=True)
+        wanted = torch.autograd.grad(expected.sin().sum(), copies)
+        with cupyops.never_slower():
+            for _ in range(4):
+                y = cupyops.scaled_dot_product_attention(*views, is_causal=True)
+                found = torch.autograd.grad(y.sin().sum(), views)
+                for a, b in zip((y, *found), (expected, *wanted)):
+                    torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_addresses_that_change():
+    """Calls alike are PyTorch's own where the tensors begin at multiples of 16 bytes, and only there."""
+    flat = torch.randn(1000, device="cuda")
+    with cupyops.never_slower():
+        for first in (0, 0, 0, 0, 1, 2, 1, 0, 1):
+            x = flat[first : first + 2 * 8 * 16].view(1, 2, 8, 16)
+            y = cupyops.scaled_dot_product_attention(x, x, x)
+            torch.testing.assert_close(y, SDPA(x.clone(), x.clone(), x.clone()))

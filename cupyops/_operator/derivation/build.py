@@ -38,12 +38,18 @@ class Plan:
         self.entry, self.recording, self.call = entry, recording, call
 
 
-def plain(title: str, made: Callable[..., Any], args: Sequence[Any], with_numbers: bool) -> Plan:
-    """A plan that makes the call the plain way, by `made`: it stands for a signature that is given up."""
+def plain(title: str, made: Callable[..., Any], args: Sequence[Any], with_numbers: bool, aligned: bool) -> Plan:
+    """A plan that makes the call the plain way, by `made`: it stands for a signature that is given up.
+
+    aligned: it is of calls whose tensors begin at multiples of 16 bytes, as all of `args` do.
+    """
     writer, names = Writer(), [f"_a{index}" for index in range(len(args))]
     if with_numbers:
         values(writer, names, args)
     tensors(writer, names, args)
+    if aligned:
+        addresses = " | ".join(f"{name}.data_ptr()" for name, one in zip(names, args) if isinstance(one, Tensor))
+        miss_if(writer, f"({addresses}) & 15")
     writer.line(f"return {writer.name(made)}({', '.join(names)})")
     return Plan(writer.function(title, ", ".join(names)))
 

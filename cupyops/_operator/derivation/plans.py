@@ -235,8 +235,11 @@ class Plans:
     def _give_up(self, args: tuple[Any, ...], reason: str, with_numbers: bool) -> None:
         """Calls like this one are made the plain way, with no look at their signature."""
 
-        made = self.settled(args, reason)
-        self._insert(args[self.first].shape, build.plain(f"{self.name} (not recorded)", made, args, with_numbers))
+        made, title = self.settled(args, reason), f"{self.name} (not recorded)"
+        aligned = isinstance(reason, observed.Faster)  # PyTorch's own kernels are asked, some of which need that
+        if aligned and any(isinstance(one, Tensor) and one.data_ptr() % 16 for one in args):
+            made, aligned = self.plain, False
+        self._insert(args[self.first].shape, build.plain(title, made, args, with_numbers, aligned))
 
     def _insert(self, shape: Hashable, plan: Plan) -> None:
         with _changing:
