@@ -18,6 +18,7 @@ torch.backends.mkldnn.enabled = False
 
 # folders of tests whose kernels nobody loads: their text will do
 SIMULATING = ("ops", "nn", "optim", "dispatch", "testing", "expression", "examples", "edges")
+FORKING = ("test_robustness.py",)  # fork this process hundreds of times, which costs the more the more it holds
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 
@@ -26,6 +27,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: item.path.name not in FORKING)
     tiers.select(config, items)
     if not GPU:
         for item in items:

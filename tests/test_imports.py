@@ -2,12 +2,12 @@
 
 import ast
 import graphlib
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import cupyops
 
@@ -139,7 +139,7 @@ def test_the_simulator_could_be_a_package_of_its_own():
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    return run_python("-c", code, cwd=PACKAGE.parent, bare=True)
 
 
 def test_importing_imports_nothing_heavy_and_touches_no_device():

@@ -18,6 +18,7 @@ from .._operator.operator import Operator
 from ..errors import InputError
 
 _OTHERS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "cupy"}  # packages that launch none of ours
+_SIMULATOR = ("cupyops.simulator", "cupyops._simulate")  # which holds the text of every kernel that it has run
 _CONTAINERS = (tuple, list, set, frozenset)
 
 
@@ -70,7 +71,8 @@ def _mentioned(value: Any) -> Iterable[Any]:
 
 
 def _is_foreign(value: Any) -> bool:
-    return (getattr(value, "__module__", None) or "").partition(".")[0] in _OTHERS
+    module = getattr(value, "__module__", None) or ""
+    return module.partition(".")[0] in _OTHERS or module.startswith(_SIMULATOR)
 
 
 def _inside(instance: Any) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from toys import Recorder, executor
 
@@ -516,7 +517,7 @@ def test_import_brings_no_cupy():
         "print(torch.cuda.is_initialized(), gc.isenabled())\n"
         "print(*{'cupy', 'cupyops.testing', 'cupyops.simulator', 'cupyops.bench', 'cupyops.cli'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, bare=True)
     assert done.stdout.split() == ["False", "True"]
 
 
@@ -530,7 +531,7 @@ def test_broken_cupy_is_told():
         "try: compiler.compile(source.load('relu.cu'), 'relu_fwd<float>', 'sm_80')\n"
         "except cupyops.MissingDependencyError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, bare=True)
     assert "[0.0, 2.0]" in done.stdout and "CUDA kernels need CuPy" in done.stdout and "pip install" in done.stdout
 
 

@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_python
 
 import cupyops
 from cupyops import Kernel
@@ -710,7 +711,7 @@ def test_cupy_where_the_home_cannot_be_written(tmp_path):
     unset = ("CUPY_CACHE_DIR", "CUPYOPS_CACHE_DIR", "XDG_CACHE_HOME")
     env = {key: value for key, value in os.environ.items() if key not in unset}
     env |= {"HOME": "/dev/null", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = run_python("-c", code, env=env, bare=True)
     assert done.stdout.strip() == "True", done.stdout + done.stderr
     assert (tmp_path / f"cupyops-{os.getuid()}" / "cupy").is_dir()
 
@@ -728,7 +729,7 @@ def test_cupy_without_a_home():
     unset = ("CUPY_CACHE_DIR", "CUPYOPS_CACHE_DIR", "XDG_CACHE_HOME")
     env = {key: value for key, value in os.environ.items() if key not in unset}
     env |= {"HOME": "/dev/null", "TMPDIR": "/dev/null"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = run_python("-c", code, env=env, bare=True)
     assert done.stdout.strip() == "4", done.stdout + done.stderr
 
 

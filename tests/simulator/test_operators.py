@@ -10,7 +10,6 @@ import importlib.util
 import math
 import os
 import re
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ import kept
 import pytest
 import torch
 from contract import DTYPES, Make, first
+from processes import run_python
 from simulator import cases
 from simulator.cases import CPU, KERNELS, OPERATORS, operator_of
 from tiers import SEVEN
@@ -272,19 +272,9 @@ def test_one_step_of_a_network():
 @pytest.mark.parametrize("asked", ["1", "sm_90"])
 def test_a_program_that_simulates_throughout(asked):
     """CUPYOPS_SIMULATE, for a program that knows nothing of it, and trains by its own kernels."""
-    command = [
-        sys.executable,
-        str(EXAMPLES / "add_model.py"),
-        "--epochs",
-        "50",
-        "--size",
-        "20",
-        "--lr",
-        "0.1",
-        "--trace",
-    ]
+    command = [EXAMPLES / "add_model.py", "--epochs", 50, "--size", 20, "--lr", 0.1, "--trace"]
     environment = os.environ | {"CUPYOPS_SIMULATE": asked, "CUPYOPS_CUBIN_PATH": str(kept.TEXTS), "COLUMNS": "200"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_python(*command, env=environment, bare=True)
     assert done.returncode == 0, done.stdout + done.stderr
     first_step = [line for line in done.stdout.splitlines() if "vector_add_fwd<float>" in line and "simulator" in line]
     assert first_step, done.stdout

@@ -3,7 +3,6 @@
 import gc
 import os
 import re
-import subprocess
 import sys
 import threading
 import weakref
@@ -13,6 +12,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 
 import cupyops
 from cupyops import _simulate, simulator
@@ -464,14 +464,8 @@ print(*sorted(trace.routes()), *y.tolist(), getattr(cupyops._kernel.kernel.execu
 
 @pytest.mark.parametrize(("value", "printed"), [("sm_90", "simulator 0.0 2.0 sm_90"), ("0", "reference 0.0 2.0 None")])
 def test_environment(value, printed):
-    done = subprocess.run(
-        [sys.executable, "-c", ENVIRONMENT],
-        env=os.environ | {"CUPYOPS_SIMULATE": value},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == printed
+    done = run_python("-c", ENVIRONMENT, env=os.environ | {"CUPYOPS_SIMULATE": value}, bare=True)
+    assert done.stdout.strip() == printed, done.stderr
 
 
 @pytest.mark.parametrize(("value", "arch"), [("1", "sm_80"), ("sm_100", "sm_100"), ("", None)])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import io
+import json
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 PRELOADED = ("cupyops._kernel.compile.compiler", "cupyops.cli.app", "pytest", "torch.distributed.tensor")
@@ -53,25 +57,75 @@ def _work(checks: Callable[[int, int, Path], None], rank: int, size: int, store:
 
 
 def run_python(
-    *words: object, cwd: Path | str | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
+    *words: object,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: int = 120,
+    bare: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """`python -m NAME ...`, `python -c CODE ...` or `python FILE ...`, and what it wrote, as `subprocess.run` gives it.
 
-    PyTorch and cupyops are imported before it begins, in the environment of the first such call: a program that is about
-    their imports needs an interpreter of its own.
+    PyTorch and cupyops are imported before it begins, in the environment of the first such call. With `bare` PyTorch alone
+    is: for programs that are about the import of cupyops, or have settings that it reads.
     """
     given, folder = [str(word) for word in words], os.fspath(cwd or os.getcwd())
     environ = dict(os.environ if env is None else env)
     with tempfile.TemporaryDirectory() as kept:
-        paths = [Path(kept, name) for name in ("stdout", "stderr")]
-        process = _context().Process(target=_run, args=(given, folder, environ, paths))
-        process.start()
-        process.join(timeout)
-        if process.is_alive():
-            process.kill()
-            raise subprocess.TimeoutExpired(given, timeout)
-        out, err = (path.read_text(encoding="utf-8") for path in paths)
-        return subprocess.CompletedProcess(given, process.exitcode, out, err)
+        paths = [str(Path(kept, name)) for name in ("stdout", "stderr")]
+        if bare:
+            server = _server()
+            print(json.dumps([given, folder, environ, paths, timeout]), file=server.stdin, flush=True)
+            status = int(server.stdout.readline())
+            if status == -signal.SIGALRM:
+                raise subprocess.TimeoutExpired(given, timeout)
+        else:
+            process = _context().Process(target=_run, args=(given, folder, environ, paths))
+            process.start()
+            process.join(timeout)
+            if process.is_alive():
+                process.kill()
+                raise subprocess.TimeoutExpired(given, timeout)
+            status = process.exitcode
+        out, err = (Path(path).read_text(encoding="utf-8") for path in paths)
+        return subprocess.CompletedProcess(given, status, out, err)
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """A process that has imported PyTorch alone, and forks for each line that it reads; it ends with this process."""
+    words = [sys.executable, "-c", "import processes; processes.serve()"]
+    environ = {**os.environ, "PYTHONPATH": str(TESTS / "support")}
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+    atexit.register(server.communicate)
+    return server
+
+
+def serve() -> None:
+    """For each request of `run_python` that comes in a fork that runs it, and then its exit code."""
+    import torch  # noqa: F401
+
+    for line in sys.stdin:
+        *request, timeout = json.loads(line)
+        child = os.fork()
+        if not child:
+            signal.alarm(timeout)  # which ends it
+            os._exit(_status(request))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _status(request: list) -> int:
+    """The exit code of a program, which has then run."""
+    try:
+        _run(*request)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def torchrun(size: int, *words: object, env: Mapping[str, str], timeout: float = 240) -> list[str]:
@@ -91,7 +145,7 @@ def torchrun(size: int, *words: object, env: Mapping[str, str], timeout: float =
     return [one.stdout for one in done]
 
 
-def _run(words: list[str], folder: str, environ: dict[str, str], paths: list[Path]) -> None:
+def _run(words: list[str], folder: str, environ: dict[str, str], paths: list[str]) -> None:
     for number, path in enumerate(paths, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     encoding, _, errors = environ.get("PYTHONIOENCODING", "utf-8").partition(":")

@@ -2,13 +2,12 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -238,7 +237,7 @@ assert torch.ops.cupyops.silu_backward.default is not None
 assert len(registration._waiting) == waiting - 2
 print(torch.compile(lambda x: cupyops.gelu(x), backend="eager", fullgraph=True)(torch.zeros(2)).tolist())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code, bare=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[0.0, 0.0]"
 

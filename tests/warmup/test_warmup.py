@@ -12,6 +12,7 @@ from torch import Tensor
 import cupyops
 from cupyops import CompileError, InputError, LaunchError
 from cupyops._kernel.compile import compiler
+from cupyops._warmup import reachable
 from cupyops._warmup.reachable import kernels_of
 
 CODE = """
@@ -139,6 +140,18 @@ def test_through_functions_tables_closures_and_methods():
     assert kernels_of(through_another) == [DECLARED]
     assert kernels_of(lambda x: inside[1, 32](x)) == [inside]
     assert kernels_of(Layer().forward) == kernels_of(Shared().forward) == [inside]
+
+
+def test_what_the_simulator_keeps_is_not_searched(monkeypatch):
+    """It has the text of every kernel that it has run, which took seconds to look through, and names none."""
+    looked, step = [], reachable._mentioned
+    monkeypatch.setattr(reachable, "_mentioned", lambda value: looked.append(type(value)) or step(value))
+    with cupyops.simulate():
+        for op in (cupyops.relu, cupyops.softmax, cupyops.layer_norm):
+            x = torch.randn(3, 5, requires_grad=True)
+            (op(x, (5,)) if op is cupyops.layer_norm else op(x, 1) if op is cupyops.softmax else op(x)).sum().backward()
+        assert {one.base for one in kernels_of(cupyops.relu)} == {"relu_fwd", "relu_bwd"}
+    assert not [kind for kind in looked if kind.__module__.startswith("cupyops.simulator")] and len(looked) < 5_000
 
 
 def test_of_a_model_and_its_optimizer():

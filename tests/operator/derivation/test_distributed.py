@@ -7,7 +7,7 @@ import pytest
 import torch
 import toys
 import twins
-from processes import together
+from processes import run_python, together
 
 import cupyops
 
@@ -393,9 +393,6 @@ def test_processes(tmp_path, size):
 
 
 def test_importing_brings_no_torch_distributed_tensor():
-    import subprocess
-    import sys
-
     code = "import sys, cupyops, torch; cupyops.relu(torch.ones(2)); print('torch.distributed.tensor' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    done = run_python("-c", code, bare=True)
+    assert done.stdout.strip() == "False", done.stderr
