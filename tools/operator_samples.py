@@ -289,20 +289,20 @@ def _by_wgmma(m: Make, form: wgmma.Tile, layout: tuple[bool, bool]) -> Any:
     return cupyops.matmul, a, b, {"gpu": _A_CARD, "forms": [f"matmul:{form.name}"]}
 
 
-def _activated(m: Make, form: epilogues.Fused, activation: str) -> Any:
-    """A linear layer with all that follows it, by one form."""
+def _activated(m: Make, activation: str) -> Any:
+    """A linear layer with all that follows it, by wgmma."""
     if not m.half or gpu(torch.device(m.device)).capability != 9:
         return ()
     given = m(136, 264), m(280, 264), m(280), activation, m(136, 280)
-    return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": [f"linear_act:{form.name}"]}
+    return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": [f"linear_act:{epilogues.ACTIVATED.name}"]}
 
 
-def _gated(m: Make, form: epilogues.Fused, activation: str) -> Any:
+def _gated(m: Make, activation: str) -> Any:
     """The same of a gated layer."""
     if not m.half or gpu(torch.device(m.device)).capability != 9:
         return ()
     given = m(136, 264), m(152, 264), m(152, 264), activation
-    return cupyops.gated_linear, *given, {"gpu": _A_CARD, "forms": [f"gated_linear:{form.name}"]}
+    return cupyops.gated_linear, *given, {"gpu": _A_CARD, "forms": [f"gated_linear:{epilogues.GATED.name}"]}
 
 
 _SAMPLES: dict[str, list[Call]] = {
@@ -464,20 +464,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.linear_act, m(67, 75), m(66, 75), m(66), "gelu_tanh", m(67, 66), {"tile": 64}),
         lambda m: (cupyops.linear_act, m(136, 72), m(136, 72), m(136), "relu", m(136, 136), {"tile": 128}),
         lambda m: m.half and (cupyops.linear_act, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
-        *[
-            partial(_activated, form=form, activation=activation)
-            for form in epilogues.ACTIVATED
-            for activation in epilogues.ACTIVATIONS
-        ],
+        *[partial(_activated, activation=activation) for activation in epilogues.ACTIVATIONS],
     ],
     "gated_linear": [
         lambda m: (cupyops.gated_linear, m(70, 33), m(40, 33), m(40, 33)),
         lambda m: (cupyops.gated_linear, m(2, 3, 32), m(16, 32), None, "gelu"),
-        *[
-            partial(_gated, form=form, activation=activation)
-            for form in epilogues.GATED
-            for activation in epilogues.GATES
-        ],
+        *[partial(_gated, activation=activation) for activation in epilogues.GATES],
     ],
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),

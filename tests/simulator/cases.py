@@ -255,15 +255,13 @@ def by_wgmma(dtype: torch.dtype) -> Iterator[Call]:
 
 def activated(dtype: torch.dtype) -> Iterator[Call]:
     yield from tiles("linear_act", activated_layers, dtype)
-    for form in epilogues.ACTIVATED if dtype in HALF else ():
-        for activation in epilogues.ACTIVATIONS:
-            yield from gemms.activated(form, activation, dtype, "cpu")
+    for activation in epilogues.ACTIVATIONS if dtype in HALF else ():
+        yield from gemms.activated(epilogues.ACTIVATED, activation, dtype, "cpu")
 
 
 def gated(dtype: torch.dtype) -> Iterator[Call]:
-    for form in epilogues.GATED if dtype in HALF else ():
-        for activation in epilogues.GATES:
-            yield from gemms.gated(form, activation, dtype, "cpu")
+    for activation in epilogues.GATES if dtype in HALF else ():
+        yield from gemms.gated(epilogues.GATED, activation, dtype, "cpu")
 
 
 def attended(dtype: torch.dtype) -> Iterator[Call]:

@@ -86,7 +86,7 @@ def compare(
 def activated(form: Any, activation: str, dtype: torch.dtype, device: str) -> Iterator[Callable[[], None]]:
     """Calls of linear_act by a form of Hopper's, of several tiles in each direction, with tails; of one activation also such
     as TMA does not store, with nothing beside it."""
-    m, n = form.m * form.cluster + 24, form.n + 40
+    m, n = _rows(form, device), form.n + 40
     shapes = [((m, 136), (n, 136), (n,), (m, n))]
     if activation == "gelu":
         shapes += [((m, 72), (n + 3, 72), None), ((40, 72), (67, 72), (67,), (40, 67))]
@@ -98,13 +98,18 @@ def activated(form: Any, activation: str, dtype: torch.dtype, device: str) -> It
 
 def gated(form: Any, activation: str, dtype: torch.dtype, device: str) -> Iterator[Callable[[], None]]:
     """The same of gated_linear, of two weights or packed ones."""
-    m, n = form.m * form.cluster + 24, form.columns + 40
+    m, n = _rows(form, device), form.columns + 40
     shapes = [((m, 136), (2 * n, 136), None)]
     if activation == "silu":
         shapes += [((m, 72), (n, 72), (n, 72)), ((m, 72), (n + 3, 72), (n + 3, 72)), ((40, 72), (2 * 67, 72), None)]
     name = f"gated_linear:{form.name}"
     for one in shapes:
         yield partial(_by_form, name, cupyops.gated_linear, gated_linear, one, activation, dtype, device)
+
+
+def _rows(form: Any, device: str) -> int:
+    """More than a cluster's tile, and on a GPU enough for several tiles of each block."""
+    return form.m * form.cluster * (1 if device == "cpu" else 100) + 24
 
 
 def _by_form(name: str, ours: Any, theirs: Any, shapes: Any, activation: str, dtype: torch.dtype, device: str) -> None:

@@ -115,8 +115,10 @@ def test_every_file_of_kernels_is_an_operators():
         "batch_norm_nhwc.cu": "batch_norm",
         "conv2d_direct.cu": "conv2d",
         "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",
+        "gated_linear_wgmma.cu": "gated_linear",
         "group_norm_sub_warp.cu": "group_norm",
         "group_norm_two_pass.cu": "group_norm",
+        "linear_act_wgmma.cu": "linear_act",
     }
 
 
