@@ -37,7 +37,9 @@ def _decode(
     _check_values(k_cache, kv_lengths, block_table)
     k, v = (_of_sequences(x, block_table).transpose(1, 2) for x in (k_cache, v_cache))
     queries, rows = q.shape[1], k.shape[2]
-    lengths = torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long()
+    lengths = (
+        torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long().clamp(0, rows)
+    )
     keys, own = torch.arange(rows, device=q.device), torch.arange(queries, device=q.device) - queries
     exists = keys < lengths[:, None]
     behind = lengths[:, None, None] + own[:, None] - keys  # how far before that of the query a key lies

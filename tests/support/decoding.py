@@ -33,7 +33,7 @@ def by_cache(
             raise ValueError("no heads of keys")
         rows, queries = k.shape[1], q.shape[1]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        lengths = torch.full((len(q),), rows, device=q.device) if kv_lengths is None else kv_lengths
+        lengths = torch.full((len(q),), rows, device=q.device) if kv_lengths is None else kv_lengths.clamp(0, rows)
         own = lengths[:, None] - queries + torch.arange(queries, device=q.device)
         keys = torch.arange(rows, device=q.device)
         unseen = (keys > own[..., None]) | (keys < (own - rows if window is None else own - window)[..., None])
