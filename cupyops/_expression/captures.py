@@ -116,6 +116,8 @@ def variant(
                 f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it"
             )
         return PLAIN
+    if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
+        _check(score, mask, captured)
     tensors, numbers, types = {}, {}, []
     for name, value in {**(packed or {}), **captured}.items():
         if isinstance(value, Tensor):
@@ -130,8 +132,7 @@ def variant(
                 f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor"
             )
     text = spelled(score, mask, [*tensors, *types])
-    if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
-        _check(score, mask, captured)
+    if not torch.compiler.is_compiling():
         given = tuple(tensors.values())
         size = *query.shape[:3], key.shape[2]
         if packed is not None:
@@ -185,6 +186,8 @@ def _check(score: str | None, mask: str | None, names: Iterable[str]) -> None:
     used: set[str] = set()
     for name, one in (("score", score), ("mask", mask)):
         if one is not None:
+            if isinstance(one, Tensor):
+                arguments.fail(name, one, f'an expression of C that names it, such as {name}="of[q, k]", of=...')
             if not isinstance(one, str) or "\f" in one:
                 arguments.fail(name, one, "an expression of C, or None")
             used |= Formula.of(name, one).words

@@ -84,6 +84,7 @@ def compared(name, engine, dtype, width, device="cpu", **options):
     )
 
 
+@pytest.mark.in_full(by=lambda parameters: "attention")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, engine):
@@ -290,6 +291,7 @@ def test_autocast_leaves_what_is_captured():
         ({"score": "s ** 2"}, "C has no"),
         ({"score": "s *"}, "not C that can be read"),
         ({"score": 3}, "score is 3 .*expected an expression of C"),
+        ({"mask": torch.ones(4, 4)}, r"mask is a tensor .*expected an expression of C that names it, such as mask="),
         ({"score": ""}, "score is ''.*expected an expression of C"),
         ({"mask": "s > 0"}, "'s' is none of b, h, q, k"),
         (
