@@ -81,7 +81,7 @@ def of_mask(mask: Tensor | None) -> Variant:
     """The variant of a mask of bools, or of summands of the scores, that broadcasts to (batch, heads, queries, keys)."""
     if mask is None:
         return PLAIN
-    return Variant(_MASKS[mask.dtype == torch.bool, mask.dim()], [], (mask, *[None] * (TENSORS - 1)))
+    return Variant(_MASKS[mask.dtype == torch.bool, mask.dim()], None, (mask, *[None] * (TENSORS - 1)))
 
 
 def with_sinks(y: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,8 @@ def variant(
         if packed is not None:
             size = packed["cu_seqlens_q"].shape[0] - 1, size[1], packed["max_seqlen_q"], packed["max_seqlen_k"]
         scores(text, given).check(given, size)
-    return Variant(text, list(numbers.values()), (*tensors.values(), *[None] * (TENSORS - len(tensors))))
+    # no empty list, which torch.compile would take for one of tensors
+    return Variant(text, list(numbers.values()) or None, (*tensors.values(), *[None] * (TENSORS - len(tensors))))
 
 
 def sequences(
@@ -181,7 +182,7 @@ def of_tokens(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _check(score: str | None, mask: str | None, names: Iterable[str]) -> None:
+def _check(score: Any, mask: Any, names: Iterable[str]) -> None:
     """The expressions are text, and name all that is captured."""
     used: set[str] = set()
     for name, one in (("score", score), ("mask", mask)):
