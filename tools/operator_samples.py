@@ -349,6 +349,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.half and _attended(m, (2, 2), (130, 130), 40, window=(30, 20)),
         lambda m: m.half and _attended(m, (1, 1), (70, 70), 128, causal="top_left", forms=_BY_MMA[32]),
         lambda m: m.half and _attended(m, (2, 1), (70, 70), 64, window=(9, 4), forms=_BY_MMA[64]),
+        lambda m: m.half and _attended(m, (2, 1), (70, 40), 200, causal="bottom_right"),
+        lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, softcap=2.0, mask="(q + k) % 3 != 0"),
     ],
     "decode_attention": [
         lambda m: m.narrow and _decoded(m, (1, 2, 1, 70), 64),

@@ -14,6 +14,13 @@ struct Given {
   __device__ __forceinline__ double number(int at) const { return __longlong_as_double(sizes[at]); }
 };
 
+__device__ __forceinline__ int nearest(int index, long long size) {
+  return max(0, min(index, static_cast<int>(size) - 1));
+}
+__device__ __forceinline__ int nearest(long long index, long long size) {
+  return static_cast<int>(index < 0 ? 0 : index < size ? index : size - 1);
+}
+
 // A captured tensor of N dimensions. An index that is outside is that of the nearest element, in any tile's corner too.
 template <typename X, int N> struct Captured {
   const X* data;
@@ -21,14 +28,9 @@ template <typename X, int N> struct Captured {
 
   template <typename... I> __device__ __forceinline__ auto operator()(I... index) const {
     static_assert(sizeof...(I) == N, "an index for each dimension");
-    const long long indices[N ? N : 1] = {static_cast<long long>(index)...};
     long long at = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int last = static_cast<int>(sizes[2 * i]) - 1;
-      const int inside = static_cast<int>(indices[i] < 0 ? 0 : indices[i] > last ? last : indices[i]);
-      at += inside * sizes[2 * i + 1];
-    }
+    int dim = 0;
+    ((at += nearest(index, sizes[2 * dim]) * sizes[2 * dim + 1], ++dim), ...);
     const auto found = to_body(data[at]);
     if constexpr (expression::IsFloating<decltype(found + 0)>::value) return static_cast<float>(found);
     else return found;

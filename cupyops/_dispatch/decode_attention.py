@@ -20,7 +20,6 @@ STEP = 16  # keys that a warp has at a time, which lie in one block of a paged c
 WARPS = 4
 _LEAST = 8 * STEP * WARPS  # keys of a split, so that what it leaves is little beside what it reads
 _MOST_SPLITS = 128
-_MOST_BLOCKS = 2**31 - 1
 
 decode_attention_fwd_mma = Kernel(
     "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS>", T=DTYPES[:2], D=WIDTHS, WARPS=(WARPS,)
@@ -159,8 +158,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, scale: 
     rows = k.shape[1] * (1 if block_table is None else block_table.shape[1])
     if block_table is not None and (k.shape[1] % STEP or not rows):
         return f"blocks of {k.shape[1]} rows, no multiple of {STEP}"
-    if max(rows, k.shape[0]) >= 1 << 30 or q.shape[:3].numel() * _MOST_SPLITS > _MOST_BLOCKS:
-        return "over 2^31 - 1 blocks"
+    if max(rows, k.shape[0]) >= 1 << 30 or q.shape[:3].numel() > 1 << 28:
+        return "too many rows"
     return None
 
 

@@ -81,7 +81,7 @@ def of_mask(mask: Tensor | None) -> Variant:
     """The variant of a mask of bools, or of summands of the scores, that broadcasts to (batch, heads, queries, keys)."""
     if mask is None:
         return PLAIN
-    return Variant(_MASKS[mask.dtype == torch.bool, mask.dim()], [], (mask, *[None] * (TENSORS - 1)))
+    return Variant(_MASKS[mask.dtype == torch.bool, mask.dim()], None, (mask, *[None] * (TENSORS - 1)))
 
 
 def with_sinks(y: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +116,8 @@ def variant(
                 f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it"
             )
         return PLAIN
+    if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
+        _check(score, mask, captured)
     tensors, numbers, types = {}, {}, []
     for name, value in {**(packed or {}), **captured}.items():
         if isinstance(value, Tensor):
@@ -130,14 +132,14 @@ def variant(
                 f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor"
             )
     text = spelled(score, mask, [*tensors, *types])
-    if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
-        _check(score, mask, captured)
+    if not torch.compiler.is_compiling():
         given = tuple(tensors.values())
         size = *query.shape[:3], key.shape[2]
         if packed is not None:
             size = packed["cu_seqlens_q"].shape[0] - 1, size[1], packed["max_seqlen_q"], packed["max_seqlen_k"]
         scores(text, given).check(given, size)
-    return Variant(text, list(numbers.values()), (*tensors.values(), *[None] * (TENSORS - len(tensors))))
+    # no empty list, which torch.compile would take for one of tensors
+    return Variant(text, list(numbers.values()) or None, (*tensors.values(), *[None] * (TENSORS - len(tensors))))
 
 
 def sequences(
@@ -180,11 +182,13 @@ def of_tokens(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _check(score: str | None, mask: str | None, names: Iterable[str]) -> None:
+def _check(score: Any, mask: Any, names: Iterable[str]) -> None:
     """The expressions are text, and name all that is captured."""
     used: set[str] = set()
     for name, one in (("score", score), ("mask", mask)):
         if one is not None:
+            if isinstance(one, Tensor):
+                arguments.fail(name, one, f'an expression of C that names it, such as {name}="of[q, k]", of=...')
             if not isinstance(one, str) or "\f" in one:
                 arguments.fail(name, one, "an expression of C, or None")
             used |= Formula.of(name, one).words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,12 +165,6 @@ class Scores:
 
     def bound(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[Launch], Launch]:
         """Launches of plain kernels as those of this variant with these numbers and tensors."""
-        given = np.zeros(_GIVEN, dtype=np.int64)
-        for index, one in enumerate(tensors):
-            for dim in range(one.dim()):
-                where = 2 * (DIMS * index + dim)
-                given[where], given[where + 1] = one.shape[dim], one.stride(dim)
-        given[2 * TENSORS * DIMS :][: len(numbers)] = np.array(numbers, dtype=np.float64).view(np.int64)
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
         def of(launch: Launch) -> Launch:
@@ -177,7 +172,8 @@ class Scores:
                 name: of(one) if isinstance(one, Launch) and name != "prepare" else one
                 for name, one in launch.extra.items()
             }
-            return replace(launch, kernel=self.kernel(launch.kernel), args=(*launch.args, *places, given), extra=extra)
+            args = *launch.args, *places, _given(numbers, tensors)
+            return replace(launch, kernel=self.kernel(launch.kernel), args=args, extra=extra)
 
         return of
 
@@ -237,6 +233,17 @@ class Scores:
             if self.packed
             else "{sizes, 0, 0}",
         )
+
+
+def _given(numbers: Sequence[float], tensors: Sequence[Tensor]) -> Any:
+    """`struct Given`: the sizes and strides of tensors, and the numbers."""
+    given = np.zeros(_GIVEN, dtype=np.int64)
+    for index, one in enumerate(tensors):
+        for dim in range(one.dim()):
+            where = 2 * (DIMS * index + dim)
+            given[where], given[where + 1] = one.shape[dim], one.stride(dim)
+    given[2 * TENSORS * DIMS :][: len(numbers)] = np.array(numbers, dtype=np.float64).view(np.int64)
+    return given
 
 
 _FUNCTION = """

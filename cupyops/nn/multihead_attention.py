@@ -16,9 +16,9 @@ from ..ops._scaled_dot_product_attention import scaled_dot_product_attention
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """Attention of several heads between two projections; as `torch.nn.MultiheadAttention`.
 
-    With `need_weights=False` it is `cupyops.linear` and `cupyops.scaled_dot_product_attention`, heads are read where the
-    projection has left them, and the result is contiguous. PyTorch's own forward computes what returns weights, and raises
-    for what does not fit. On a GPU it also has evaluation without gradients, where PyTorch fuses the module.
+    With `need_weights=False` it is by `cupyops.scaled_dot_product_attention`, between two `cupyops.linear`: heads are read
+    where the projection has left them, and the result is contiguous. PyTorch's own forward computes what returns weights,
+    and raises for what does not fit. On a GPU it also has evaluation without gradients, where PyTorch fuses the module.
 
     Example:
         >>> layer = cupyops.nn.MultiheadAttention(8, 2, batch_first=True)

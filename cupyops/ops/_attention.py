@@ -167,7 +167,7 @@ def attention(
         query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in captures.of_tokens(query, key, value))
     check(query, key, value)
     sides: Any = window
-    if isinstance(window, int) and (score or mask):  # a number that they name
+    if isinstance(window, int) and not (score is None and mask is None):  # a number that they name
         sides, captured = None, captured | {"window": window}
     apart = 0 if packed else key.shape[2] - query.shape[2]
     low, high = bounds(causal, sides, apart)

@@ -32,20 +32,23 @@ def _decode(
     scale: float | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """With the scores in memory. What is in the cache beyond the length of a sequence may be anything, NaN among it."""
+    """With the scores in memory. What no query sees of the cache may be anything, NaN among it."""
     wide = torch.promote_types(q.dtype, torch.float32)
     _check_values(k_cache, kv_lengths, block_table)
     k, v = (_of_sequences(x, block_table).transpose(1, 2) for x in (k_cache, v_cache))
     queries, rows = q.shape[1], k.shape[2]
-    lengths = torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long()
+    lengths = (
+        torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long().clamp(0, rows)
+    )
     keys, own = torch.arange(rows, device=q.device), torch.arange(queries, device=q.device) - queries
     exists = keys < lengths[:, None]
-    k, v = (x.masked_fill(~exists[:, None, :, None], 0.0).to(wide) for x in (k, v))
-    k, v = (x.repeat_interleave(q.shape[2] // max(x.shape[1], 1), 1) for x in (k, v))
     behind = lengths[:, None, None] + own[:, None] - keys  # how far before that of the query a key lies
     seen = (behind >= 0) & exists[:, None]
     if window is not None:
         seen = seen & (behind <= window)
+    unread = ~seen.any(1)[:, None, :, None]  # of no query
+    k, v = (x.masked_fill(unread, 0.0).to(wide) for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // max(x.shape[1], 1), 1) for x in (k, v))
     scores = q.to(wide).transpose(1, 2) @ k.mT * scale_of(q, scale)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import cupyops
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "train_gpt", "train_llama"]
+NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "novel_attention", "train_gpt", "train_llama"]
 
 
 @functools.cache
@@ -230,6 +230,19 @@ def test_custom_operator_against_pytorch(device):
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x = torch.randn(1031, device=device, dtype=dtype)
         torch.testing.assert_close(swish(x, beta.to(dtype)), torch.nn.functional.silu(x))
+
+
+# --- novel_attention ---
+
+
+def test_novel_attention(verse, device):
+    """What knows positions learns the text, of which the other sees the letters alone."""
+    sizes = ["--context", 32, "--dim", 32, "--batch-size", 8, "--steps", 60]
+    output = run("novel_attention", "--data", verse, "--device", device, *sizes, "--trace")
+    plain, rhythm = (number(rf"{name}: held loss (\S+),", output) for name in ("without", "with a rhythm"))
+    assert rhythm < 0.8 * plain < 0.8 * np.log(30)
+    assert output.count("waves of") == 2 and "cupyops::attention" in output
+    run("novel_attention", "--dim", 33, code=2)
 
 
 # --- train_gpt ---

@@ -34,14 +34,20 @@ def pytorchs(info: Any) -> Any:
         return info.op
 
     def fused(query: Any, key: Any, value: Any, *args: Any, enable_gqa: bool = False, **options: Any) -> Any:
-        if query.dtype.itemsize > 2 or query.dim() not in (3, 4) or args or options.get("attn_mask") is not None:
+        if query.dtype.itemsize > 2 or query.dim() not in (3, 4) or args:
             return info.op(query, key, value, *args, enable_gqa=enable_gqa, **options)
         if enable_gqa:
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-        query, key, value = (x.contiguous() for x in (query, key, value))
-        if query.dim() == 4:
-            return info.op(query, key, value, **options)
-        return info.op(*(x.unsqueeze(0) for x in (query, key, value)), **options).squeeze(0)
+        tensors, mask = [x.contiguous() for x in (query, key, value)], options.pop("attn_mask", None)
+        tensors = tensors if query.dim() == 4 else [x.unsqueeze(0) for x in tensors]
+        fixed = (
+            None if mask is None else mask.detach().contiguous()
+        )  # a gradient of the mask is none of the fused function's
+        y = info.op(*tensors, attn_mask=fixed, **options)
+        if mask is not None and mask.requires_grad:
+            by_mask = info.op(*(x.detach() for x in tensors), attn_mask=mask, **options)
+            y = y + (by_mask - by_mask.detach())
+        return y if query.dim() == 4 else y.squeeze(0)
 
     return fused
 

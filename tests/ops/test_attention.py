@@ -28,9 +28,14 @@ def by_torch(
     softcap=None,
     alibi_slopes=None,
     sinks=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
     **captured,
 ):
     """As models have it that know no fused attention: scores in memory, softmax in fp32, weights rounded."""
+    assert cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is None  # which test_attention_packed.py has
     if query.shape[1] and not key.shape[1]:
         raise ValueError("no heads of keys")
     if query.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(query.device.type):

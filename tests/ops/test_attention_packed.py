@@ -104,6 +104,7 @@ def with_sequence(case):
     return CASES[case] | {"change": change}
 
 
+@pytest.mark.in_full(by=lambda parameters: "attention")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("panel", [64, 32])
 def test_kernels(case, panel):

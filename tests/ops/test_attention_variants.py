@@ -84,6 +84,7 @@ def compared(name, engine, dtype, width, device="cpu", **options):
     )
 
 
+@pytest.mark.in_full(by=lambda parameters: "attention")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, engine):
@@ -207,6 +208,26 @@ def test_compiled_and_transformed():
     torch.testing.assert_close(exported(q, k, v, slopes), expected)
 
 
+@pytest.mark.parametrize("more", [{}, {"t": 2.0}], ids=str)
+def test_compiled_kernels_of_any_length(more):
+    """One graph for all sizes, with gradients; with captured numbers and without."""
+    score = "s * t - slopes[h] * abs(q - k)" if more else "s - slopes[h] * abs(q - k)"
+
+    def function(q, k, v, slopes):
+        return cupyops.attention(q, k, v, score=score, mask="(q + k) % 3 != 1", slopes=slopes, **more)
+
+    compiled = torch.compile(function, dynamic=True, fullgraph=True)
+    with cupyops.simulate("sm_80"):
+        for rows in (20, 33):
+            given = [torch.randn(1, 2, rows, 16).half().requires_grad_() for _ in range(3)]
+            slopes = torch.rand(2)
+            both = [
+                (y, *torch.autograd.grad(y.sum(), given)) for y in (f(*given, slopes) for f in (compiled, function))
+            ]
+            for ours, right in zip(*both, strict=True):
+                assert torch.equal(ours, right)
+
+
 class _Module(torch.nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -290,6 +311,7 @@ def test_autocast_leaves_what_is_captured():
         ({"score": "s ** 2"}, "C has no"),
         ({"score": "s *"}, "not C that can be read"),
         ({"score": 3}, "score is 3 .*expected an expression of C"),
+        ({"mask": torch.ones(4, 4)}, r"mask is a tensor .*expected an expression of C that names it, such as mask="),
         ({"score": ""}, "score is ''.*expected an expression of C"),
         ({"mask": "s > 0"}, "'s' is none of b, h, q, k"),
         (

@@ -37,9 +37,11 @@ class TestDecodeAttention(OperatorContract):
         )
 
     def small_samples(self, make: Make):
-        yield Sample(make(1, 2, 2, 8), make(1, 19, 1, 8), make(1, 19, 1, 8), return_lse=True)
+        plain = Make(make.device, make.dtype, requires_grad=False)  # which is repeated, until it has 2^31 elements
+        yield Sample(plain(1, 1, 18, 16), plain(1, 5, 1, 16), plain(1, 5, 1, 16), return_lse=True)
         lengths = torch.tensor([5, 17], device=make.device)
         yield Sample(make(2, 1, 2, 8), make(2, 18, 2, 8), make(2, 18, 2, 8), lengths, window=9)
+        yield Sample(make(2, 2, 4, 8), make(2, 19, 2, 8), make(2, 19, 2, 8), softcap=2.0, return_lse=True)
 
 
 def compare(dtype, shape, rows, lengths=None, block_size=0, device="cpu", **options):

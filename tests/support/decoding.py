@@ -32,16 +32,13 @@ def by_cache(
         if q.shape[2] and not k.shape[2]:
             raise ValueError("no heads of keys")
         rows, queries = k.shape[1], q.shape[1]
-        if kv_lengths is not None:  # what lies beyond is nothing
-            k, v = (
-                x.where((torch.arange(rows, device=q.device) < kv_lengths[:, None])[..., None, None], 0) for x in (k, v)
-            )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        k, v = (x.repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1) for x in (k, v))
-        lengths = torch.full((len(q),), rows, device=q.device) if kv_lengths is None else kv_lengths
+        lengths = torch.full((len(q),), rows, device=q.device) if kv_lengths is None else kv_lengths.clamp(0, rows)
         own = lengths[:, None] - queries + torch.arange(queries, device=q.device)
         keys = torch.arange(rows, device=q.device)
         unseen = (keys > own[..., None]) | (keys < (own - rows if window is None else own - window)[..., None])
+        read = ~unseen.all(1)[:, None, :, None]  # what no query sees is nothing
+        k, v = (x.where(read, 0).repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1) for x in (k, v))
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
         scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
