@@ -9,7 +9,6 @@ tests/test_pictures.py makes the first two again, and compares them with what is
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 import typer
 
+from cupyops.bench import model_table
 from cupyops.bench.table import read
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,10 +36,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__d
 STYLE = """
   .card { fill: #ffffff; stroke: #d0d7de; } text { font: 14px system-ui, sans-serif; fill: #1f2328; }
   .title { font-weight: 600; font-size: 16px; } .note { fill: #59636e; font-size: 12px; } .value { font-size: 13px; }
-  .ours { fill: #00897b; } .peer { fill: #b7bec6; } .other { fill: #8250df; opacity: 0.55; } .one { stroke: #59636e; }
+  .ours { fill: #00897b; } .graph { fill: #00594f; }
+  .peer { fill: #b7bec6; } .other { fill: #8250df; opacity: 0.55; } .one { stroke: #59636e; }
   @media (prefers-color-scheme: dark) {
     .card { fill: #0d1117; stroke: #3d444d; } text { fill: #e6edf3; } .note { fill: #9198a1; }
-    .ours { fill: #26a69a; } .peer { fill: #59636e; } .other { fill: #a371f7; } .one { stroke: #9198a1; }
+    .ours { fill: #26a69a; } .graph { fill: #7fd6cc; }
+    .peer { fill: #59636e; } .other { fill: #a371f7; } .one { stroke: #9198a1; }
   }"""
 LONGEST = 8.0  # a longer bar is cut, and says so, since the others would be too short to compare
 MODELS = {
@@ -47,7 +49,13 @@ MODELS = {
     "gpt2": "GPT-2 124M, autocast",
     "vit": "ViT-B/16, autocast",
     "resnet50": "ResNet-50, autocast",
+    "bert": "BERT base, autocast",
+    "convnext": "ConvNeXt-T, autocast",
+    "unet": "UNet of diffusers, autocast",
+    "whisper": "Whisper's encoder, autocast",
+    "moe": "Qwen3-MoE, small, autocast",
 }
+WHOSE = {"swap": "ours", "graph": "graph", "compile": "other", "liger": "peer"}  # class of a bar, by variant
 KERNELS = (
     "layer_norm 32768x4096 bfloat16",
     "rms_norm 32768x4096 bfloat16",
@@ -72,13 +80,15 @@ class Bar(NamedTuple):
 
 
 def models() -> Iterator[tuple[str, list[Bar]]]:
-    """Speed of a training step after `cupyops.swap`, PyTorch's being 1."""
-    with (RESULTS / "h100_models.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    """Speed of a training step after `cupyops.swap`, and as a CUDA graph, PyTorch's being 1; beside others."""
+    figures, _ = model_table.read(RESULTS / "h100_models.csv")
     for model, label in MODELS.items():
-        ms = {row["variant"]: float(row["ms"]) for row in rows if row["model"] == model}
-        ratio = ms["eager"] / ms["swap"]
-        yield label, [Bar("ours", ratio, f"{ratio:.2f}   ({ms['eager']:.0f} ms before, {ms['swap']:.0f} ms after)")]
+        ms = {one.variant: one.ms for one in figures if one.model == model}
+        if "swap" not in ms:
+            continue
+        words = {"swap": f"   ({ms['eager']:.0f} ms before, {ms['swap']:.0f} ms after)"}
+        ratios = {variant: ms["eager"] / ms[variant] for variant in WHOSE if variant in ms}
+        yield label, [Bar(WHOSE[one], ratio, f"{ratio:.2f}{words.get(one, '')}") for one, ratio in ratios.items()]
 
 
 def kernels() -> Iterator[tuple[str, list[Bar]]]:
@@ -138,9 +148,9 @@ def plots() -> dict[str, str]:
     return {
         "models.svg": plot(
             "Whole models: a training step after cupyops.swap(model)",
-            "NVIDIA H100, PyTorch 2.11; optimizer and gradient clipping are swapped too; median of 8 steps; h100_models.csv",
+            "NVIDIA H100, PyTorch 2.11; optimizer and clipping are swapped too; median of 20 steps; h100_models.csv",
             list(models()),
-            {"ours": "cupyops.swap"},
+            {"ours": "cupyops.swap", "graph": "the same as a CUDA graph", "other": "torch.compile", "peer": "Liger"},
         ),
         "kernels.svg": plot(
             "Kernels: forward and backward together",

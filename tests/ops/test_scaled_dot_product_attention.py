@@ -189,7 +189,7 @@ HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": 
     ],
 )
 def test_where_kernels_are_taken(shape, causal, gradient, kernels_are):
-    """As measured on an H100, beside cuDNN; for the backward of deterministic algorithms, which that has not, from 512 on."""
+    """As measured on an H100, beside cuDNN; where deterministic algorithms are asked for, from 512 rows on."""
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=gradient)
     with assume_gpu(**HOPPER):
         card = gpu(torch.device("cpu"))
