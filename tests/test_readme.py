@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 import docs_site
 import pictures
 
+from cupyops.bench import model_table
 from cupyops.bench.results import mean
 from cupyops.bench.table import read
 
@@ -75,14 +76,19 @@ def test_the_figures_are_those_of_the_benchmark():
 
 
 def test_the_figures_of_whole_models_are_those_measured():
-    measured = {label.split()[0].rstrip(","): f"{bar.value:.2f}" for label, [bar] in pictures.models()}
+    measured = {label.split()[0].rstrip(","): bars for label, bars in pictures.models()}
+    names = ["Llama", "Qwen3-MoE", "GPT-2", "BERT", "ViT-B/16", "ResNet-50"]
     said = re.search(
-        r"runs at ([\d.]+) of PyTorch's speed for Llama, ([\d.]+) for GPT-2 and ([\d.]+) for ViT. "
-        r"ResNet-50 falls to ([\d.]+)",
+        r"step of Llama runs ([\d.]+) times .*? with ([\d.]+) GiB where that takes ([\d.]+): .*? Qwen3-MoE gains ([\d.]+), "
+        r"GPT-2 ([\d.]+), BERT ([\d.]+), ViT ([\d.]+) and ResNet-50 ([\d.]+); as a .*? ResNet-50 gains ([\d.]+\d)",
         FLAT,
-    )
-    assert list(said.groups()) == list(measured.values())
-    assert list(measured) == ["Llama", "GPT-2", "ViT-B/16", "ResNet-50"]
+    ).groups()
+    assert set(measured) == set(names)
+    assert [said[0], *said[3:8]] == [f"{measured[name][0].value:.2f}" for name in names]
+    assert said[8] == f"{measured['ResNet-50'][1].value:.2f}"
+    figures, _ = model_table.read(pictures.RESULTS / "h100_models.csv")
+    peaks = {one.variant: one.peak_gib for one in figures if one.model == "llama"}
+    assert said[1:3] == (f"{peaks['swap']:.1f}", f"{peaks['eager']:.1f}")
 
 
 def test_it_is_short():

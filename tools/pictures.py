@@ -128,7 +128,8 @@ def plot(title: str, note: str, rows: list[tuple[str, list[Bar]]], legend: dict[
     said = "PyTorch, eager mode = 1; longer is faster"
     parts.append(f'<text class="note" x="{line:.1f}" y="{y + 16}" text-anchor="middle">{said}</text>')
     keys, x = [], 20
-    for who, words in legend.items():
+    shown = {bar.who for _, bars in rows for bar in bars}
+    for who, words in ((who, words) for who, words in legend.items() if who in shown):
         keys.append(f'<rect class="{who}" x="{x}" y="56" width="12" height="12" rx="2"/>')
         keys.append(f'<text class="value" x="{x + 18}" y="67">{escape(words)}</text>')
         x += 40 + 8 * len(words)

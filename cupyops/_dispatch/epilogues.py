@@ -34,10 +34,11 @@ class Fused(wgmma.Tile):
         functions: the activations that it has, as values of the dictionary.
         columns: of the result in a tile. Of a gate they are half as many as are multiplied: each block of a cluster fetches
             the tile of one weight for both.
+        least: m, n and k, from which on it is measured to be faster than PyTorch's product and a kernel for what follows.
     """
 
-    def __init__(self, name: str, functions: Mapping[str, str], columns: int) -> None:
-        self._name, self._functions = name, tuple(functions.values())
+    def __init__(self, name: str, functions: Mapping[str, str], columns: int, least: tuple[int, int, int]) -> None:
+        self._name, self._functions, self._least = name, tuple(functions.values()), least
         super().__init__("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True, layouts=((False, False),))
         self.columns = columns
         self.summary += ", then what follows"
@@ -48,10 +49,14 @@ class Fused(wgmma.Tile):
         return self.kernel_of(f"{self._name}.cu", self._name, F=self._functions)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """Not measured; beside the kernels of this library a model of the time chooses."""
-        if gpu.library:
-            return "no epilogue is measured to be faster than PyTorch's product and a kernel for what follows"
+        """What was measured beside PyTorch's; beside the kernels of this library a model of the time chooses."""
         p = gemm.gemm_of(problem)
+        if gpu.library:
+            if all(size >= least for size, least in zip((p.m, p.n, p.k), self._least)):
+                return None
+            return (
+                "it is measured to be faster than PyTorch's product and a kernel for what follows in larger ones alone"
+            )
         portable = gemm.least_time(p, gpu.multiprocessors)
         return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
 
@@ -86,7 +91,8 @@ class Apart(Form[Problem]):
         return Launch(None, 0, 0)  # type: ignore[arg-type]
 
 
-ACTIVATED, GATED = Fused("linear_act_wgmma", ACTIVATIONS, 256), Fused("gated_linear_wgmma", GATES, 128)
+ACTIVATED = Fused("linear_act_wgmma", ACTIVATIONS, 256, (16384, 3072, 768))
+GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
 
 linear_act_fwd = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", **gemm.TILED)
 linear_act_wide = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", T=HALF, TILE=(gemm.WIDE,))
@@ -134,7 +140,9 @@ class Plan:
         launch(*maps, stored, also, y, kept, *strides, *more, F=function)
 
 
-def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = True) -> Plan | None:
+def fused(
+    forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = True, measured: bool = True
+) -> Plan | None:
     """How a layer of rows `x` is computed at once; None where the product is apart.
 
     Args:
@@ -142,8 +150,9 @@ def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = 
         x: a matrix.
         weights: one, or two that lie alike.
         turn: x weight^T is multiplied, else x weight.
+        measured: whether what follows is one of those that were measured, beside PyTorch's.
     """
-    if is_dry(x):
+    if is_dry(x) or (not measured and library.is_wanted(x)):
         return None
     weight = weights[0]
     problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
@@ -153,7 +162,7 @@ def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = 
     if launch.extra:
         return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
     if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
-        return fused(forms, copies[0], copies[1:], turn=False)
+        return fused(forms, copies[0], copies[1:], turn=False, measured=measured)
     return Plan(launch, x, weights)
 
 

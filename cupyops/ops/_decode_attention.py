@@ -48,7 +48,7 @@ def _decode(
         seen = seen & (behind <= window)
     unread = ~seen.any(1)[:, None, :, None]  # of no query
     k, v = (x.masked_fill(unread, 0.0).to(wide) for x in (k, v))
-    k, v = (x.repeat_interleave(q.shape[2] // max(x.shape[1], 1), 1) for x in (k, v))
+    k, v = (_repeated(x, q.shape[2]) for x in (k, v))
     scores = q.to(wide).transpose(1, 2) @ k.mT * scale_of(q, scale)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
@@ -58,6 +58,14 @@ def _decode(
     y, lse = weights @ v, scores.logsumexp(-1).masked_fill(none.squeeze(-1), -math.inf)
     y, lse = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (y.to(q.dtype), lse))
     return y, lse
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """(batch, heads, rows, head_dim), those of the keys each as often as they are shared."""
+    if not x.shape[1]:
+        return x
+    group = heads // x.shape[1]
+    return x.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
 
 
 def _of_sequences(cache: Tensor, block_table: Tensor | None) -> Tensor:

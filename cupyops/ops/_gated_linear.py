@@ -35,7 +35,7 @@ def forward(x, weight, weight_up, activation, keep):
     # the products: of packed weights side by side, which makes one product of each gradient; else one after the other
     z_shape = (m, 2 * n) if weight_up is None else (2, m, n)
     y, z = x.new_empty((m, n)), None
-    if plan := fused(GATED_LINEAR, rows, halves):
+    if plan := fused(GATED_LINEAR, rows, halves, measured=activation == "silu"):
         z = x.new_empty(z_shape) if keep else None
         plan.run(y, z, activation)
     else:
@@ -90,7 +90,7 @@ def _add_products(a: list[Tensor], b: list[Tensor], y: Tensor) -> None:
     """y = the sum of a[i] b[i], of one or two: the first product is the residual of the second."""
     if len(a) == 1:
         return multiply(a[0], b[0], None, y)
-    plan = fused(LINEAR_ACT, a[1], b[1:], turn=False)
+    plan = fused(LINEAR_ACT, a[1], b[1:], turn=False, measured=False)
     first = y if plan is None else torch.empty_like(y)
     multiply(a[0], b[0], None, first)
     if plan is not None:

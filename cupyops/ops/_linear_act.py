@@ -33,7 +33,7 @@ def forward(x, weight, bias, residual, activation, keep):
     kept = None
     if keep and activation != "none":  # of relu alone, y tells where its slope is 0
         kept = y if activation == "relu" and residual is None else torch.empty_like(y)
-    if plan := fused(LINEAR_ACT, rows, (weight,)):
+    if plan := fused(LINEAR_ACT, rows, (weight,), measured=activation in ("relu", "gelu") and residual is None):
         plan.run(y, None if kept is y else kept, activation, bias, residual)
     else:
         z = kept if kept is not None else y if activation in IN_PLACE else torch.empty_like(y)

@@ -106,7 +106,7 @@ def gradients(function, xs, *rest):
     leaves = [one for one in (*xs, *rest) if torch.is_tensor(one) and one.requires_grad]
     torch.manual_seed(0)
     taken = [y for y in outputs if y.requires_grad]
-    return [*outputs, *torch.autograd.grad(taken, leaves, [torch.randn(y.shape) for y in taken])]
+    return [*outputs, *torch.autograd.grad(taken, leaves, [torch.randn(y.shape).to(y.device) for y in taken])]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
