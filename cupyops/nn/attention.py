@@ -174,7 +174,7 @@ class Attention(torch.nn.Module):
         if cache is None:
             return
         if not self.causal:
-            raise InputError("a cache was given, but the layer is not causal: keys that come later would be missing")
+            raise InputError("cache was given, expected None: the layer is not causal, and later keys would be missing")
         if torch.is_grad_enabled() and (input.requires_grad or self.qkv.weight.requires_grad):
             raise InputError("a cache has no gradient, which is wanted here: call the layer inside torch.no_grad()")
         expected = input.shape[0], self.kv_heads, self.head_dim
