@@ -291,3 +291,25 @@ def test_an_accumulation_that_is_wrong_fails():
         return y, ()
 
     assert not check(twice_, [torch.randn(6), torch.randn(6)], only="accuracy", backends="simulator").passed
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_lists_of_numbers(by_kernels):
+    """Empty ones too, which torch.compile takes for lists of tensors when it asks for gradients."""
+
+    @cupyops.operator(f"cupyops_tests::numbers_{by_kernels}")
+    def plus_all(x: Tensor, numbers: list[float]) -> Tensor:
+        return x * (sum(numbers) + 1)
+
+    if by_kernels:
+
+        @plus_all.backward
+        def backward(saved, grad_y, x, numbers):
+            return grad_y * (sum(numbers) + 1)
+
+    compiled = torch.compile(lambda x, numbers: plus_all(x, numbers).sin(), fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, requires_grad=True)
+    for numbers in ([], [2.0], [1.0, 2.0]):
+        (expected,) = torch.autograd.grad((x * (sum(numbers) + 1)).sin().sum(), x)
+        for function in (compiled, lambda x, numbers: plus_all(x, numbers).sin()):
+            torch.testing.assert_close(torch.autograd.grad(function(x, numbers).sum(), x)[0], expected)

@@ -256,21 +256,21 @@ class Registration:
         if not ctx.by_kernels:
             return self.of.kept_by_reference
         # of trailing arguments that equal their defaults nothing is said, since they need no gradient
-        needs = [*ctx.needs_input_grad, *[False] * self.of.arity][: self.of.arity]
+        needs = [*_needed(ctx), *[False] * self.of.arity][: self.of.arity]
         return self.of.kept(needs)
 
     def _differentiate(self, ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         # the dispatcher leaves out trailing arguments that equal their defaults, and wants no gradient for them
         given = len(ctx.needs_input_grad)
-        needs = [*ctx.needs_input_grad, *[False] * (self.of.arity - given)]
+        needs = [*_needed(ctx), *[False] * (self.of.arity - given)]
         grads = grads[: self.of.outputs]
         args, outputs, saved = self._kept(ctx).unpack(ctx.values, ctx.saved_tensors)
         if not ctx.by_kernels:
-            return tuple(self.of.reference_gradient(grads, args, needs)[:given])
+            return _returned(ctx, self.of.reference_gradient(grads, args, needs)[:given])
         args = by_reference(args) if torch.is_grad_enabled() else by_kernels(args)
         kept = [y for y in outputs if y is not None]
         gradients = iter(self.backward_op(like_outputs(grads, ctx.strides), kept, list(saved), *args, needs))
-        return tuple(next(gradients) if need else None for need in needs[:given])
+        return _returned(ctx, [next(gradients) if need else None for need in needs[:given]])
 
     def _setup_twice(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         grads, outputs, saved, *args, needs = inputs
@@ -300,6 +300,16 @@ class Registration:
             to_args[index] = gradient.get(id(tensor))
         to_grads, to_outputs = ([gradient.get(id(t)) for t in group] for group in (grads, outputs))
         return (to_grads, to_outputs, [None] * n_saved, *to_args, None)
+
+
+def _needed(ctx: Any) -> list[bool]:
+    """Of which arguments gradients are wanted. An empty list, of numbers too, PyTorch takes for one of tensors."""
+    return [need is True for need in ctx.needs_input_grad]
+
+
+def _returned(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """The gradients; for an empty list an empty list."""
+    return tuple([] if isinstance(need, list) else one for need, one in zip(ctx.needs_input_grad, gradients))
 
 
 def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
