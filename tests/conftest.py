@@ -2,6 +2,7 @@
 
 import gc
 
+import faults
 import kept
 import pytest
 import tiers
@@ -24,6 +25,9 @@ DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=
 
 def pytest_configure(config):
     tiers.configure(config)
+    # of several processes the first only hears of failures
+    if GPU and (hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None)):
+        config.pluginmanager.register(faults.Watch())
 
 
 def pytest_collection_modifyitems(config, items):
