@@ -1,7 +1,7 @@
 """A fault of the GPU, such as a read of memory that is not there, ends the process in which it happened.
 
-Nothing runs on a device in that process afterwards, so each of its later tests would fail, within no time, and one process of
-several would take nearly all tests from the others.
+Nothing runs on a device in that process afterwards, so each of its later tests would fail, within no time; of several
+processes it would take nearly all tests from the others.
 """
 
 import os
