@@ -108,7 +108,8 @@ def plot(title: str, note: str, rows: list[tuple[str, list[Bar]]], legend: dict[
     left, right, thick = 20 + 8.2 * max(len(label) for label, _ in rows), 900, 16
     scale = (right - left - 60) / max(1.0, *(min(bar.value, LONGEST) for _, bars in rows for bar in bars))
     if all(bar.value < 2 for _, bars in rows for bar in bars):
-        scale = (right - left - 260) / 1.2  # room for longer words
+        longest = max(bar.value for _, bars in rows for bar in bars)
+        scale = (right - left - 260) / max(1.2, longest)  # room for longer words
     top = y = 84
     parts = []
     for label, bars in rows:
