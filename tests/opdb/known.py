@@ -52,6 +52,7 @@ WITHOUT_ENTRY = {
     "scale_shift": "PyTorch has no function of this kind",
     "swiglu": "PyTorch has no function of this kind",
 }
+UNDER_AUTOCAST = {"cross_entropy_fp32"}  # operators of cross_entropy that no sample of a database comes to
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {

@@ -1023,13 +1023,15 @@ def interrupted_at(line, work):
                 raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    def traced():
+        sys.settrace(trace)
         with suppress(KeyboardInterrupt):
             work()
-    finally:
-        sys.settrace(before)
+
+    # in a thread of its own: what a trace function raises in an `except` leaves the exception of that as the one being
+    # handled, and all that is raised in the thread from then on has it as its context
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(traced).result()
     return passed >= line
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import cupyops
+from cupyops.ops._cross_entropy import cross_entropy_fp32
 
 F = torch.nn.functional
 ROWS, COLS = 24, 16
@@ -88,6 +89,14 @@ CASES = {
         lambda: [classes],
         "the gradient, which forward has written, beside the logits: as much as PyTorch holds in its backward",
         4 * ROWS * COLS + 8 * ROWS + 4,
+    ),
+    "cross_entropy_fp32": Case(
+        cross_entropy_fp32,
+        lambda x, target: F.cross_entropy(x.float(), target),
+        lambda: [rows().bfloat16()],
+        lambda: [classes],
+        "the gradient, which forward has written, beside the logits: as much as PyTorch holds in its backward",
+        2 * ROWS * COLS + 8 * ROWS + 8,
     ),
     "cross_entropy_probabilities": Case(
         cupyops.cross_entropy,
