@@ -12,7 +12,7 @@ from . import losses
 from .linear_losses import BIAS, WEIGHT, Given, Gradients, Scale, X, kernel
 
 linear_cross_entropy_weights = kernel("weights<T>", T=FLOATING)
-linear_cross_entropy_sum = kernel("sum<T>", T=FLOATING)
+linear_cross_entropy_sum = kernel("sum<T>", T=(torch.float32, torch.float64))  # the dtype of the loss
 linear_cross_entropy_scale = kernel("scale<T>", T=FLOATING)
 
 ONCE = 8  # in `wanted`, beside the bits of the gradients: backward may return the very tensors that forward has made

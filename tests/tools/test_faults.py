@@ -1,5 +1,6 @@
 """A fault of the GPU ends the process of the test, and no more than that."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def test_what_ends(tmp_path, processes):
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", f"-n{processes}", "-p", "no:cacheprovider", "test_it.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     if processes:
         assert "2 failed, 3 passed" in ran.stdout and "test_fails - worker 'gw0' crashed" in ran.stdout
     else:
