@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
-from .._util import observed, torch_private
 from .._util.strides import aligned
 from .forms import Form, Launch
 from .gpu import Gpu
+from .library import FASTER
 
 HALF = (torch.float16, torch.bfloat16)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
@@ -186,25 +186,21 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
 def slower(q: Tensor, k: Tensor, v: Tensor, masked: bool, causal: bool, gpu: Gpu) -> str | None:
     """Why PyTorch's own attention is taken, None where kernels are measured as fast; of tensors that kernels serve.
 
-    On an H100, beside cuDNN, the better of PyTorch's backends there. Where deterministic algorithms are asked for, PyTorch
-    leaves cuDNN, and kernels here are 1.3 times as fast and more.
+    On an H100, beside cuDNN, the better of PyTorch's backends there.
     """
     if not gpu.library:
         return None
-    why = "PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run"
     queries, keys, width = q.shape[2], k.shape[2], q.shape[3]
     gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if gpu.capability == 9 and not masked and width == v.shape[3] and queries == keys:
         if not gradient:
             faster = keys >= 4096 and (causal or width <= 64)
-        elif torch_private.deterministic():
-            faster = keys >= 512 and width in WIDTHS
         else:
             faster = width == 128 and (keys == 512 or causal and 512 <= keys <= 1024)
         if faster:
             return None
     # of views whose rows begin anywhere PyTorch's kernels read wild; they get copies, so that something is left to do
-    return observed.Faster(why) if all(x is taken(x) for x in (q, k, v)) else why
+    return FASTER if all(x is taken(x) for x in (q, k, v)) else str(FASTER)
 
 
 def taken(x: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from .._util import observed, tracing
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
+FASTER = observed.Faster("PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run")
+
 
 class Library(Form[Any]):
     """A form without a kernel: who launches it calls PyTorch.
@@ -48,7 +50,7 @@ def is_wanted(tensor: Tensor) -> bool:
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
     """That PyTorch's own function is the form for a problem, as a reason not to launch kernels; None where it is not."""
     if isinstance(forms.choose(problem, gpu(device)), Library):
-        return observed.Faster("PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run")
+        return FASTER
     return None
 
 

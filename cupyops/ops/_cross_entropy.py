@@ -34,11 +34,7 @@ def forward(x, target, weight, ignore_index, reduction, label_smoothing, needs_g
 
 @_cross_entropy.backward
 def backward(saved, grad_y, x, target, weight, ignore_index, reduction, label_smoothing, last):
-    given = _of_classes(x, target, weight, ignore_index, reduction, label_smoothing)
-    written = last and len(saved) > 2  # while the graph is kept, so is what forward has written
-    grad_x = saved[2] if written else torch.empty_like(given.x)
-    launches.backward(given, saved[:2], grad_y, grad_x, written=written)
-    return grad_x
+    return _gradient(_of_classes(x, target, weight, ignore_index, reduction, label_smoothing), saved, grad_y, last)
 
 
 @_cross_entropy.unsupported
@@ -49,6 +45,13 @@ def unsupported(x, target, weight, ignore_index, reduction, label_smoothing):
 def _of_classes(x, target, weight, ignore_index, reduction, label_smoothing, wide=False) -> Given:
     x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
     return Given(x, target, None, weight, ignore_index, losses.REDUCTIONS[reduction], label_smoothing, wide)
+
+
+def _gradient(given: Given, saved, grad_y, last) -> Tensor:
+    written = last and len(saved) > 2  # while the graph is kept, so is what forward has written
+    grad_x = saved[2] if written else torch.empty_like(given.x)
+    launches.backward(given, saved[:2], grad_y, grad_x, written=written)
+    return grad_x
 
 
 # --- targets are classes, the loss of logits of half types is fp32 ---
@@ -69,10 +72,7 @@ def forward_fp32(x, target, ignore_index, reduction, label_smoothing, needs_grad
 @_cross_entropy_fp32.backward
 def backward_fp32(saved, grad_y, x, target, ignore_index, reduction, label_smoothing, last):
     given = _of_classes(x, target, None, ignore_index, reduction, label_smoothing, wide=True)
-    written = last and len(saved) > 2
-    grad_x = saved[2] if written else torch.empty_like(given.x)
-    launches.backward(given, saved[:2], grad_y, grad_x, written=written)
-    return grad_x
+    return _gradient(given, saved, grad_y, last)
 
 
 @_cross_entropy_fp32.unsupported

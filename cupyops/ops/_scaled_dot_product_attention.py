@@ -120,10 +120,9 @@ def scaled_dot_product_attention(
     """softmax(query key^T * scale + attn_mask) value; as `torch.nn.functional.scaled_dot_product_attention`.
 
     Kernels serve four dimensions of fp16 and bf16, with a mask of any strides too, without dropout, head_dim a multiple of 8
-    up to 256, and run where they are measured as fast as PyTorch's, or deterministic algorithms are asked for. The gradient
-    of a mask is computed with the scores in memory. Everything else is PyTorch's own function, with the backend that it
-    chooses; where it would read views that begin anywhere, which its kernels do not take, it is given copies.
-    `cupyops.trace()` says which and why.
+    up to 256, and run where they are measured as fast as PyTorch's. The gradient of a mask is computed with the scores
+    in memory. Everything else is PyTorch's own function, with the backend that it chooses; where it would read views
+    that begin anywhere, which its kernels do not take, it is given copies. `cupyops.trace()` says which and why.
 
     Args:
         query: (..., heads, queries, head_dim), of any strides.

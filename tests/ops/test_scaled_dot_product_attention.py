@@ -190,18 +190,14 @@ HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": 
     ],
 )
 def test_where_kernels_are_taken(shape, causal, gradient, kernels_are):
-    """As measured on an H100, beside cuDNN; where deterministic algorithms are asked for, from 512 rows on."""
+    """As measured on an H100, beside cuDNN."""
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=gradient)
     with assume_gpu(**HOPPER):
         card = gpu(torch.device("cpu"))
-    torch.use_deterministic_algorithms(False)  # which the tests are run with
     reason = kernels.slower(x, x, x, False, causal, card)
     assert (reason is None) is (kernels_are == "taken")
     assert reason is None or isinstance(reason, observed.Faster)
-    torch.use_deterministic_algorithms(True, warn_only=True)
     assert kernels.slower(x, x, x, True, causal, card) is not None  # a mask
-    if gradient:
-        assert (kernels.slower(x, x, x, False, causal, card) is None) is (shape[3] in (64, 128))
     assert kernels.slower(x, x, x, False, causal, dataclasses.replace(card, library=False)) is None
 
 
