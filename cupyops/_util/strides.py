@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import observed
-from .torch_private import FakeTensor
+from .torch_private import FakeTensor, is_functional
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
@@ -108,8 +108,8 @@ def aligned(tensor: Tensor, boundary: int = 16) -> bool:
 def is_dry(value: Any) -> bool:
     """Whether it is a tensor without storage: a dry run, for the shapes that torch.compile and torch.export ask for."""
     if type(value) is Tensor:
-        return value.is_meta
-    return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.is_meta)
+        return value.is_meta or is_functional(value)
+    return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and (value.is_meta or is_functional(value)))
 
 
 def suggested_format(x: Tensor) -> torch.memory_format:

@@ -232,6 +232,11 @@ def open_flop_registries() -> list[dict[Any, Any]]:
     return [counter.flop_registry for counter in counters if hasattr(counter, "flop_registry")]
 
 
+def is_functional(tensor: Tensor) -> bool:
+    """Whether it belongs to a graph that is being made functional, and has no memory of its own."""
+    return torch._is_functional_tensor(tensor) or isinstance(tensor, FunctionalTensor)
+
+
 def stands_for(tensor: Any) -> str:
     """What of PyTorch's a value is that stands for tensors and has no memory of its own, in words; else nothing."""
     if isinstance(tensor, Proxy):
@@ -240,7 +245,7 @@ def stands_for(tensor: Any) -> str:
         return ""
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         return "a tensor without memory, of torch.export, torch.compile or the device meta"
-    if isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor(tensor):
+    if is_functional(tensor):
         return "a tensor of a graph that is being made functional"
     if _is_functorch_wrapped(tensor) or is_legacy_batched(tensor):
         return "a tensor of a torch.func transform, such as vmap or grad"

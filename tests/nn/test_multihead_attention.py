@@ -133,15 +133,16 @@ def test_kernels(causal, batch_first):
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_on_the_gpu(batch_first):
-    for dtype in (torch.float16, torch.float32):
+    for dtype, most in ((torch.float16, 8e-3), (torch.float32, 1e-5)):
         ours, theirs = pair("cuda", dtype, batch_first=batch_first)
         x = inputs(ours, same=True, device="cuda", dtype=dtype, rows=37)
-        found, expected = run(ours, x, need_weights=False), run(theirs, x, need_weights=False)
-        torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-2)
-        with torch.no_grad():  # by PyTorch's kernel for the whole module, where there is one
-            torch.testing.assert_close(
-                ours.eval()(*x, need_weights=False), theirs.eval()(*x, need_weights=False), rtol=1e-2, atol=2e-2
-            )
+        found = run(ours, x, need_weights=False)
+        with torch.no_grad():
+            evaluated = ours.eval()(*x, need_weights=False)[0]
+        wide = [one.detach().double().requires_grad_() for one in x[:1]] * 3
+        exact = run(theirs.double(), wide, need_weights=False)
+        for a, b in ((evaluated, exact[0]), *zip(found, exact)):
+            assert a is b is None or (a.double() - b).abs().max() <= most * b.abs().max()
 
 
 def test_dropout_in_training_alone():

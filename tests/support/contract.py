@@ -180,7 +180,7 @@ class OperatorContract:
     )
     def test_hazards(self, backend, count):
         """Every hazard of `cupyops.testing`, on the first small samples."""
-        make = Make("cuda" if backend == "gpu" else "cpu", torch.float32)
+        make = Make("cuda", self.one_dtype()) if backend == "gpu" else Make("cpu", torch.float32)
         for sample in itertools.islice(self.small_samples(make), count):
             report = check(
                 self.function,

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from cupyops._util.strides import alike, restride
+from cupyops._util.strides import alike, alignment, is_dry, restride
 
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (2, 3, 4), (2, 1, 4), (2, 3, 0, 4), (2, 3, 4, 5), (1, 3, 1, 5), (2, 3, 4, 5, 2)]
 
@@ -102,3 +102,16 @@ def test_on_fake_tensors():
         x = torch.empty(2, 3, 4).transpose(0, 2)
         output, first, second = alike(x, torch.empty(4, 3, 2))
         assert output.stride() == first.stride() == second.stride() == torch.neg(x).stride()
+
+
+def test_tensors_of_a_graph_that_is_made_functional_have_no_address():
+    """Of them too what a launch depends on may be asked, as where torch.compile sees through a call."""
+    seen = []
+
+    def function(x):
+        seen.append((is_dry(x), alignment(x, 16)))
+        return x * 2
+
+    functional = torch.func.functionalize(function)
+    x = torch.ones(5)[1:]
+    assert torch.equal(functional(x), 2 * x) and seen == [(True, 16)]

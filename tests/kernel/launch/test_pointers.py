@@ -145,7 +145,7 @@ def test_on_a_gpu():
     kernel("fill_struct")[1, 3](cupyops.pointers(xs, written=True), 9.0)
     assert xs[0].tolist() == [9.0] * 3 and xs[0]._version == 5
     with (
-        pytest.raises(LaunchError, match="have the kernel take the pointers by value"),
+        pytest.raises(LaunchError, match="give the kernel the pointers by value"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         table(cupyops.pointers(xs), 2, 1.0, T=torch.float32)
