@@ -95,14 +95,15 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
         launch = PARTIALS.launch(problem, card)
         partials, each = _partials(partials_of(launch), size, tensors)
         launch(tensors.grad_y, x, tensors.mean, tensors.rstd, *each, rows, size, T=x.dtype)
-        _finalize(partials, tensors)
+        if partials is not None:
+            _finalize(partials, tensors)
 
 
 def in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int) -> None:
     """All gradients by one launch, and from the partials that it leaves."""
     partials, each = _partials(partials_of(launch), size, tensors)
     launch(*tensors[:7], *each, rows, size, *launch.extra.values(), T=tensors.x.dtype)
-    if _wanted(tensors):
+    if partials is not None:
         _finalize(partials, tensors)
 
 
@@ -111,14 +112,16 @@ def _wanted(tensors: Gradients) -> int:
     return sum(grad is not None for grad in (tensors.grad_weight, tensors.grad_bias))
 
 
-def _partials(count: int, size: int, tensors: Gradients) -> tuple[Tensor, list[Tensor | None]]:
+def _partials(count: int, size: int, tensors: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
     """An array for the partials, (parameters wanted, count, pitch_of(size)), then that of each parameter, None where no
-    gradient is wanted."""
-    dtype = acc(tensors.x.dtype)
-    shape = _wanted(tensors), count, padded(size * dtype.itemsize) // dtype.itemsize
-    partials = tensors.x.new_empty(shape, dtype=dtype)
+    gradient is wanted. Of one row, laid out as a gradient is, they are the gradients, and there is no array."""
+    dtype, grads = acc(tensors.x.dtype), [tensors.grad_weight, tensors.grad_bias]
+    pitch = padded(size * dtype.itemsize) // dtype.itemsize
+    if not _wanted(tensors) or (count == 1 and dtype is tensors.x.dtype and pitch == size):
+        return None, grads
+    partials = tensors.x.new_empty((_wanted(tensors), count, pitch), dtype=dtype)
     places = iter(partials.unbind())
-    return partials, [None if grad is None else next(places) for grad in (tensors.grad_weight, tensors.grad_bias)]
+    return partials, [None if grad is None else next(places) for grad in grads]
 
 
 def _finalize(partials: Tensor, tensors: Gradients) -> None:

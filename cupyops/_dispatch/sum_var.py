@@ -50,11 +50,11 @@ def give_roles(op: Any, *, mean: bool) -> None:
     @op.forward
     def forward(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> Any:
         y = total(x, dim, dtype or x.dtype, keepdim, count(x.shape, dim) if mean else 1)
-        return y, (x.new_empty(0),)  # the dtype of the gradient
+        return y, (x.new_empty(0),) if y.dtype is not x.dtype else ()  # the dtype of the gradient
 
     def backward(saved: Any, grad_y: Tensor, dim: list[int], keepdim: bool, size: list[int]) -> Any:
         grad_y = grad_y / count(size, dim) if mean else grad_y
-        return over_input(grad_y.to(saved[0].dtype), dim, keepdim, size)
+        return over_input(grad_y.to(saved[0].dtype) if saved else grad_y, dim, keepdim, size)
 
     op.backward(backward)
     op.reference_backward(backward)
