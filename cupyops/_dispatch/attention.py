@@ -183,7 +183,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
     return None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, masked: bool, causal: bool, gpu: Gpu) -> str | None:
+def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, gpu: Gpu) -> str | None:
     """Why PyTorch's own attention is taken, None where kernels are measured as fast; of tensors that kernels serve.
 
     On an H100, beside cuDNN, the better of PyTorch's backends there.
@@ -192,15 +192,16 @@ def slower(q: Tensor, k: Tensor, v: Tensor, masked: bool, causal: bool, gpu: Gpu
         return None
     queries, keys, width = q.shape[2], k.shape[2], q.shape[3]
     gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if gpu.capability == 9 and not masked and width == v.shape[3] and queries == keys:
+    if gpu.capability == 9 and mask is None and width == v.shape[3] and queries == keys:
         if not gradient:
             faster = keys >= 4096 and (causal or width <= 64)
         else:
             faster = width == 128 and (keys == 512 or causal and 512 <= keys <= 1024)
         if faster:
             return None
-    # of views whose rows begin anywhere PyTorch's kernels read wild; they get copies, so that something is left to do
-    return FASTER if all(x is taken(x) for x in (q, k, v)) else str(FASTER)
+    # where PyTorch's function gets copies something is left to do
+    as_they_are = all(x is taken(x) for x in (q, k, v)) and (mask is None or mask is taken_mask(mask))
+    return FASTER if as_they_are else str(FASTER)
 
 
 def taken(x: Tensor) -> Tensor:
@@ -211,6 +212,21 @@ def taken(x: Tensor) -> Tensor:
     if aligned(x) and all(stride % vector == 0 for size, stride in zip(x.shape[:-1], x.stride()) if size > 1):
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def taken_mask(mask: Tensor) -> Tensor:
+    """`mask`, or a copy in which keys lie side by side, where they do not: for such PyTorch holds all scores in memory.
+
+    transformers makes one while a CUDA graph is captured, of queries alone and expanded over the keys. What is expanded over
+    batches and heads stays so.
+    """
+    if mask.device.type == "cpu" or mask.dim() < 2 or mask.shape[-1] <= 1 or mask.stride(-1) == 1:
+        return mask
+    shared = [dim for dim in range(mask.dim() - 2) if mask.stride(dim) == 0]
+    least = mask
+    for dim in shared:
+        least = least.narrow(dim, 0, min(1, least.shape[dim]))
+    return least.clone(memory_format=torch.contiguous_format).expand(mask.shape)
 
 
 class Gradients(NamedTuple):

@@ -33,6 +33,7 @@ def _sdpa(
 ) -> Tensor:
     if _has_every_derivative(query, key, value):
         query, key, value = (kernels.taken(x) for x in (query, key, value))
+        attn_mask = None if attn_mask is None else kernels.taken_mask(attn_mask)
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -95,8 +96,8 @@ def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enabl
     if attn_mask is not None and not _broadcasts(attn_mask, (*query.shape[:3], key.shape[2])):
         return "a mask of another shape than the scores, or of none"
     card = gpu(query.device)
-    masked = attn_mask is not None
-    return kernels.why_not(query, key, value, scale, card) or kernels.slower(query, key, value, masked, is_causal, card)
+    refused = kernels.why_not(query, key, value, scale, card)
+    return refused or kernels.slower(query, key, value, attn_mask, is_causal, card)
 
 
 def _broadcasts(mask: Tensor, scores: tuple[int, ...]) -> bool:
@@ -122,7 +123,8 @@ def scaled_dot_product_attention(
     Kernels serve four dimensions of fp16 and bf16, with a mask of any strides too, without dropout, head_dim a multiple of 8
     up to 256, and run where they are measured as fast as PyTorch's. The gradient of a mask is computed with the scores
     in memory. Everything else is PyTorch's own function, with the backend that it chooses; where it would read views
-    that begin anywhere, which its kernels do not take, it is given copies. `cupyops.trace()` says which and why.
+    that begin anywhere, which its kernels do not take, it is given copies, as of a mask whose keys do not lie side by side,
+    for which it would hold all scores in memory. `cupyops.trace()` says which and why.
 
     Args:
         query: (..., heads, queries, head_dim), of any strides.

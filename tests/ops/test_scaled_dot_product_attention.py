@@ -18,9 +18,15 @@ HALF = [torch.float16, torch.bfloat16]
 
 @functools.wraps(SDPA)
 def torch_sdpa(query, key, value, *args, **kwargs):
-    """PyTorch's, of copies: on a GPU its kernels fault on views that begin at any address."""
-    given = (x.clone() if x.is_cuda and x.data_ptr() % 16 else x for x in (query, key, value))
-    return SDPA(*given, *args, **kwargs)
+    """PyTorch's, of copies: on a GPU its kernels fault on views that begin at any address, and on such gradients."""
+
+    def aligned(x):
+        return x.clone() if x.is_cuda and x.data_ptr() % 16 else x
+
+    y = SDPA(*map(aligned, (query, key, value)), *args, **kwargs)
+    if y.is_cuda and y.requires_grad:
+        y.register_hook(aligned)
+    return y
 
 
 class TestScaledDotProductAttention(OperatorContract):
@@ -207,11 +213,11 @@ def test_where_kernels_are_taken(shape, causal, gradient, kernels_are):
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=gradient)
     with assume_gpu(**HOPPER):
         card = gpu(torch.device("cpu"))
-    reason = kernels.slower(x, x, x, False, causal, card)
+    reason = kernels.slower(x, x, x, None, causal, card)
     assert (reason is None) is (kernels_are == "taken")
     assert reason is None or isinstance(reason, observed.Faster)
-    assert kernels.slower(x, x, x, True, causal, card) is not None  # a mask
-    assert kernels.slower(x, x, x, False, causal, dataclasses.replace(card, library=False)) is None
+    assert kernels.slower(x, x, x, x, causal, card) is not None  # a mask
+    assert kernels.slower(x, x, x, None, causal, dataclasses.replace(card, library=False)) is None
 
 
 @pytest.mark.gpu
@@ -243,3 +249,39 @@ def test_addresses_that_change():
             x = flat[first : first + 2 * 8 * 16].view(1, 2, 8, 16)
             y = cupyops.scaled_dot_product_attention(x, x, x)
             torch.testing.assert_close(y, SDPA(x.clone(), x.clone(), x.clone()))
+
+
+def test_masks_that_pytorch_gets_copies_of():
+    """Of those alone whose keys do not lie side by side; what is expanded over batches and heads stays so."""
+    x = torch.empty(2, 3, 8, 16, dtype=torch.half, device="meta")
+    queries = torch.empty(1, 1, 8, 1, dtype=torch.bool, device="meta")
+    for mask, strides in [
+        (queries.expand(2, 3, 8, 8), (0, 0, 8, 1)),
+        (queries.expand(2, 3, 8, 8)[:, :, :0], (0, 0, 8, 1)),
+        (queries.new_empty(2, 1, 8, 8).mT.expand(-1, 3, -1, -1), (64, 0, 8, 1)),
+        (queries.new_empty(8, 8).mT, (8, 1)),
+    ]:
+        copy = kernels.taken_mask(mask)
+        assert copy is not mask and copy.shape == mask.shape and copy.stride() == strides
+    for mask in (queries, queries.new_empty(8, 8), queries.new_empty(2, 1, 1, 8).expand(2, 3, 8, 8)):
+        assert kernels.taken_mask(mask) is mask
+    with assume_gpu(**HOPPER):
+        card = dataclasses.replace(gpu(torch.device("cpu")), library=True)
+    assert isinstance(kernels.slower(x, x, x, mask, False, card), observed.Faster)
+    assert not isinstance(kernels.slower(x, x, x, mask.mT, False, card), observed.Faster)
+
+
+@pytest.mark.gpu
+def test_a_mask_of_queries_alone_holds_no_scores_in_memory():
+    """As transformers makes it while a graph is captured: by PyTorch alone 64 MiB for each array of them."""
+    seen = torch.rand(1, 1, 2048, 1, device="cuda") > 0.2
+    mask = seen.expand(2, 4, 2048, 2048)
+    q, k, v = (torch.randn(2, 4, 2048, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    expected = torch.where(seen, SDPA(q, k, v), 0)
+    with cupyops.never_slower():
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y = cupyops.scaled_dot_product_attention(q, k, v, mask)
+            assert torch.cuda.max_memory_allocated() - before < 2**25
+            torch.testing.assert_close(torch.where(seen, y, 0), expected, rtol=2e-2, atol=2e-2)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from cupyops._util.strides import alike, alignment, is_dry, restride
+from cupyops._util.strides import alignment, alike, is_dry, restride
 
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (2, 3, 4), (2, 1, 4), (2, 3, 0, 4), (2, 3, 4, 5), (1, 3, 1, 5), (2, 3, 4, 5, 2)]
 
