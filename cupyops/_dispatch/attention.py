@@ -217,16 +217,15 @@ def taken(x: Tensor) -> Tensor:
 def taken_mask(mask: Tensor) -> Tensor:
     """`mask`, or a copy in which keys lie side by side, where they do not: for such PyTorch holds all scores in memory.
 
-    transformers makes one while a CUDA graph is captured, of queries alone and expanded over the keys. What is expanded over
-    batches and heads stays so.
+    transformers makes one where it builds a mask of queries alone, which is expanded over the keys. Of dimensions that it is
+    expanded over besides, the copy has one: PyTorch would fill them all with numbers for a mask of bools.
     """
     if mask.device.type == "cpu" or mask.dim() < 2 or mask.shape[-1] <= 1 or mask.stride(-1) == 1:
         return mask
-    shared = [dim for dim in range(mask.dim() - 2) if mask.stride(dim) == 0]
-    least = mask
-    for dim in shared:
-        least = least.narrow(dim, 0, min(1, least.shape[dim]))
-    return least.clone(memory_format=torch.contiguous_format).expand(mask.shape)
+    for dim in range(mask.dim() - 2):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, min(1, mask.shape[dim]))
+    return mask.clone(memory_format=torch.contiguous_format)
 
 
 class Gradients(NamedTuple):

@@ -217,3 +217,31 @@ def test_adapters(first):
     with cupyops.trace() as trace:
         model(**batch())
     assert {"cupyops::swiglu", "cupyops::rms_norm", "cupyops::linear"} <= {r.operator for r in trace.records}
+
+
+@pytest.mark.parametrize("lengths", [(1, 7), (7, 7), (3, 7)], ids=str)
+@pytest.mark.parametrize("local", [None, 4, 9])
+@pytest.mark.parametrize(
+    "skips",
+    [(True, False), (False, True), (False, False)],
+    ids=["causal", "both directions", "never"],
+)
+def test_masks_while_a_graph_is_captured(monkeypatch, lengths, local, skips):
+    """None where there is none eagerly, in versions of transformers too that make one whenever they cannot look."""
+    from transformers import masking_utils
+
+    from cupyops.nn._swap import hugging_face
+
+    queries, keys = lengths
+    given = dict(batch_size=2, q_length=queries, kv_length=keys, q_offset=keys - queries, local_size=local)
+    given |= dict(zip(("allow_is_causal_skip", "allow_is_bidirectional_skip"), skips), attention_mask=None)
+    eagerly = masking_utils.sdpa_mask(**given)
+    monkeypatch.setattr(hugging_face, "_captured", lambda: True)
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        monkeypatch.setattr(masking_utils, name, lambda *_, **__: False)
+    found = hugging_face.mask(**given)
+    assert (found is None) is (eagerly is None) and (found is None or torch.equal(found, eagerly))
+    padded = hugging_face.mask(**given | {"attention_mask": torch.ones(2, keys, dtype=torch.bool)})
+    assert padded is not None
+    position = given.pop("q_length"), given.pop("q_offset")
+    assert hugging_face._all_see(cache_position=torch.arange(position[0]) + position[1], **given) is (found is None)

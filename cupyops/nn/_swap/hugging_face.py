@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
+from ..._dispatch.attention import taken_mask
 from ...ops._cross_entropy import cross_entropy_fp32
 from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
 from . import calls, classes, proof
@@ -53,10 +55,9 @@ def register() -> None:
         >>> cupyops.integrations.transformers.register()
     """
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
-    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
 
     AttentionInterface.register(ATTENTION, attention)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    AttentionMaskInterface.register(ATTENTION, mask)
 
 
 def _register_where_it_is() -> None:
@@ -66,6 +67,39 @@ def _register_where_it_is() -> None:
 
 
 classes.BEFORE_UNPICKLING.append(_register_where_it_is)
+
+
+def mask(**given: Any) -> Tensor | None:
+    """The mask of "sdpa", which is none while a CUDA graph is captured too, where eagerly it is none whatever tensors hold.
+
+    Some versions of transformers make one then, as they could not look into a mask of padding, of which there is none.
+    """
+    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
+
+    if given.get("attention_mask") is None and _captured() and _all_see(**given):
+        return None
+    return sdpa_mask(**given)  # type: ignore[no-any-return]
+
+
+def _captured() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and not is_dynamo_compiling()
+
+
+def _all_see(
+    kv_length: int,
+    q_length: int | None = None,
+    cache_position: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **_: Any,
+) -> bool:
+    """Whether without padding the lengths alone say that a flag says what a mask would."""
+    if local_size is not None and kv_length >= local_size:
+        return False
+    if q_length is None and cache_position is not None:
+        q_length = cache_position.shape[0]
+    return allow_is_bidirectional_skip or (allow_is_causal_skip and q_length in (1, kv_length))
 
 
 def attention(
@@ -85,6 +119,8 @@ def attention(
 
     # a cache of another length: which diagonal is meant, transformers knows
     extra = any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "sinks"))
+    if attention_mask is not None:
+        attention_mask = taken_mask(attention_mask)
     if attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
