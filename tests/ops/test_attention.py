@@ -54,6 +54,9 @@ class TestAttention(OperatorContract):
     torch_function = staticmethod(by_torch)
     kernels = {"attention_fwd_mma", "attention_bwd_mma", "attention_bwd_prepare"}
     dtypes = [torch.float16, torch.bfloat16]
+    differs = {
+        ("special_values", "gpu"): "beside a mask NaN of a query may reach the gradients of keys that it does not see",
+    }
 
     def samples(self, make: Make):
         for d in (16, 128):
