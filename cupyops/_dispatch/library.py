@@ -70,13 +70,10 @@ def call(name: str, on: Tensor, function: Callable[[], Any]) -> None:
             function()
 
 
-def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor | None, column: Tensor | None = None) -> None:
-    """y = a b + bias of matrices, y contiguous; column, if given, the sums of the rows of a."""
-    if y is not None:
-        y = y.view(a.shape[0], b.shape[1])
-        if bias is None:
-            call("torch.mm", y, lambda: torch.mm(a, b, out=y))
-        else:
-            call("torch.addmm", y, lambda: torch.addmm(bias, a, b, out=y))
-    if column is not None:
-        call("torch.sum", column, lambda: torch.sum(a, 1, out=column))
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """y = a b + bias of matrices, y contiguous."""
+    y = y.view(a.shape[0], b.shape[1])
+    if bias is None:
+        call("torch.mm", y, lambda: torch.mm(a, b, out=y))
+    else:
+        call("torch.addmm", y, lambda: torch.addmm(bias, a, b, out=y))

@@ -13,7 +13,7 @@ from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
-from . import gemm, library, wgmma
+from . import gemm, library, sum_var, wgmma
 from .forms import Forms
 from .gemm import Layout, Problem
 from .gpu import gpu
@@ -37,6 +37,8 @@ def gradients(grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ne
     rows, grad_rows = rows_of(x), rows_of(grad_y)
     grad_x = grad_weight = grad_bias = None
     dense = torch.contiguous_format
+    if needs.x and needs.weight:
+        grad_rows = _for_both(grad_rows, rows, weight)
     if needs.x:
         grad_x = torch.empty_like(x, memory_format=dense)
         multiply(grad_rows, weight, None, grad_x)
@@ -51,6 +53,18 @@ def gradients(grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ne
         taps = rows if grad_weight is not None else rows[:, :0]
         multiply(grad_rows, taps, None, grad_weight, grad_bias, turn_a=True)
     return [grad_x, grad_weight, grad_bias]
+
+
+def _for_both(grad_rows: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """grad_rows; or the copy whose rows begin at whole vectors, where the products for x and weight would make one each."""
+    if is_dry(grad_rows):
+        return grad_rows
+    shape, strides = grad_rows.shape, grad_rows.stride()
+    for other, turn in ((weight, False), (rows, True)):
+        found = problem(shape, strides, turn, other.shape, other.stride(), False, False, other.dtype)
+        if not found.worth_padding[0] or library.serves(PRODUCT.launch(found, gpu(grad_rows.device))):
+            return grad_rows
+    return gemm.padded(grad_rows)
 
 
 def multiply(
@@ -69,7 +83,12 @@ def multiply(
     found = problem(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, column is not None, a.dtype)
     launch = PRODUCT.launch(found, gpu(a.device))
     if library.serves(launch):
-        return library.multiply(a.T if turn_a else a, b.T if turn_b else b, bias, y, column)
+        a = a.T if turn_a else a
+        if y is not None:
+            library.multiply(a, b.T if turn_b else b, bias, y)
+        if column is not None:  # by kernels, which are measured faster than torch.sum
+            sum_var.sum_into(column, a, 1)
+        return None
     if copies := gemm.prepared(found, launch, a.T if turn_a else a, b.T if turn_b else b):
         return multiply(*copies, bias, y, column)
     return wgmma.run(launch, linear_sum, (a, b, bias), (y, column))

@@ -67,6 +67,14 @@ def total(x: Tensor, dims: Sequence[int], dtype: torch.dtype, keepdim: bool = Tr
     return y
 
 
+def sum_into(y: Tensor, x: Tensor, dim: int) -> None:
+    """The sums of x over one dimension into y, of its dtype."""
+    if why_not(x, [dim]):
+        y.zero_()
+    else:
+        reduce(SUM, sum_fwd_finalize, x, (dim,), y.stride(), (y,), (False, 1))
+
+
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:
     """How many elements are reduced to one."""
     return math.prod(shape[dim] for dim in dims) if len(shape) else 1

@@ -105,3 +105,20 @@ def test_mixed_dtypes_under_autocast(device):
     torch.testing.assert_close(y, expected)
     (grad,) = torch.autograd.grad(y.float().sum(), weight)
     assert grad.dtype == torch.float32
+
+
+def test_both_gradients_by_one_copy(monkeypatch):
+    """Of a gradient whose rows begin off whole vectors, as that of the logits of GPT-2, the products are of one copy."""
+    monkeypatch.setattr(gemm, "PAD_FROM", 0)
+    copied = []
+    padded = gemm.padded
+    monkeypatch.setattr(gemm, "padded", lambda matrix: copied.append(matrix.shape) or padded(matrix))
+    x, weight, grad = (torch.randn(shape).half() for shape in ((130, 136), (131, 136), (130, 131)))
+    x.requires_grad_(), weight.requires_grad_()
+    with cupyops.simulate():
+        y = cupyops.linear(x, weight)
+        found = torch.autograd.grad(y, (x, weight), grad)
+    assert copied == [(130, 131)]
+    expected = grad.double() @ weight.detach().double(), grad.double().T @ x.detach().double()
+    for ours, right in zip(found, expected):
+        assert (ours.double() - right).abs().max() <= 2e-3 * right.abs().max()
