@@ -38,13 +38,10 @@ def test_forward_and_backward_by_pytorch_inside_an_operator(ours, theirs, shapes
     with cupyops.simulate("sm_90"), assume_gpu(**HOPPER), cupyops.trace() as trace:
         found = both_ways(ours, inputs)
     torch.testing.assert_close(found, both_ways(theirs, inputs))
-    ran = {record.kernel.partition("<")[0] for record in trace.launches()}
-    assert ran <= {"torch.mm", "torch.addmm", "torch.matmul", "sum_fwd_fold"} and ran & {
-        "torch.addmm",
-        "torch.matmul",
-        "torch.mm",
-    }
-    assert trace.launches() and trace.routes() == {"kernel"}
+    ran = {record.kernel.partition("<")[0]: record.route for record in trace.launches()}
+    sums = ran.pop("sum_fwd_fold", None)  # of the bias's gradient, which our kernel adds faster
+    assert (sums is not None) is (len(shapes) == 3 and ours is cupyops.linear)
+    assert ran.keys() <= {"torch.mm", "torch.addmm", "torch.matmul"} and set(ran.values()) == {"kernel"}
 
 
 def test_kernels_alone_are_simulated():
