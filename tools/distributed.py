@@ -1,4 +1,4 @@
-"""A Llama on several devices, by FSDP2 and by tensor parallelism, as it is and after swap: losses, collectives, milliseconds.
+"""A Llama on several devices, by FSDP2 and by tensor parallelism, as it is and after swap: losses, collectives, times.
 
     torchrun --nproc-per-node 2 tools/distributed.py --csv benchmarks/results/h100x2_distributed.csv
     torchrun --nproc-per-node 2 tools/distributed.py --tiny       # on the CPU, to see that it runs
@@ -13,9 +13,9 @@ from __future__ import annotations
 import copy
 import csv
 import gc
+import itertools
 import os
 import statistics
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -27,6 +27,7 @@ import typer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -37,12 +38,12 @@ LARGE = dict(
     hidden_size=2048, intermediate_size=5632, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8
 )
 TINY = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-SPLIT = {
+SPLIT: dict[str, Any] = {
     "self_attn.q_proj": ColwiseParallel, "self_attn.k_proj": ColwiseParallel, "self_attn.v_proj": ColwiseParallel,
     "self_attn.o_proj": RowwiseParallel, "mlp.gate_proj": ColwiseParallel, "mlp.up_proj": ColwiseParallel,
     "mlp.down_proj": RowwiseParallel,
 }  # fmt: skip
-WAYS = [("one device", False), ("one device", True), ("FSDP2", False), ("FSDP2", True), ("tensor parallel", False), ("tensor parallel", True)]  # fmt: skip
+WAYS = ("one device", "FSDP2", "tensor parallel")
 COLUMNS = ("way", "model", "ms", "peak_gib", "collectives", "losses")
 
 
@@ -80,7 +81,10 @@ def measured(
     mine = [b.chunk(mesh.size())[mesh.get_local_rank()] if way == "FSDP2" else b for b in batches]
     library: Any = cupyops.optim if swapped else torch.optim
     options: dict[str, Any] = {} if swapped or device.type == "cpu" else {"fused": True}
-    optimizer = library.AdamW(model.parameters(), lr=1e-4, **options)
+    groups: list[list[nn.Parameter]] = [[], []]  # torch.optim's kernel takes no DTensors beside other tensors
+    for parameter in model.parameters():
+        groups[isinstance(parameter, DTensor)].append(parameter)
+    optimizer = library.AdamW([{"params": group} for group in groups if group], lr=1e-4, **options)
 
     def step(tokens: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -106,7 +110,7 @@ def measured(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []
-    for number in range(steps):
+    for _ in range(steps):
         wait()
         start = time.perf_counter()
         for tokens in mine[:2]:
@@ -140,7 +144,7 @@ def main(
     first = llama(tiny, "cpu")
     batches = [torch.randint(0, 256, (rows, context), generator=source).to(device) for _ in range(4)]
     found = []
-    for way, swapped in WAYS:
+    for way, swapped in itertools.product(WAYS, (False, True)):
         row = measured(placed(copy.deepcopy(first).to(device), way, swapped, mesh), batches, way, swapped, mesh, steps)
         found.append(row)
         if dist.get_rank() == 0:
@@ -159,4 +163,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..._kernel.launch import versions
 from ..._util import callers, symbolic, torch_private
+from ..._util.strides import is_dry, restride
 from ...errors import InputError
 from . import schema
 from .definition import Definition, NoKernel, differentiable_alias, like_outputs, wants_gradient
@@ -223,6 +224,7 @@ class Registration:
         *args, needs = rest
         if self._refused_now(args) is not None:
             found = self._by_reference(grads, by_reference(args), needs)
+            found = self._laid_out(found, grads, outputs, saved, args, needs)
             return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
         all_outputs = self.of.kept(needs).all_outputs(outputs)
         found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
@@ -240,6 +242,22 @@ class Registration:
         """The gradients through the reference, below autograd: in the backward of a graph that was made for kernels."""
         with torch_private.above_autograd(), torch.no_grad():
             return self.of.reference_gradient(list(grads), args, needs)
+
+    def _laid_out(
+        self, found: list[Tensor | None], grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
+    ) -> list[Tensor | None]:
+        """The gradients laid out as those of the kernels, which a graph that was made for other sizes counts on."""
+        given = [list(grads), list(outputs), list(saved), list(args)]
+        if not is_dry(grads[0]):
+            examples = iter(symbolic.examples([one for group in given for one in group]))
+            given = [[next(examples) for _ in group] for group in given]
+        all_outputs = self.of.kept(needs).all_outputs(given[1])
+        try:
+            alike = self.of.run_backward(given[0], all_outputs, tuple(given[2]), given[3], needs)
+        except Exception:  # it relies on having been refused
+            return found
+        pairs = zip(found, alike, strict=True)
+        return [one if one is None or like is None else restride(one, like.stride()) for one, like in pairs]
 
     # --- autograd ---
 

@@ -206,3 +206,32 @@ def test_our_own_operators_are_not_looked_at():
     """Their tests do that; a program that calls them alone should not wait for what PyTorch imports for it."""
     definition = cupyops.operators()["cupyops::relu"].definition
     assert definition.launch_forward is definition.forward is not None
+
+
+def test_gradients_of_refused_sizes_are_laid_out_as_a_graph_counts_on():
+    """A graph with symbolic sizes is made for kernels; where they refuse, the reference may lay gradients out otherwise."""
+
+    @cupyops.operator(fresh())
+    def product(x: Tensor, k: Tensor) -> Tensor:
+        return x @ k.mT
+
+    @product.forward
+    def forward(x, k):
+        return x @ k.mT, ()
+
+    @product.backward
+    def backward(saved, grad_y, x, k):
+        return grad_y @ k, grad_y.mT @ x
+
+    @product.unsupported
+    def unsupported(x, k):
+        return None if isinstance(x.shape[2], torch.SymInt) or x.shape[2] != 7 else "seven columns"
+
+    compiled = torch.compile(lambda x, k: product(x, k), dynamic=True, backend="aot_eager")
+    with cupyops.simulate():
+        for columns in (8, 7, 8):
+            x, k = torch.randn(2, 3, columns, requires_grad=True), torch.randn(2, 5, columns, requires_grad=True)
+            grads = torch.autograd.grad(compiled(x, k), (x, k), torch.ones(2, 3, 5))
+            assert all(grad.is_contiguous() for grad in grads)
+            for ours, theirs in zip(grads, torch.autograd.grad(x @ k.mT, (x, k), torch.ones(2, 3, 5))):
+                torch.testing.assert_close(ours, theirs)
