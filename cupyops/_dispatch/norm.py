@@ -98,10 +98,10 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
         _finalize(partials, tensors)
 
 
-def in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int) -> None:
-    """All gradients by one launch, and from the partials that it leaves."""
+def in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int, **types: Any) -> None:
+    """All gradients by one launch, and from the partials that it leaves; `types`: template values, by default T."""
     partials, each = _partials(partials_of(launch), size, tensors)
-    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), T=tensors.x.dtype)
+    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), **types or {"T": tensors.x.dtype})
     if _wanted(tensors):
         _finalize(partials, tensors)
 
