@@ -63,13 +63,13 @@ def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
 
 
 @operator("cupyops::layer_norm_lowered", dtypes=LOWERED, sharding=shardings.layer_norm_lowered)
-def layer_norm_lowered(
+def _layer_norm_lowered(
     x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype
 ) -> Tensor:
     return _layer_norm.reference(x, normalized_shape, weight, bias, eps).to(dtype)
 
 
-@layer_norm_lowered.forward
+@_layer_norm_lowered.forward
 def forward_lowered(x, normalized_shape, weight, bias, eps, dtype):
     rows, size = norm_arguments.split(x, normalized_shape)
     x, weight, bias = norm_lowered.at_boundaries(x, weight, bias)
@@ -81,7 +81,7 @@ def forward_lowered(x, normalized_shape, weight, bias, eps, dtype):
     return y, (mean, rstd)
 
 
-@layer_norm_lowered.backward(reads={"bias": ()})
+@_layer_norm_lowered.backward(reads={"bias": ()})
 def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
     rows, size = norm_arguments.split(x, normalized_shape)
     grad_y, x, weight = norm_lowered.at_boundaries(grad_y, x, weight)
@@ -93,9 +93,23 @@ def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
     return grad_x, grad_weight, grad_bias
 
 
-@layer_norm_lowered.unsupported
+@_layer_norm_lowered.unsupported
 def why_not_lowered(x, normalized_shape, weight, bias, eps, dtype):
     return norm_lowered.unserved(norm.LAYER_NORM, *norm_arguments.split(x, normalized_shape), x)
+
+
+@_layer_norm_lowered.interface
+def layer_norm_lowered(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`layer_norm` of float32, rounded to the half type `dtype`, with no float32 result in between."""
+    shape, eps = _checked(input, normalized_shape, weight, bias, eps)
+    return _layer_norm_lowered(input, shape, weight, bias, eps, dtype)
 
 
 # --- the public function ---

@@ -51,13 +51,13 @@ def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
 
 
 @operator("cupyops::rms_norm_lowered", dtypes=LOWERED, sharding=shardings.rms_norm_lowered)
-def rms_norm_lowered(
+def _rms_norm_lowered(
     x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None, dtype: torch.dtype
 ) -> Tensor:
     return _rms_norm.reference(x, normalized_shape, weight, eps).to(dtype)
 
 
-@rms_norm_lowered.forward
+@_rms_norm_lowered.forward
 def forward_lowered(x, normalized_shape, weight, eps, dtype):
     rows, size = norm_arguments.split(x, normalized_shape)
     x, weight = norm_lowered.at_boundaries(x, weight)
@@ -67,7 +67,7 @@ def forward_lowered(x, normalized_shape, weight, eps, dtype):
     return y, (rstd,)
 
 
-@rms_norm_lowered.backward
+@_rms_norm_lowered.backward
 def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
     rows, size = norm_arguments.split(x, normalized_shape)
     grad_y, x, weight = norm_lowered.at_boundaries(grad_y, x, weight)
@@ -78,9 +78,18 @@ def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
     return grad_x, grad_weight
 
 
-@rms_norm_lowered.unsupported
+@_rms_norm_lowered.unsupported
 def why_not_lowered(x, normalized_shape, weight, eps, dtype):
     return norm_lowered.unserved(norm.RMS_NORM, *norm_arguments.split(x, normalized_shape), x)
+
+
+@_rms_norm_lowered.interface
+def rms_norm_lowered(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None, dtype: torch.dtype
+) -> Tensor:
+    """`rms_norm` of float32, rounded to the half type `dtype`, with no float32 result in between."""
+    shape, eps = norm_arguments.rms_checked(input, normalized_shape, weight, eps)
+    return _rms_norm_lowered(input, shape, weight, eps, dtype)
 
 
 # --- the public function ---

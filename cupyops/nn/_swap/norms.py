@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import Module
 
-from ...ops._layer_norm import layer_norm
-from ...ops._rms_norm import rms_norm
-from . import proof
-from .classes import Class, Recipe, kind
+from ... import nn
+from ..._dispatch.norm_lowered import of_autocast
+from ...ops._layer_norm import layer_norm, layer_norm_lowered
+from ...ops._rms_norm import rms_norm, rms_norm_lowered
+from . import proof, readers
+from .classes import Class, Recipe, derived, kind, recipe_of
 from .tracing import Unknown, graph_of, name_of, probe
 
 # what a normalisation in steps is made of
@@ -37,7 +41,7 @@ def recognised(module: Module) -> Recipe:
         for offset in (0, 1) if weight else (0,):
             if function == "rms_norm" and bias:
                 continue
-            values = (function, weight, bias, offset, eps, _is_cast_last(graph))
+            values = (function, weight, bias, offset, eps, _is_cast_last(graph), False)
             if _is_proven(module, values):
                 what = function if not offset else f"{function} of 1 + weight in float32"
                 return Recipe("norm", values, what, exact=False)
@@ -71,7 +75,7 @@ def _is_cast_last(graph: fx.Graph) -> bool:
 @kind
 def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class that normalises by an operator where input and weight are such as was proven, and as before elsewhere."""
-    function, weight, bias, offset, eps, cast = values
+    function, weight, bias, offset, eps, cast, lowers = values
     before = cls.forward
 
     @functools.wraps(before)
@@ -86,6 +90,10 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
         number = getattr(self, eps) if isinstance(eps, str) else eps
         if offset:
             scale = offset + scale  # type: ignore[operator]
+        if lowers and (half := _lowered(self, x, scale, shift)) is not None:
+            if function == "rms_norm":
+                return rms_norm_lowered(x, x.shape[-1:], scale, number, half)
+            return layer_norm_lowered(x, x.shape[-1:], scale, shift, number, half)
         if function == "rms_norm":
             y = rms_norm(x, x.shape[-1:], scale, number)
         else:
@@ -128,3 +136,64 @@ def _is_proven(module: Module, values: tuple[Any, ...]) -> bool:
             ):
                 return False
     return True
+
+
+# --- results of a half type, under autocast ---------------------------------------------------------------------------
+
+# Whether norms that products alone read are to round their result themselves. It waits for a measurement.
+LOWERS = False
+_OURS: dict[Class, Class] = {nn.LayerNorm: torch.nn.LayerNorm, nn.RMSNorm: torch.nn.RMSNorm}
+
+
+def lowerable(names: dict[Module, list[str]]) -> set[Module]:
+    """The norms of a model, by the names of its modules, whose results products alone read."""
+    if not LOWERS:
+        return set()
+    once = {module for module, called in names.items() if len(called) == 1}
+    return readers.lowerable(names, {module for module in once if _may_normalise(module)})
+
+
+def _may_normalise(module: Module) -> bool:
+    if type(module) in _OURS.values():
+        return True
+    parameters = [p for p in module._parameters.values() if p is not None]
+    return not module._modules and len(parameters) <= 2 and all(p.dim() == 1 for p in parameters)
+
+
+def lowering(ours: Class, what: str) -> tuple[Class, str]:
+    """The class, and what it is in words, of a norm that is to have the class `ours`, and gives its result to products
+    alone; any other is what it was."""
+    recipe = recipe_of(ours)
+    if recipe is not None and recipe.kind == "norm":
+        theirs = ours.__bases__[0]
+        return derived(theirs, replace(recipe, values=(*recipe.values[:-1], True))), f"{what}, half under autocast"
+    if ours in _OURS:
+        return derived(_OURS[ours], Recipe("lowered", (), what, exact=False)), f"{what}, half under autocast"
+    return ours, what
+
+
+@kind
+def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class of cupyops.nn whose result is at once of the half type to which autocast would cast it."""
+    (twin,) = [ours for ours, theirs in _OURS.items() if theirs is cls]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        bias = getattr(self, "bias", None)
+        half = _lowered(self, input, self.weight, bias)
+        if half is None:
+            return twin.forward(self, input)  # type: ignore[no-any-return]
+        if twin is nn.RMSNorm:
+            return rms_norm_lowered(input, self.normalized_shape, self.weight, self.eps, half)  # type: ignore[no-any-return]
+        return layer_norm_lowered(input, self.normalized_shape, self.weight, bias, self.eps, half)  # type: ignore[no-any-return]
+
+    return (twin,), {"forward": forward}
+
+
+def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype | None:
+    """The half type in which a norm is to give its result now; None where it is to give that of its input."""
+    if not isinstance(x, Tensor) or (half := of_autocast(x)) is None:
+        return None
+    if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return None  # somebody else reads it
+    wide = all(one is None or one.dtype is torch.float32 for one in (x, *parameters))
+    return half if wide else None
