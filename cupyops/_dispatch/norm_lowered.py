@@ -28,8 +28,10 @@ lowered_fwd = Kernel("norm_lowered.cu", "norm_lowered_fwd<O, CENTRED>", define=D
 lowered_bwd = Kernel("norm_lowered.cu", "norm_lowered_bwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
 
 
-def unserved(operator: Operator, rows: int, size: int, x: Tensor) -> str | None:
+def unserved(operator: Operator, rows: int, size: int, x: Tensor, dtype: torch.dtype) -> str | None:
     """Why the kernels do not normalise such rows: they take whole vectors, and hold a row in a block."""
+    if dtype not in HALF:
+        return f"the result is to be {dtype}, which is no half type"
     if is_symbolic(rows, size) or not rows * size:
         return None
     if size % _WIDTH:

@@ -95,7 +95,7 @@ def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
 
 @_layer_norm_lowered.unsupported
 def why_not_lowered(x, normalized_shape, weight, bias, eps, dtype):
-    return norm_lowered.unserved(norm.LAYER_NORM, *norm_arguments.split(x, normalized_shape), x)
+    return norm_lowered.unserved(norm.LAYER_NORM, *norm_arguments.split(x, normalized_shape), x, dtype)
 
 
 @_layer_norm_lowered.interface

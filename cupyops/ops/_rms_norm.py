@@ -80,7 +80,7 @@ def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
 
 @_rms_norm_lowered.unsupported
 def why_not_lowered(x, normalized_shape, weight, eps, dtype):
-    return norm_lowered.unserved(norm.RMS_NORM, *norm_arguments.split(x, normalized_shape), x)
+    return norm_lowered.unserved(norm.RMS_NORM, *norm_arguments.split(x, normalized_shape), x, dtype)
 
 
 @_rms_norm_lowered.interface
