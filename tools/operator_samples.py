@@ -236,7 +236,7 @@ def _lowered(name: str) -> Callable[..., Tensor]:
     function: Any = {"layer_norm": layer_norm_lowered, "rms_norm": rms_norm_lowered}[name]
 
     def normalise(x: Tensor, *parameters: Tensor) -> Tensor:
-        given = [one.float() for one in parameters] or [None] * (2 if name == "layer_norm" else 1)
+        given: list[Any] = [one.float() for one in parameters] or [None] * (2 if name == "layer_norm" else 1)
         y: Tensor = function(x.float(), x.shape[1:], *given, 1e-5, x.dtype)
         return y
 

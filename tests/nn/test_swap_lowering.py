@@ -298,7 +298,9 @@ class Views(Base):
     def forward(self, x):
         y = self.norm(x)
         z = y if x.dim() > 2 else y.unsqueeze(0)
-        return F.linear(z.flatten(0, 1)[1:], self.linear.weight) + torch.matmul(y.view(-1, y.size(-1))[1:], self.linear.weight)
+        return F.linear(z.flatten(0, 1)[1:], self.linear.weight) + torch.matmul(
+            y.view(-1, y.size(-1))[1:], self.linear.weight
+        )
 
 
 class NeverCalled(Base):

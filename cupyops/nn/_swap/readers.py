@@ -25,7 +25,7 @@ from ... import nn
 from .tracing import Unknown
 
 _LAYERS: tuple[type[Module], ...] = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_PRODUCTS = {cls.forward for cls in (*_LAYERS, nn.Linear, nn.Conv2d)}
+_PRODUCTS: set[Any] = {vars(cls)["forward"] for cls in (*_LAYERS, nn.Linear, nn.Conv2d)}
 _FUNCTIONS: tuple[Any, ...] = (torch.addmm, torch.mm, torch.bmm, torch.matmul, F.linear, F.conv1d, F.conv2d, F.conv3d)
 _VIEWS = {"view", "reshape", "transpose", "permute", "flatten", "contiguous", "unsqueeze", "squeeze"}
 _ASKS = {"shape", "ndim", "device", "size", "dim", "numel"}
@@ -38,9 +38,8 @@ _NONE: Keys = frozenset()
 
 def lowerable(modules: Iterable[Module], candidates: set[Module]) -> set[Module]:
     """Those of `candidates` whose results are read by products alone, by the forward of the module that they are in."""
-    parents = {
-        module: {name for name, one in module._modules.items() if one in candidates} for module in modules
-    }
+    _parsed.cache_clear()  # somebody may have given a class another forward since
+    parents = {module: {name for name, one in module._modules.items() if one in candidates} for module in modules}
     foreign = _named_from_outside(parents, frozenset().union(*parents.values()))
     found: set[Module] = set()
     for module, inside in parents.items():
@@ -89,7 +88,7 @@ def _is_called_plainly(module: Module) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(cls: type[Module]) -> tuple[types.FunctionType, ast.FunctionDef]:
+def _parsed(cls: Any) -> tuple[types.FunctionType, ast.FunctionDef]:
     function = inspect.unwrap(cls.forward)
     if not isinstance(function, types.FunctionType) or function.__module__.split(".")[0] == "torch":
         raise Unknown("its forward is none that somebody has written")
