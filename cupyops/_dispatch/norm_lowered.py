@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm of fp32 whose result is of a half type: the launches of the form `block`, by kernels of their own."""
+"""layer_norm and rms_norm of fp32 with a result of a half type: the form `block`, by kernels of their own."""
 
 from __future__ import annotations
 

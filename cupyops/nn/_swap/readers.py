@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from ... import nn
 from .tracing import Unknown
 
-_LAYERS: tuple[type[Module], ...] = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_PRODUCTS: set[Any] = {vars(cls)["forward"] for cls in (*_LAYERS, nn.Linear, nn.Conv2d)}
+_LAYERS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, nn.Linear, nn.Conv2d)
+_PRODUCTS = {cls.forward for cls in _LAYERS}
 _FUNCTIONS: tuple[Any, ...] = (torch.addmm, torch.mm, torch.bmm, torch.matmul, F.linear, F.conv1d, F.conv2d, F.conv3d)
 _VIEWS = {"view", "reshape", "transpose", "permute", "flatten", "contiguous", "unsqueeze", "squeeze"}
 _ASKS = {"shape", "ndim", "device", "size", "dim", "numel"}
@@ -79,7 +79,8 @@ def _text_of(module: Module) -> tuple[types.FunctionType, ast.FunctionDef]:
     """A module's forward and its text, where nothing else than that text runs when it is called."""
     if not _is_called_plainly(module):
         raise Unknown("it is called in a way of its own")
-    return _parsed(type(module))
+    cls: Any = type(module)
+    return _parsed(cls)
 
 
 def _is_called_plainly(module: Module) -> bool:
