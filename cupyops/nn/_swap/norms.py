@@ -153,8 +153,8 @@ def lowerable(names: dict[Module, list[str]]) -> set[Module]:
 
 
 def _may_normalise(module: Module) -> bool:
-    if type(module) in _OURS.values():
-        return True
+    if type(module).__module__.split(".")[0] in ("torch", "cupyops"):
+        return type(module) in _OURS.values()
     parameters = [p for p in module._parameters.values() if p is not None]
     return not module._modules and len(parameters) <= 2 and all(p.dim() == 1 for p in parameters)
 

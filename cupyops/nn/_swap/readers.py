@@ -298,7 +298,7 @@ class _Flow:
 def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     """What somebody has written for a class, set-up left out."""
     for base in cls.__mro__:
-        if base.__module__.split(".")[0] in ("torch", "builtins", "cupyops"):
+        if base.__module__.split(".")[0] in ("torch", "builtins"):
             continue
         for name, value in vars(base).items():
             function = inspect.unwrap(value) if callable(value) else None
