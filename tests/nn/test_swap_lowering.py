@@ -52,6 +52,19 @@ class Rms(nn.Module):
         return self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
+class Flagged(nn.LayerNorm):
+    """As timm has it: the function of torch.nn.LayerNorm, or another."""
+
+    def __init__(self, fast=False, eps=1e-6):
+        super().__init__(16, eps=eps)
+        self.fast = fast
+
+    def forward(self, x):
+        if self.fast:
+            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, 2 * self.eps) + 1
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 class Block(nn.Module):
     """Pre-norm: of `one` several linear layers of another module are readers, of `two` one that calls a function."""
 
@@ -93,7 +106,10 @@ def results(model, x):
     return y.detach(), x.grad, {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(16), lambda: nn.RMSNorm(16), Rms], ids=["layer", "rms", "steps"])
+NORMS = {"layer": lambda: nn.LayerNorm(16), "rms": lambda: nn.RMSNorm(16), "steps": Rms, "call": Flagged}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_the_result_has_the_same_bits(norm, monkeypatch):
     torch.manual_seed(0)
     model, x = Model(lambda: Block(norm)), torch.randn(2, 5, 16)
@@ -323,6 +339,96 @@ def test_products_alone(cls):
     with torch.autocast("cpu", HALF):
         assert torch.equal(model(x), expected) and model.norm(x).dtype is HALF
     assert model.norm(x).dtype is torch.float32
+
+
+class Offset(Flagged):
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, self.weight, None, self.eps)
+
+
+class Twice(Flagged):
+    def forward(self, x):
+        return F.layer_norm(
+            F.layer_norm(x, self.normalized_shape), self.normalized_shape, self.weight, self.bias, self.eps
+        )
+
+
+@pytest.mark.parametrize("norm", [lambda: Flagged(True), Offset, Twice], ids=["fast", "offset", "twice"])
+def test_what_is_another_function(norm):
+    model, x = Plain(), torch.randn(2, 3, 16)
+    model.norm = norm()
+    with torch.autocast("cpu", HALF):
+        expected = model(x)
+    assert not lowered(model)
+    with torch.autocast("cpu", HALF):
+        assert torch.equal(model(x), expected)
+
+
+def test_pickle_of_a_norm_that_calls_the_function():
+    model, x = Plain(), torch.randn(2, 3, 16)
+    model.norm = Flagged()
+    swap = cupyops.swap(model)
+    again = pickle.loads(pickle.dumps(model))
+    with torch.autocast("cpu", HALF):
+        assert again.norm(x).dtype is HALF and torch.equal(again(x), model(x))
+        assert torch.equal(model.norm(x), model.norm(x=x).to(HALF))
+    swap.undo()
+    assert type(model.norm) is Flagged
+
+
+class Optional(Base):
+    """As timm's attention: a module that may be there."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = None
+
+    def forward(self, x):
+        y = self.norm(x)
+        gate = self.gate(y).sigmoid() if self.gate is not None else None
+        z = self.linear(y)
+        return z if gate is None else z * gate
+
+
+def test_a_module_that_is_not_there():
+    model = Optional()
+    assert lowered(model) == {"norm"}
+    model = Optional()
+    model.gate = nn.Linear(16, 16)
+    assert lowered(model) == {"norm"}
+    model = Optional()
+    model.gate = nn.Sigmoid()
+    assert not lowered(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_on_a_gpu(norm, faster, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Model(lambda: Block(norm)).cuda(), torch.randn(2, 5, 16, device="cuda")
+    plain, ours = copy.deepcopy(model), copy.deepcopy(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(norms, "LOWERS", False)
+        cupyops.swap(plain)
+    assert lowered(ours)
+
+    def results(model, x):
+        x = x.clone().requires_grad_()
+        with torch.autocast("cuda", HALF):
+            y = model(x)
+        return y.detach(), *torch.autograd.grad(y.float().square().mean(), [x, *model.parameters()])
+
+    with cupyops.never_slower(faster):
+        for given in (x, x.to(HALF)):
+            with cupyops.trace() as trace:
+                results(ours, given)
+            launched = {launch.kernel.partition("<")[0] for launch in trace.launches()}
+            assert {"norm_lowered_fwd", "norm_lowered_bwd"} <= launched
+            for _ in range(6):  # recorded, and replayed
+                for a, b in zip(results(ours, given), results(plain, given)):
+                    assert a.dtype is b.dtype
+                    torch.testing.assert_close(a, b, rtol=5e-2, atol=3e-2 * b.abs().max().item())
 
 
 def test_shared_hooked_or_called_otherwise():

@@ -121,7 +121,7 @@ def swap(
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
             if module in lowerable:
-                ours, what = norms.lowering(ours, what)
+                ours, what = norms.lowering(module, ours, what)
             module.__class__ = ours
             changed.append(module)
             replaced += [Replaced(name, before, ours, what) for name in called]

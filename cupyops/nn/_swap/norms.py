@@ -14,7 +14,7 @@ from ... import nn
 from ..._dispatch.norm_lowered import of_autocast
 from ...ops._layer_norm import layer_norm, layer_norm_lowered
 from ...ops._rms_norm import rms_norm, rms_norm_lowered
-from . import proof, readers
+from . import calls, proof, readers
 from .classes import Class, Recipe, derived, kind, recipe_of
 from .tracing import Unknown, graph_of, name_of, probe
 
@@ -89,7 +89,7 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
         number = getattr(self, eps) if isinstance(eps, str) else eps
         if offset:
             scale = offset + scale  # type: ignore[operator]
-        if lowers and (half := _lowered(self, x, scale, shift)) is not None:
+        if lowers and x.dtype is torch.float32 and (half := _lowered(self, x, scale, shift)) is not None:
             if function == "rms_norm":
                 return rms_norm_lowered(x, x.shape[-1:], scale, number, half)
             return layer_norm_lowered(x, x.shape[-1:], scale, shift, number, half)
@@ -159,33 +159,64 @@ def _may_normalise(module: Module) -> bool:
     return not module._modules and len(parameters) <= 2 and all(p.dim() == 1 for p in parameters)
 
 
-def lowering(ours: Class, what: str) -> tuple[Class, str]:
+def lowering(module: Module, ours: Class, what: str) -> tuple[Class, str]:
     """The class, and what it is in words, of a norm that is to have the class `ours`, and gives its result to products
     alone; any other is what it was."""
-    recipe = recipe_of(ours)
+    recipe, half = recipe_of(ours), f"{what}, half under autocast"
     if recipe is not None and recipe.kind == "norm":
-        theirs = ours.__bases__[0]
-        return derived(theirs, replace(recipe, values=(*recipe.values[:-1], True))), f"{what}, half under autocast"
+        return derived(type(module), replace(recipe, values=(*recipe.values[:-1], True))), half
+    if recipe is not None and recipe.kind == "calls" and _is_layer_norm(module):
+        return derived(type(module), Recipe("lowered", recipe.values, what, exact=False)), half
     if ours in _OURS:
-        return derived(_OURS[ours], Recipe("lowered", (), what, exact=False)), f"{what}, half under autocast"
+        return derived(_OURS[ours], Recipe("lowered", (), what, exact=False)), half
     return ours, what
+
+
+def _is_layer_norm(module: Module) -> bool:
+    """Whether a subclass of torch.nn.LayerNorm does what that does, by its function."""
+    if not isinstance(module, torch.nn.LayerNorm):
+        return False
+    try:
+        x, *nodes = graph_of(module).nodes
+    except Unknown:
+        return False
+    given: dict[str, Any] = {node.name: node.target for node in nodes if node.op == "get_attr"}
+    steps = [node for node in nodes if node.op not in ("get_attr", "output")]
+    if len(steps) != 1 or steps[0].target is not torch.nn.functional.layer_norm or nodes[-1].args != (steps[0],):
+        return False
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    found = dict(zip(names, steps[0].args)) | steps[0].kwargs
+    found |= {
+        name: given.get(one.name, one) for name, one in found.items() if isinstance(one, fx.Node) and one is not x
+    }
+    parameters = {name: name for name in ("weight", "bias") if module._parameters.get(name) is not None}
+    wanted = {"input": x, "normalized_shape": tuple(module.normalized_shape), **parameters, "eps": module.eps}
+    found["normalized_shape"] = tuple(found.get("normalized_shape", ()))
+    return {name: one for name, one in found.items() if one is not None} == wanted
 
 
 @kind
 def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A class of cupyops.nn whose result is at once of the half type to which autocast would cast it."""
-    (twin,) = [ours for ours, theirs in _OURS.items() if theirs is cls]
+    """A class whose result is at once of the half type to which autocast would cast it: on that of cupyops.nn, or on one
+    that `calls` makes by `values`."""
+    if values:
+        bases, methods = calls.calls(cls, values)
+        before = methods["forward"]
+    else:
+        bases, methods = tuple(ours for ours, theirs in _OURS.items() if theirs is cls), {}
+        before = bases[0].forward
 
-    def forward(self: Any, input: Tensor) -> Tensor:
+    @functools.wraps(before)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         bias = getattr(self, "bias", None)
-        half = _lowered(self, input, self.weight, bias)
-        if half is None:
-            return twin.forward(self, input)  # type: ignore[no-any-return]
-        if twin is nn.RMSNorm:
-            return rms_norm_lowered(input, self.normalized_shape, self.weight, self.eps, half)  # type: ignore[no-any-return]
-        return layer_norm_lowered(input, self.normalized_shape, self.weight, bias, self.eps, half)  # type: ignore[no-any-return]
+        if len(args) != 1 or kwargs or (half := _lowered(self, args[0], self.weight, bias)) is None:
+            return before(self, *args, **kwargs)
+        x = args[0].float()
+        if issubclass(cls, torch.nn.RMSNorm):
+            return rms_norm_lowered(x, self.normalized_shape, self.weight, self.eps, half)
+        return layer_norm_lowered(x, self.normalized_shape, self.weight, bias, self.eps, half)
 
-    return (twin,), {"forward": forward}
+    return bases, {**methods, "forward": forward}
 
 
 def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype | None:
@@ -194,5 +225,6 @@ def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype 
         return None
     if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
         return None  # somebody else reads it
-    wide = all(one is None or one.dtype is torch.float32 for one in (x, *parameters))
-    return half if wide else None
+    # on a GPU autocast has a half type normalised in float32, on a CPU as it is
+    wide = x.dtype is torch.float32 or (x.is_cuda and x.dtype in (torch.float16, torch.bfloat16))
+    return half if wide and all(one is None or one.dtype is torch.float32 for one in parameters) else None

@@ -54,9 +54,14 @@ def lowerable(modules: Iterable[Module], candidates: set[Module]) -> set[Module]
     return found
 
 
-def _reads_products_only(module: Module | None, place: int | str) -> bool:
+def _reads_products_only(module: Any, place: int | str) -> bool:
     """Whether a module gives an argument, by its place or its name, to products alone."""
-    if module is None or module._forward_pre_hooks or module._forward_hooks or not _is_called_plainly(module):
+    if (
+        not isinstance(module, Module)
+        or module._forward_pre_hooks
+        or module._forward_hooks
+        or not _is_called_plainly(module)
+    ):
         return False
     forward = type(module).forward
     if forward in _PRODUCTS:
@@ -259,11 +264,11 @@ class _Flow:
             self._other(node.args[0])
             return frozenset((name,))
         self.escaped |= self.names & {name}
-        if not hasattr(self.module, name):  # such a call raises, if it is ever come to
+        inside = getattr(self.module, name, None)
+        if inside is None:  # such a call raises, if it is ever come to
             return _NONE
         places: list[int | str | None] = [*range(len(node.args)), *(k.arg for k in node.keywords)]
         starred = next((at for at, one in enumerate(node.args) if isinstance(one, ast.Starred)), len(node.args))
-        inside = self.module._modules.get(name)
         for place, value in zip(places, (*node.args, *(k.value for k in node.keywords))):
             held = self._read(value)
             known = place is not None and (isinstance(place, str) or place < starred)
