@@ -401,6 +401,25 @@ def test_a_module_that_is_not_there():
     assert not lowered(model)
 
 
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_the_kernels_in_the_simulator(norm):
+    torch.manual_seed(0)
+    model, x = Plain(), torch.randn(2, 3, 16)
+    model.norm = norm()
+    theirs = copy.deepcopy(model)
+    del model.attention, theirs.attention  # which is not called
+    assert lowered(model) == {"norm"}
+    expected = results(theirs, x)
+    for _ in range(5):
+        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+            found = results(model, x)
+        launched = {launch.kernel.partition("<")[0] for launch in trace.launches()}
+        assert {"norm_lowered_fwd", "norm_lowered_bwd"} <= launched
+        torch.testing.assert_close(found[:2], expected[:2], rtol=2e-2, atol=2e-2)
+        with cupyops.simulate("sm_90"):  # recorded, and replayed
+            torch.testing.assert_close(results(model, x)[:2], expected[:2], rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("faster", [True, False])
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
