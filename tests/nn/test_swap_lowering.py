@@ -285,6 +285,27 @@ class Plain(Base):
         return self.linear(self.norm(x))
 
 
+class OfItsBase(Residual):
+    def forward(self, x):
+        return self.linear(self.norm(x)) + super().forward(x)
+
+
+class OfAProperty(Base):
+    @property
+    def first(self):
+        return self.norm
+
+    def forward(self, x):
+        return self.linear(self.norm(x)) + self.first(x)
+
+
+class EachInside(Base):
+    def forward(self, x):
+        y = self.linear(self.norm(x))
+        for module in self.children():
+            return y + module(x)
+
+
 class Both(Base):
     """A residual in one branch, and the result of another norm in the other."""
 
@@ -296,6 +317,7 @@ class Both(Base):
 
 NOT_LOWERED = [Residual, Returned, ThroughActivation, InOneBranch, AsksTheDtype, WithoutAutocast, InPlace, InALoop]
 NOT_LOWERED += [Captured, Alias, OfAnotherMethod, HandsItselfOn, Kept, InAList, Starred, Decorated, ReadByAnother, Both]
+NOT_LOWERED += [OfItsBase, OfAProperty, EachInside]
 
 
 @pytest.mark.parametrize("cls", NOT_LOWERED, ids=lambda cls: cls.__name__)

@@ -30,6 +30,7 @@ _FUNCTIONS: tuple[Any, ...] = (torch.addmm, torch.mm, torch.bmm, torch.matmul, F
 _VIEWS = {"view", "reshape", "transpose", "permute", "flatten", "contiguous", "unsqueeze", "squeeze"}
 _ASKS = {"shape", "ndim", "device", "size", "dim", "numel"}
 _OF_SELF = {"hasattr", "isinstance"}  # functions that look at a module and call none of it
+_ALL = {"_modules", "children", "named_children", "modules", "named_modules", "apply"}  # of a module: all inside it
 _SETTING_UP = ("__init__", "_init_weights", "init_weights", "reset_parameters", "extra_repr")
 
 Keys = frozenset[str]
@@ -227,7 +228,7 @@ class _Flow:
 
     def _attribute(self, node: ast.Attribute) -> Keys:
         if self._is_me(node.value):
-            self.escaped |= self.names & {node.attr}
+            self._escape(node.attr)
             return _NONE
         held = self._read(node.value)
         if node.attr not in _ASKS:
@@ -263,7 +264,7 @@ class _Flow:
             self.called.add(name)
             self._other(node.args[0])
             return frozenset((name,))
-        self.escaped |= self.names & {name}
+        self._escape(name)
         inside = getattr(self.module, name, None)
         if inside is None:  # such a call raises, if it is ever come to
             return _NONE
@@ -275,6 +276,10 @@ class _Flow:
             if held and not (known and _reads_products_only(inside, place)):  # type: ignore[arg-type]
                 self.escaped |= held
         return _NONE
+
+    def _escape(self, attribute: str) -> None:
+        """An attribute of the module is read, and not only called."""
+        self.escaped |= self.names if attribute in _ALL else self.names & {attribute}
 
     def _is_me(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id == self.me
@@ -292,7 +297,7 @@ class _Flow:
         """What is not followed: all that is named in it is read by somebody."""
         for part in ast.walk(node):
             if isinstance(part, ast.Attribute) and self._is_me(part.value):
-                self.escaped |= self.names & {part.attr}
+                self._escape(part.attr)
             elif isinstance(part, ast.Name):
                 self.escaped |= self.holds.get(part.id, _NONE)
 
@@ -306,6 +311,7 @@ def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
         if base.__module__.split(".")[0] in ("torch", "builtins"):
             continue
         for name, value in vars(base).items():
+            value = value.fget if isinstance(value, property) else value
             function = inspect.unwrap(value) if callable(value) else None
             if isinstance(function, types.FunctionType) and name not in _SETTING_UP:
                 yield name, function
@@ -319,10 +325,11 @@ def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
         pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
 
 
-def _is_named_elsewhere(cls: type, name: str) -> bool:
-    """Whether another method of a class than its forward names an attribute."""
+def _is_named_elsewhere(cls: type[Module], name: str) -> bool:
+    """Whether another function of a class than its forward names an attribute: a method, or a forward that it replaces."""
+    own = inspect.unwrap(cls.forward)
     return any(
-        name in code.co_names for of, function in _functions(cls) if of != "forward" for code in _codes(function)
+        name in code.co_names for _, function in _functions(cls) if function is not own for code in _codes(function)
     )
 
 
