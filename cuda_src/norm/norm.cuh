@@ -47,10 +47,11 @@ template <typename A> __device__ __forceinline__ A mean_about(A about, A sum, A 
 }
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
-// CENTRED.
-template <typename T> struct Forward {
+// CENTRED. y may be of a narrower type O.
+template <typename T, typename O = T> struct Forward {
   const T *x, *residual, *weight, *bias;
-  T *summed, *y;
+  T* summed;
+  O* y;
   acc_t<T>*mean, *rstd;
   long long rows, size;
   acc_t<T> eps;
@@ -75,9 +76,9 @@ __device__ __forceinline__ Vector<T> load_parameter(const Tile<K, kVecWidth<T>, 
 }
 
 // y for vector k of the tile that begins with column `start`, to which y points.
-template <bool CENTRED, int K, bool ALIGNED, typename T>
-__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const Forward<T>& to, T* y,
-                                                 long long start, int k, const Vector<T>& x,
+template <bool CENTRED, int K, bool ALIGNED, typename T, typename O>
+__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const Forward<T, O>& to,
+                                                 O* y, long long start, int k, const Vector<T>& x,
                                                  const RowStatistics<acc_t<T>>& of) {
   const Vector<T> w = load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1);
   const Vector<T> b = CENTRED ? load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0) : Vector<T>{};
@@ -96,8 +97,8 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
   return reduce_elements<Sum, K, W>([&](int k, int e) { return vectors[k][e] * vectors[k][e]; });
 }
 
-template <typename T, typename F> __device__ __forceinline__ Vector<T> rounded(F f) {
-  Vector<T> vector;
+template <typename T, int BYTES = 16, typename F> __device__ __forceinline__ Vector<T, BYTES> rounded(F f) {
+  Vector<T, BYTES> vector;
   round_to_words<T>(vector.word, 0, f);
   return vector;
 }

@@ -9,6 +9,9 @@
 template <typename T> __device__ __forceinline__ void store_words(T* to, const Vector<T>& vector) {
   store_words(to, vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
 }
+template <typename T> __device__ __forceinline__ void store_words(T* to, const Vector<T, 8>& vector) {
+  store_words(to, vector.word[0], vector.word[1]);
+}
 
 // Row blockIdx.y of `shifted` becomes the elements of `parameter` from number blockIdx.y on: what the vectors of a row meet
 // whose head has so many elements. Grid: (any, W). Block: any. A row of `shifted` has as many whole vectors as hold all
@@ -44,9 +47,9 @@ __device__ __forceinline__ void load_own(const T* own, int left, int step, Vecto
 }
 
 // *y = what x, this thread's element of the head or the tail, becomes; it lies in `column`.
-template <bool CENTRED, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void store_edge(const T* weight, const T* bias, T* y, int column, T x,
+template <bool CENTRED, typename T, typename O, typename A = acc_t<T>>
+__device__ __forceinline__ void store_edge(const T* weight, const T* bias, O* y, int column, T x,
                                            const RowStatistics<A>& of) {
   const A w = weight ? to_acc(weight[column]) : A(1), b = CENTRED && bias ? to_acc(bias[column]) : A(0);
-  *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
+  *y = from_acc<O>(of.template y<CENTRED>(to_acc(x), w, b));
 }

@@ -99,10 +99,10 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
             _finalize(partials, tensors)
 
 
-def in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int) -> None:
-    """All gradients by one launch, and from the partials that it leaves."""
+def in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int, **types: Any) -> None:
+    """All gradients by one launch, and from the partials that it leaves; `types`: template values, by default T."""
     partials, each = _partials(partials_of(launch), size, tensors)
-    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), T=tensors.x.dtype)
+    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), **types or {"T": tensors.x.dtype})
     if partials is not None:
         _finalize(partials, tensors)
 
@@ -117,7 +117,8 @@ def _partials(count: int, size: int, tensors: Gradients) -> tuple[Tensor | None,
     gradient is wanted. Of one row, laid out as a gradient is, they are the gradients, and there is no array."""
     dtype, grads = acc(tensors.x.dtype), [tensors.grad_weight, tensors.grad_bias]
     pitch = padded(size * dtype.itemsize) // dtype.itemsize
-    if not _wanted(tensors) or (count == 1 and dtype is tensors.x.dtype and pitch == size):
+    of_one_row = count == 1 and pitch == size and all(grad is None or grad.dtype is dtype for grad in grads)
+    if not _wanted(tensors) or of_one_row:
         return None, grads
     partials = tensors.x.new_empty((_wanted(tensors), count, pitch), dtype=dtype)
     places = iter(partials.unbind())

@@ -215,7 +215,8 @@ class _Strided(Form[Problem]):
         return bwd_strided, bwd_finalize
 
 
-BACKWARD = Forms("norm", "backward", [_ThreadPerRow(), _SubWarp(), _PrefetchLate(), _Block(), _Cluster(), _TwoPass()])
+BLOCK = _Block()
+BACKWARD = Forms("norm", "backward", [_ThreadPerRow(), _SubWarp(), _PrefetchLate(), BLOCK, _Cluster(), _TwoPass()])
 PARTIALS = Forms("norm", "partials", [_Strided()])  # of backward by two_pass, which leaves none
 
 

@@ -166,4 +166,5 @@ class _TwoPass(Form[Problem]):
         return (fwd_two_pass,)
 
 
-FORWARD = Forms("norm", "forward", [_ThreadPerRow(), _SubWarp(), _Pipelined(), _Block(), _SharedMemory(), _TwoPass()])
+BLOCK = _Block()
+FORWARD = Forms("norm", "forward", [_ThreadPerRow(), _SubWarp(), _Pipelined(), BLOCK, _SharedMemory(), _TwoPass()])

@@ -1,11 +1,20 @@
-"""Linear layers."""
+"""Linear layers, and the casts that autocast has in front of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from ..ops._linear import linear
+from .._dispatch.norm_lowered import of_autocast
+from .._util import torch_private
+from ..ops._linear import linear, linear_lowered
+
+# Both wait for a measurement.
+WIDE_GRADIENTS = False  # float32 parameters get their gradients, under autocast, from the product's float32 sums
+SHARES_CASTS = False  # layers that read one float32 tensor under autocast have one copy of it in the half type
 
 
 class Linear(torch.nn.Linear):
@@ -17,4 +26,65 @@ class Linear(torch.nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if SHARES_CASTS and not is_dynamo_compiling():
+            input = _in_half(input)
+        if WIDE_GRADIENTS and (half := _of_wide_gradients(self, input)) is not None:
+            weight = self.weight
+            return linear_lowered(input.to(half), weight, weight.detach().to(half), self.bias)
         return linear(input, self.weight, self.bias)
+
+
+def _of_wide_gradients(module: Linear, input: Tensor) -> torch.dtype | None:
+    """The half type to which autocast lowers a layer whose float32 weight is to get a gradient; None elsewhere."""
+    weight, bias = module.weight, module.bias
+    if not (isinstance(input, Tensor) and weight.requires_grad and torch.is_grad_enabled()):
+        return None
+    wide = all(one is None or (one.dtype is torch.float32 and one.device == input.device) for one in (weight, bias))
+    if not wide or type(weight) not in (Tensor, torch.nn.Parameter) or input.shape[-1:] != weight.shape[1:]:
+        return None
+    return of_autocast(input) if input.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
+
+
+# --- one cast for all readers ---------------------------------------------------------------------------------------
+
+
+class _Cast:
+    """A tensor's copy in a half type, which lies in the tensor's `_cupyops_cast` and goes when it goes.
+
+    Attributes:
+        of: what the tensor and the thread were: see `_state`. The copy stands for the tensor while they are that.
+        half: the copy, with a graph that leads to the tensor.
+    """
+
+    __slots__ = ("half", "of")
+
+    def __init__(self, of: tuple[Any, ...], half: Tensor) -> None:
+        self.of, self.half = of, half
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # a tensor is pickled and copied without it
+
+
+def _nothing() -> None:
+    return None
+
+
+def _in_half(x: Tensor) -> Tensor:
+    """What autocast makes of a float32 tensor that is no leaf, as any other layer here gets it; else the tensor itself."""
+    if type(x) is not Tensor or x.dtype is not torch.float32 or (half := of_autocast(x)) is None:
+        return x
+    if torch_private.functorch_active() or torch_private.forward_mode() or not x.requires_grad or x.is_leaf:
+        return x
+    of = _state(x, half)
+    kept: _Cast | None = getattr(x, "_cupyops_cast", None)
+    if kept is None or kept.of != of:
+        kept = _Cast(of, x.to(half))
+        x._cupyops_cast = kept  # type: ignore[attr-defined]
+    return kept.half
+
+
+def _state(x: Tensor, half: torch.dtype) -> tuple[Any, ...]:
+    """Its version, memory and history, the type asked for, whether gradients are recorded, and the stream, which a copy made
+    on another one would have to wait for."""
+    stream = torch_private.current_stream(x.device.index) if x.is_cuda else None
+    return x._version, x.data_ptr(), x.grad_fn, half, torch.is_grad_enabled(), stream

@@ -52,7 +52,8 @@ WITHOUT_ENTRY = {
     "scale_shift": "PyTorch has no function of this kind",
     "swiglu": "PyTorch has no function of this kind",
 }
-UNDER_AUTOCAST = {"cross_entropy_fp32"}  # operators of cross_entropy that no sample of a database comes to
+# operators under autocast, that no sample of a database comes to
+UNDER_AUTOCAST = {"cross_entropy_fp32", "layer_norm_lowered", "linear_lowered", "rms_norm_lowered"}
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {

@@ -18,6 +18,7 @@ import attentions
 import few_channels
 import gemms
 import kept
+import normalisations
 import torch
 from contract import Make, OperatorContract, Sample
 from softmaxes import SoftmaxContract, form_cases
@@ -240,6 +241,12 @@ def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(run, contract, Sample(*inputs, (size,), make(size)))
 
 
+def normalised(dtype: torch.dtype) -> Iterator[Call]:
+    yield from prefetched_late(dtype)
+    for function in (cupyops.layer_norm, cupyops.rms_norm) if dtype in HALF else ():
+        yield partial(normalisations.compare_lowered, function, 5, 300, dtype)
+
+
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
     """Groups of channels of as many elements as a group has vectors, short ones of each length; and what a warp holds."""
     make, channels, contract = Make(CPU, dtype), 16 // dtype.itemsize, contracts()["group_norm"][0]()
@@ -294,6 +301,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
     "embedding": indices_sorted,
     "group_norm": grouped,
-    "norm": prefetched_late,
+    "norm": normalised,
     "fused_linear_cross_entropy": little_scratch,
 }

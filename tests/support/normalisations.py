@@ -4,6 +4,8 @@ import torch
 from contract import Make, assert_as_good_as_torch
 
 import cupyops
+from cupyops.ops._layer_norm import layer_norm_lowered
+from cupyops.ops._rms_norm import rms_norm_lowered
 from cupyops.testing import assume_gpu
 
 KERNELS = {
@@ -51,3 +53,39 @@ def compare_pipelined(forward, tensors, size):
         with cupyops.use_form(form), assume_gpu(max_blocks=5), cupyops.simulate():
             results.append(forward(*args))
     assert all(map(torch.equal, *results))
+
+
+def lowered(function, dtype):
+    """layer_norm or rms_norm with a result of a half type, and PyTorch's, as functions of tensors."""
+    if function is cupyops.layer_norm:
+        torch_function = torch.nn.functional.layer_norm
+        return (
+            lambda x, weight, bias: layer_norm_lowered(x, x.shape[1:], weight, bias, 1e-5, dtype),
+            lambda x, weight, bias: torch_function(x, x.shape[1:], weight, bias, 1e-5),
+        )
+    torch_function = torch.nn.functional.rms_norm
+    return (
+        lambda x, weight: rms_norm_lowered(x, x.shape[1:], weight, 1e-5, dtype),
+        lambda x, weight: torch_function(x, x.shape[1:], weight, 1e-5),
+    )
+
+
+def compare_lowered(function, rows, size, dtype, device="cpu", offset=0, expanded=False):
+    """Values and gradients of float32 rows with a half result: as good as PyTorch's in float32, rounded where it is."""
+    make, arity = Make(device, torch.float32), 2 if function is cupyops.layer_norm else 1
+    x = (make(rows * size + offset).detach()[offset:].view(rows, size) + 3).requires_grad_()
+    leaves = [x, *(make(size) for _ in range(arity))]
+    grad_y = make(*(1, size) if expanded else (rows, size)).detach().to(dtype).expand(rows, size)
+    ours, theirs = lowered(function, dtype)
+    y = ours(*leaves)
+    found = y.detach(), *torch.autograd.grad(y, leaves, grad_y)
+    same = [leaf.detach().requires_grad_() for leaf in leaves]
+    z = theirs(*same)
+    expected = z.detach().to(dtype), *torch.autograd.grad(z, same, grad_y.float())
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    t = theirs(*exact)
+    truth = t.detach(), *torch.autograd.grad(t, exact, grad_y.double())
+    assert [one.dtype for one in found] == [dtype, *[torch.float32] * (1 + arity)]
+    for a, b, c, what in zip(found, expected, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+        assert_as_good_as_torch(a, b, c, what)
+    return found

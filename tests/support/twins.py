@@ -10,6 +10,9 @@ from torch import Tensor
 
 import cupyops
 from cupyops.ops._cross_entropy import cross_entropy_fp32
+from cupyops.ops._layer_norm import layer_norm_lowered
+from cupyops.ops._linear import linear_lowered
+from cupyops.ops._rms_norm import rms_norm_lowered
 
 F = torch.nn.functional
 ROWS, COLS = 24, 16
@@ -157,6 +160,11 @@ CASES = {
         lambda x, w, b: F.layer_norm(x, (COLS,), w, b),
         lambda: [rows(), vector(), vector()],
     ),
+    "layer_norm_lowered": Case(
+        lambda x, w, b: layer_norm_lowered(x, (COLS,), w, b, 1e-5, torch.bfloat16),
+        lambda x, w, b: F.layer_norm(x, (COLS,), w, b).bfloat16(),
+        lambda: [rows(), vector(), vector()],
+    ),
     "linear_act": Case(
         cupyops.linear_act,
         lambda x, w, b: F.gelu(F.linear(x, w, b)),
@@ -166,6 +174,14 @@ CASES = {
         4 * (ROWS * COLS + 16 * COLS + 16),
     ),
     "linear": Case(cupyops.linear, F.linear, lambda: [rows(), values(16, COLS), values(16)]),
+    "linear_lowered": Case(
+        lambda x, w: linear_lowered(x.bfloat16(), w, w.detach().bfloat16(), None),
+        lambda x, w: F.linear(x.bfloat16(), w.bfloat16()),
+        lambda: [rows(), values(16, COLS)],
+        list,
+        "the weight, on which second derivatives depend: a parameter, which is there anyway",
+        4 * 16 * COLS,
+    ),
     "log_softmax": Case(lambda x: cupyops.log_softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda: [rows()]),
     "matmul": Case(cupyops.matmul, torch.matmul, lambda: [rows(), values(COLS, 16)]),
     "max_pool2d": Case(lambda x: cupyops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), lambda: [image()]),
@@ -176,6 +192,14 @@ CASES = {
     "nll_loss": Case(cupyops.nll_loss, F.nll_loss, lambda: [rows()], lambda: [classes]),
     "relu": Case(cupyops.relu, F.relu, lambda: [rows()]),
     "relu_": Case(lambda x: cupyops.relu(x + 1, inplace=True), lambda x: F.relu(x + 1), lambda: [rows()]),
+    "rms_norm_lowered": Case(
+        lambda x, w: rms_norm_lowered(x, (COLS,), w, 1e-5, torch.bfloat16),
+        lambda x, w: F.rms_norm(x, (COLS,), w, 1e-5).bfloat16(),
+        lambda: [rows(), vector()],
+        list,
+        "for the gradient of the weight alone PyTorch keeps what the weight was multiplied by, and no weight and no rstd",
+        4 * (COLS + ROWS),
+    ),
     "rms_norm": Case(
         lambda x, w: cupyops.rms_norm(x, (COLS,), w),
         lambda x, w: F.rms_norm(x, (COLS,), w),

@@ -119,6 +119,7 @@ def test_every_file_of_kernels_is_an_operators():
         "group_norm_sub_warp.cu": "group_norm",
         "group_norm_two_pass.cu": "group_norm",
         "linear_act_wgmma.cu": "linear_act",
+        "norm_lowered.cu": "norm",
     }
 
 

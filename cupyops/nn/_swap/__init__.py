@@ -113,12 +113,15 @@ def swap(
     kept: list[Kept] = []
     changed = []
     rotates = not exact and rotary.has_tables(model)
+    lowerable = set() if exact else norms.lowerable(names)
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
         ours, what = _successor(module, called[0], rotates, exact, known)
         if isinstance(ours, str):
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
+            if module in lowerable:
+                ours, what = norms.lowering(module, ours, what)
             module.__class__ = ours
             changed.append(module)
             replaced += [Replaced(name, before, ours, what) for name in called]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import Module
 
-from ...ops._layer_norm import layer_norm
-from ...ops._rms_norm import rms_norm
-from . import proof
-from .classes import Class, Recipe, kind
+from ... import nn
+from ..._dispatch.norm_lowered import of_autocast
+from ...ops._layer_norm import layer_norm, layer_norm_lowered
+from ...ops._rms_norm import rms_norm, rms_norm_lowered
+from . import calls, proof, readers
+from .classes import Class, Recipe, derived, kind, recipe_of
 from .tracing import Unknown, graph_of, name_of, probe
 
 # what a normalisation in steps is made of
@@ -37,7 +40,7 @@ def recognised(module: Module) -> Recipe:
         for offset in (0, 1) if weight else (0,):
             if function == "rms_norm" and bias:
                 continue
-            values = (function, weight, bias, offset, eps, _is_cast_last(graph))
+            values = (function, weight, bias, offset, eps, _is_cast_last(graph), False)
             if _is_proven(module, values):
                 what = function if not offset else f"{function} of 1 + weight in float32"
                 return Recipe("norm", values, what, exact=False)
@@ -71,7 +74,7 @@ def _is_cast_last(graph: fx.Graph) -> bool:
 @kind
 def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class that normalises by an operator where input and weight are such as was proven, and as before elsewhere."""
-    function, weight, bias, offset, eps, cast = values
+    function, weight, bias, offset, eps, cast, lowers = values
     before = cls.forward
 
     @functools.wraps(before)
@@ -86,6 +89,10 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
         number = getattr(self, eps) if isinstance(eps, str) else eps
         if offset:
             scale = offset + scale  # type: ignore[operator]
+        if lowers and x.dtype is torch.float32 and (half := _lowered(self, x, scale, shift)) is not None:
+            if function == "rms_norm":
+                return rms_norm_lowered(x, x.shape[-1:], scale, number, half)
+            return layer_norm_lowered(x, x.shape[-1:], scale, shift, number, half)
         if function == "rms_norm":
             y = rms_norm(x, x.shape[-1:], scale, number)
         else:
@@ -128,3 +135,96 @@ def _is_proven(module: Module, values: tuple[Any, ...]) -> bool:
             ):
                 return False
     return True
+
+
+# --- results of a half type, under autocast ---------------------------------------------------------------------------
+
+# Whether norms that products alone read are to round their result themselves. It waits for a measurement.
+LOWERS = False
+_OURS: dict[Class, Class] = {nn.LayerNorm: torch.nn.LayerNorm, nn.RMSNorm: torch.nn.RMSNorm}
+
+
+def lowerable(names: dict[Module, list[str]]) -> set[Module]:
+    """The norms of a model, by the names of its modules, whose results products alone read."""
+    if not LOWERS:
+        return set()
+    once = {module for module, called in names.items() if len(called) == 1}
+    return readers.lowerable(names, {module for module in once if _may_normalise(module)})
+
+
+def _may_normalise(module: Module) -> bool:
+    if type(module).__module__.split(".")[0] in ("torch", "cupyops"):
+        return type(module) in _OURS.values()
+    parameters = [p for p in module._parameters.values() if p is not None]
+    return not module._modules and len(parameters) <= 2 and all(p.dim() == 1 for p in parameters)
+
+
+def lowering(module: Module, ours: Class, what: str) -> tuple[Class, str]:
+    """The class, and what it is in words, of a norm that is to have the class `ours`, and gives its result to products
+    alone; any other is what it was."""
+    recipe, half = recipe_of(ours), f"{what}, half under autocast"
+    if recipe is not None and recipe.kind == "norm":
+        return derived(type(module), replace(recipe, values=(*recipe.values[:-1], True))), half
+    if recipe is not None and recipe.kind == "calls" and _is_layer_norm(module):
+        return derived(type(module), Recipe("lowered", recipe.values, what, exact=False)), half
+    if ours in _OURS:
+        return derived(_OURS[ours], Recipe("lowered", (), what, exact=False)), half
+    return ours, what
+
+
+def _is_layer_norm(module: Module) -> bool:
+    """Whether a subclass of torch.nn.LayerNorm does what that does, by its function."""
+    if not isinstance(module, torch.nn.LayerNorm):
+        return False
+    try:
+        x, *nodes = graph_of(module).nodes
+    except Unknown:
+        return False
+    given: dict[str, Any] = {node.name: node.target for node in nodes if node.op == "get_attr"}
+    steps = [node for node in nodes if node.op not in ("get_attr", "output")]
+    if len(steps) != 1 or steps[0].target is not torch.nn.functional.layer_norm or nodes[-1].args != (steps[0],):
+        return False
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    found = dict(zip(names, steps[0].args)) | steps[0].kwargs
+    found |= {
+        name: given.get(one.name, one) for name, one in found.items() if isinstance(one, fx.Node) and one is not x
+    }
+    parameters = {name: name for name in ("weight", "bias") if module._parameters.get(name) is not None}
+    wanted = {"input": x, "normalized_shape": tuple(module.normalized_shape), **parameters, "eps": module.eps}
+    found["normalized_shape"] = tuple(found.get("normalized_shape", ()))
+    return {name: one for name, one in found.items() if one is not None} == wanted
+
+
+@kind
+def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class whose result is at once of the half type to which autocast would cast it: on that of cupyops.nn, or on one
+    that `calls` makes by `values`."""
+    if values:
+        bases, methods = calls.calls(cls, values)
+        before = methods["forward"]
+    else:
+        bases, methods = tuple(ours for ours, theirs in _OURS.items() if theirs is cls), {}
+        before = bases[0].forward
+
+    @functools.wraps(before)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bias = getattr(self, "bias", None)
+        if len(args) != 1 or kwargs or (half := _lowered(self, args[0], self.weight, bias)) is None:
+            return before(self, *args, **kwargs)
+        x = args[0].float()
+        if issubclass(cls, torch.nn.RMSNorm):
+            return rms_norm_lowered(x, self.normalized_shape, self.weight, self.eps, half)
+        return layer_norm_lowered(x, self.normalized_shape, self.weight, bias, self.eps, half)
+
+    return bases, {**methods, "forward": forward}
+
+
+def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype | None:
+    """The half type in which a norm is to give its result now; None where it is to give that of its input."""
+    if not isinstance(x, Tensor) or (half := of_autocast(x)) is None:
+        return None
+    if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return None  # somebody else reads it
+    # on a GPU autocast has a half type normalised in float32, on a CPU as it is
+    wide = x.dtype is torch.float32 or (x.is_cuda and x.dtype in (torch.float16, torch.bfloat16))
+    return half if wide and all(one is None or one.dtype is torch.float32 for one in parameters) else None

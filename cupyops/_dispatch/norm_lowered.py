@@ -1,0 +1,83 @@
+"""layer_norm and rms_norm of fp32 with a result of a half type: the form `block`, by kernels of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import FLOATING, Kernel
+from .._util.strides import aligned, is_dry
+from .forms import Launch
+from .gpu import gpu
+from .norm import Gradients, Rows, in_one_pass
+from .norm_backward import BLOCK as BACKWARD
+from .norm_forms import BOTH, DEFINE, Operator, Problem
+from .norm_forward import BLOCK as FORWARD
+from .rows import is_symbolic
+
+HALF = tuple(dtype for dtype in FLOATING if dtype.itemsize == 2)
+LOWERED = (torch.float32,)  # what is normalised
+_ITEMSIZE = 4
+_WIDTH = 16 // _ITEMSIZE
+
+lowered_fwd = Kernel("norm_lowered.cu", "norm_lowered_fwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
+lowered_bwd = Kernel("norm_lowered.cu", "norm_lowered_bwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
+
+
+def unserved(operator: Operator, rows: int, size: int, x: Tensor, dtype: torch.dtype) -> str | None:
+    """Why the kernels do not normalise such rows: they take whole vectors, and hold a row in a block."""
+    if dtype not in HALF:
+        return f"the result is to be {dtype}, which is no half type"
+    if is_symbolic(rows, size) or not rows * size:
+        return None
+    if size % _WIDTH:
+        return f"rows of {size} elements are no whole vectors of {_WIDTH}"
+    problem, card = _problem(operator, rows, size, True), gpu(x.device)
+    return FORWARD.why_not(problem, card) or BACKWARD.why_not(problem, card)
+
+
+def at_boundaries(*tensors: Tensor | None) -> list[Any]:
+    """Each as a flat array from a 16-byte boundary on; None stays."""
+    flat = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    return [one if one is None or aligned(one) else one.clone() for one in flat]
+
+
+def forward(operator: Operator, tensors: Rows, rows: int, size: int, eps: float) -> None:
+    """y, mean and rstd of `tensors`, which begin at 16-byte boundaries."""
+    x, y = tensors.x, tensors.y
+    if is_symbolic(rows, size) or is_dry(x) or not x.numel():
+        return
+    assert y is not None
+    problem = _problem(operator, rows, size, tensors.weight is not None or tensors.bias is not None)
+    launch = _lowered(FORWARD.launch(problem, gpu(x.device)), lowered_fwd, operator)
+    launch(*tensors, rows, size, eps, *launch.extra.values(), O=y.dtype)
+
+
+def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> None:
+    """All gradients that are wanted; grad_y is of a half type."""
+    x, wanted = tensors.x, tensors.grad_weight is not None or tensors.grad_bias is not None
+    if is_symbolic(rows, size) or is_dry(x) or not size or (tensors.grad_x is None and not wanted):
+        return
+    problem = _problem(operator, rows, size, wanted)
+    launch = _lowered(BACKWARD.launch(problem, gpu(x.device)), lowered_bwd, operator)
+    in_one_pass(launch, tensors, rows, size, O=tensors.grad_y.dtype)
+
+
+def _lowered(launch: Launch, kernel: Kernel, operator: Operator) -> Launch:
+    return replace(launch, kernel=kernel, template={"CENTRED": operator.centred})
+
+
+def _problem(operator: Operator, rows: int, size: int, parameters: bool) -> Problem:
+    return Problem(operator, rows, size, _ITEMSIZE, True, parameters)
+
+
+def of_autocast(x: Tensor) -> torch.dtype | None:
+    """The half type to which autocast lowers the operands of products on the device of `x`; None while it is off."""
+    kind = x.device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    return dtype if dtype in HALF else None
