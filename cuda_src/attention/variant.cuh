@@ -7,9 +7,10 @@
 namespace attention {
 
 // Where the places of captured tensors come from: of each, in turn, the size and the stride of every dimension; then the numbers.
+// After these, where there is a map, its strides.
 constexpr int kGiven = 48;
 struct Given {
-  long long sizes[kGiven];
+  long long sizes[kGiven], map[3];
 
   __device__ __forceinline__ double number(int at) const { return __longlong_as_double(sizes[at]); }
 };
@@ -51,33 +52,13 @@ __device__ __forceinline__ Sequence packed(Sizes sizes, int batch, const Starts&
   return {sizes, query, key};
 }
 
-// A score with its derivative; -inf where the key is not seen.
-template <typename Variant>
-__device__ __forceinline__ expression::Dual scored(const Variant& variant, float s, int b, int h, int q, int k) {
-  expression::Dual score(s, 1);
-  if constexpr (Variant::kScores) score = variant.score(score, b, h, q, k);
-  if constexpr (Variant::kMasks) {
-    if (!variant.seen(b, h, q, k)) score = -infinity<float>();
-  }
-  return score;
-}
-
-// The score alone.
-template <typename Variant>
-__device__ __forceinline__ float score_of(const Variant& variant, float s, int b, int h, int q, int k) {
-  if constexpr (Variant::kScores) s = variant.score(s, b, h, q, k);
-  if constexpr (Variant::kMasks) {
-    if (!variant.seen(b, h, q, k)) s = -infinity<float>();
-  }
-  return s;
-}
-
-// P and dS of a score, 0 where the key is not seen and in rows that there are none of, whatever the derivative is there.
+// P and dS of a score, 0 in rows that there are none of, whatever the derivative is there.
 struct Weights { float p, ds; };
 template <typename Variant>
 __device__ __forceinline__ Weights weights_of(const Variant& variant, float s, int b, int h, int q, int k, float lse2,
                                               float dp, float delta) {
-  const expression::Dual score = scored(variant, s, b, h, q, k);
+  expression::Dual score(s, 1);
+  if constexpr (Variant::kScores) score = variant.score(score, b, h, q, k);
   if (score.value == -infinity<float>() || lse2 == infinity<float>()) return {0, 0};
   const float p = fast_exp2(score.value * kLog2E - lse2);
   return {p, p * (dp - delta) * score.slope};

@@ -237,7 +237,8 @@ def bound(
     if found.packed:
         known = dict(zip(found.numbers, numbers))
         packed = variant.given[0].shape[0] - 1, int(known["max_seqlen_q"]), int(known["max_seqlen_k"])
-    return low, high, attentions.Variant(found.bound(numbers, variant.given), packed)
+    of, masked = found.bound(numbers, variant.given)
+    return low, high, attentions.Variant(of, packed, masked)
 
 
 def why_not(variant: Variant) -> str | None:

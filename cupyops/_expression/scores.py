@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._dispatch.attention_map import Maps, Masked
 from .._dispatch.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
@@ -18,6 +19,7 @@ from .._util import arguments
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
+from .uses import Uses
 from .values import DTYPES
 
 TENSORS, DIMS, NUMBERS = 4, 4, 16  # how many may be captured; of a tensor how many dimensions
@@ -80,8 +82,9 @@ class Scores:
         if self.mask is not None and not self.packed:  # whose bounds may be of another diagonal
             self._intervals, rest = intervals(self.mask, [name for name, ctype in self.numbers.items() if ctype != "A"])
         self.changes = self.packed or self.score is not None or rest is not None  # kernels, beyond the bounds
+        self._rest, self._uses = rest, Uses.of(rest)
         self._text = self._cuda(rest)
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[tuple[str, bool], Kernel] = {}
 
     # --- in PyTorch ---
 
@@ -163,38 +166,60 @@ class Scores:
             return "a captured tensor of a dtype that C does not have"
         return "a captured tensor of 2^31 elements" if any(max(x.shape, default=0) >= 2**31 for x in tensors) else None
 
-    def bound(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[Launch], Launch]:
-        """Launches of plain kernels as those of this variant with these numbers and tensors."""
+    def bound(
+        self, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> tuple[Callable[[Launch, Maps | None], Launch], Masked | None]:
+        """Launches of plain kernels as those of this variant with these numbers and tensors; what makes a map of its mask."""
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
-        def of(launch: Launch) -> Launch:
-            extra = {
-                name: of(one) if isinstance(one, Launch) and name != "prepare" else one
-                for name, one in launch.extra.items()
-            }
-            args = *launch.args, *places, _given(numbers, tensors)
-            return replace(launch, kernel=self.kernel(launch.kernel), args=args, extra=extra)
+        def of(launch: Launch, maps: Maps | None) -> Launch:
+            extra = dict(launch.extra)
+            lists, strides = (None, ()) if maps is None else maps.lists(extra["blocks"])
+            if "queries" in extra:
+                extra["queries"] = of(extra["queries"], maps)
+            if maps is not None:
+                extra["map"] = lists
+            args = *launch.args, *places, lists, _given(numbers, tensors, strides)
+            return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 
-        return of
+        by_batch, by_head, dense = self._uses.differ(self.tensors, tensors)
+        if self._rest is None or self.packed or (by_head and dense):  # as many bytes to read as it could save
+            return of, None
 
-    def kernel(self, plain: Kernel) -> Kernel:
-        """The kernel of this variant that takes the place of a plain one."""
-        if plain.base not in self._kernels:
-            base = f"{plain.base}_variant"
-            header = _HEADERS[plain.base.rpartition("_")[2]]
+        def look(grid: int, block: int, *args: Any) -> None:
+            self._looking[grid, block](*args, *places, None, _given(numbers, tensors))
+
+        return of, Masked(look, by_batch, by_head)
+
+    def kernel(self, plain: Kernel, mapped: bool = False) -> Kernel:
+        """The kernel of this variant that takes the place of a plain one. mapped: with a map of its mask."""
+        base, engine = f"{plain.base}_variant", plain.base.rpartition("_")[2]
+        name = f"{base}<{', '.join(plain.template)}>"
+        return self._kernel(name, base, _HEADERS[engine], mapped, plain.arch, plain.domain)
+
+    @property
+    def _looking(self) -> Kernel:
+        """The kernel that looks at the mask for a map."""
+        return self._kernel("attention_map_cells", "attention_map_cells", "attention/variant_map.cuh", True, None, {})
+
+    def _kernel(
+        self, name: str, base: str, header: str, mapped: bool, arch: str | None, domain: Mapping[str, tuple[Any, ...]]
+    ) -> Kernel:
+        if (base, mapped) not in self._kernels:
             file = f"{base}.cu"
-            self._kernels[plain.base] = kernels.Generated(
-                kernels.numbered(f'{self._text}\n#include "{header}"\n', file),
-                f"{base}<{', '.join(plain.template)}>",
+            text = self._text.replace(_MAPS, str(mapped).lower())
+            self._kernels[base, mapped] = kernels.Generated(
+                kernels.numbered(f'{text}\n#include "{header}"\n', file),
+                name,
                 file=file,
                 pieces=[one for one in (self.score, self.mask) if one is not None],
                 beside=None,
                 options=(),
-                arch=plain.arch,
+                arch=arch,
                 strided=True,
-                domain=plain.domain,
+                domain=domain,
             )
-        return self._kernels[plain.base]
+        return self._kernels[base, mapped]
 
     def _cuda(self, mask: Formula | None) -> str:
         """The struct that the kernels know the variant by."""
@@ -228,6 +253,7 @@ class Scores:
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
+            maps=_MAPS,
             packed=str(self.packed).lower(),
             sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
             if self.packed
@@ -235,9 +261,10 @@ class Scores:
         )
 
 
-def _given(numbers: Sequence[float], tensors: Sequence[Tensor]) -> Any:
-    """`struct Given`: the sizes and strides of tensors, and the numbers."""
-    given = np.zeros(_GIVEN, dtype=np.int64)
+def _given(numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
+    """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
+    given = np.zeros(_GIVEN + 3, dtype=np.int64)
+    given[_GIVEN:][: len(strides)] = strides
     for index, one in enumerate(tensors):
         for dim in range(one.dim()):
             where = 2 * (DIMS * index + dim)
@@ -256,18 +283,21 @@ template <typename A> __device__ __forceinline__ {result} attention_{name}({para
 }}
 }}  // namespace expression
 """
+_MAPS = "MAPS_"  # whether there is a map, in the text of a variant
 _VARIANT = """
 #include "attention/variant.cuh"
 {functions}
 namespace attention {{
 struct Variant {{
-  static constexpr bool kChanges = true, kScores = {scores}, kMasks = {masks}, kPacked = {packed};
+  static constexpr bool kScores = {scores}, kMasks = {masks}, kMaps = {maps}, kPacked = {packed};
   const void *c0, *c1, *c2, *c3;
   const Given& given;
+  const Map map;
   {members}
 
-  __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const Given& given)
-      : c0(c0), c1(c1), c2(c2), c3(c3), given(given){made} {{}}
+  __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const int* lists,
+                                     const Given& given)
+      : c0(c0), c1(c1), c2(c2), c3(c3), given(given), map{{lists, given.map}}{made} {{}}
   template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
     return {score};
   }}
