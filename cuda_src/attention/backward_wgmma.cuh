@@ -79,8 +79,10 @@ __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at,
     tma::load(at.base + At::OWN + x * 256, given.own_second, x, work.own_row, work.head, work.batch, at.owned());
   }
   Ring<STAGES> ring;
-  const auto load = [&](int row, int head) {
+  const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
     const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
+    mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
+    if constexpr (Variant::kMaps) put_entry(at.entry(ring.stage), entry, query_head);
     mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * At::ROW : 0));
     for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, row, head, work.batch, full);
     for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, row, head, work.batch, full);
@@ -96,16 +98,12 @@ __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at,
       const int panels = *list++, head = KEYS ? work.head * work.group + member : work.head;
       for (int i = 0; i < panels; ++i, ring.advance()) {
         const int entry = list[i];
-        mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
-        put_entry(at.entry(ring.stage), entry, head);
-        load(entry / 2 * BN, KEYS ? head : head / work.group);
+        load(entry / 2 * BN, KEYS ? head : head / work.group, entry, head);
       }
     }
   } else {
     for (int i = 0; i < work.all; ++i, ring.advance()) {
-      const int row = (work.begin + i % work.panels) * BN, head = work.head_of(i);
-      mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
-      load(row, head);
+      load((work.begin + i % work.panels) * BN, work.head_of(i), 0, 0);
     }
   }
 }
