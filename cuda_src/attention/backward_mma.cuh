@@ -44,8 +44,11 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   Passing coming = {};  // what was requested last, and where the lists of a map have it
   int member = -1, entry = 0, entries = 0;
   const int* list = nullptr;
-  const auto list_of = [&](int member) {
-    return variant.map.of(batch, KEYS ? head * sizes.group + member : head, own_row / ROWS);
+  const auto list_of = [&](int member) -> const int* {
+    if constexpr (Variant::kMaps) {
+      return variant.map.of(batch, KEYS ? head * sizes.group + member : head, own_row / ROWS);
+    }
+    return nullptr;
   };
   if constexpr (Variant::kMaps) {
     all = 0;
@@ -123,8 +126,27 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         }
       }
     }
+    Kept<BN / 2> kept;
+    const auto dropped = [&] {  // dp of weights that were dropped is 0, and of the others as much larger as they are
+      if constexpr (Variant::kDrops) {
+        kept = variant.dropout.template draw<KEYS, BN / 2>(batch * sizes.heads + now.head, row, column);
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) dp[e / 4][e % 4] = kept.of(e, dp[e / 4][e % 4] * variant.dropout.scale);
+      }
+    };
+    const auto add_second = [&] {
+      if constexpr (KEYS && Variant::kDrops) {
+        float left[BN / 8][4];
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) left[e / 4][e % 4] = kept.of(e, s[e / 4][e % 4]);
+        add_weighted<T, D, BN>(d_second, left, second);
+      } else if constexpr (KEYS) {
+        add_weighted<T, D, BN>(d_second, s, second);
+      }
+    };
     if constexpr (Variant::kScores || Variant::kPacked) {
       add_rows<T, D, BN>(dp, own_second, line, second);
+      dropped();
 #pragma unroll
       for (int e = 0; e < BN / 2; ++e) {  // s = P, dp = dS
         const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
@@ -136,7 +158,7 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
                                       KEYS ? lse2[of] : own_lse[e / 2 % 2], y, KEYS ? delta[of] : own_delta[e / 2 % 2]);
         x = outside ? 0 : found.p, y = outside ? 0 : found.ds;
       }
-      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+      add_second();
     } else {
 #pragma unroll
       for (int j = 0; j < BN / 8; ++j) {  // s = P
@@ -147,7 +169,8 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         }
       }
       add_rows<T, D, BN>(dp, own_second, line, second);
-      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+      dropped();
+      add_second();
 #pragma unroll
       for (int j = 0; j < BN / 8; ++j) {  // dp = dS
         const float2 found = KEYS ? *reinterpret_cast<const float2*>(delta + columns + 8 * j) : float2{};
@@ -166,7 +189,9 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
             given.out_first + at(strides.out_first, head, own_start + own_row + line), strides.out_first.row, left,
             sizes.width);
   if constexpr (KEYS) {
-    put<T, D>(own_second, line, d_second, 1, 1,
+    float of_second = 1;
+    if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
+    put<T, D>(own_second, line, d_second, of_second, of_second,
               given.out_second + at(strides.out_second, head, own_start + own_row + line), strides.out_second.row, left,
               sizes.value_width);
   }

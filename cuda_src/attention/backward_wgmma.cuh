@@ -126,6 +126,7 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   float s[BN / 2], dp[BN / 2], d_first[D / 2], d_second[KEYS ? D / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
+  Kept<BN / 2> kept;
   const Variant& variant;
 
   __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
@@ -172,7 +173,9 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   // Each warpgroup's results take the place of the rows that only it has read.
   __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
     put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
-    if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, 1, 1);
+    float of_second = 1;
+    if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
+    if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
@@ -190,12 +193,16 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   // FIRST is no condition at run time: that would split the products in flight.
   template <bool FIRST> __device__ __forceinline__ void step(int i, int panel) {
     mbarrier::wait(at.full(ring.stage), ring.phase);
-    Passing now = {panel, KEYS && (Variant::kScores || Variant::kMasks) ? work.head_of(i) : work.head, true};
+    Passing now = {panel, KEYS && (Variant::kScores || Variant::kMasks || Variant::kDrops) ? work.head_of(i) : work.head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
     begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    if constexpr (Variant::kDrops) {
+      const int of = work.batch * sizes.heads + now.head, column = now.panel * BN + lane % 4 * 2;
+      kept = variant.dropout.template draw<KEYS, BN / 2>(of, row, column);
+    }
     if constexpr (Variant::kScores) {
       finish<0>(s), finish<0>(dp);
       if constexpr (DELAYED && !FIRST) {
@@ -203,6 +210,7 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
         release(before);
       }
       mask(now);
+      drop();
       changed(now.head, now.panel * BN + lane % 4 * 2);
     } else {
       finish<DELAYED && !FIRST ? 2 : 1>(s);
@@ -214,12 +222,18 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
       }
     }
     if constexpr (KEYS) {
-      round<T>(p, s);
+      if constexpr (Variant::kDrops) {
+#pragma unroll
+        for (int i = 0; i < BN / 4; ++i) p[i] = pack<T>(kept.of(2 * i, s[2 * i]), kept.of(2 * i + 1, s[2 * i + 1]));
+      } else {
+        round<T>(p, s);
+      }
       wgmma::fence();
       begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
     }
     if constexpr (!Variant::kScores) {
       finish<KEYS ? 1 : 0>(dp);
+      drop();
       differences();
     }
     if constexpr (KEYS) finish<0>(d_second);
@@ -266,6 +280,14 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
           if (early || late) s[4 * i + 2 * r + j] = -infinity<float>();
         }
       }
+    }
+  }
+
+  // dp of weights that were dropped is 0, and of the others as much larger as they are.
+  __device__ __forceinline__ void drop() {
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (int e = 0; e < BN / 2; ++e) dp[e] = kept.of(e, dp[e] * variant.dropout.scale);
     }
   }
 

@@ -156,6 +156,15 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       mask<BOUNDS, BN, M>(s, sizes, row, panel * BN);
     }
     softmax.exponentiate(s, scale);
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const Kept<BN / 2> kept = variant.dropout.template draw<false, BN / 2>(
+            batch * sizes.heads + head, row + 16 * m, panel * BN + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) s[m][e / 4][e % 4] = kept.of(e, s[m][e / 4][e % 4]);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < BN / 16; ++i) {
       unsigned a[M][4], b[4];
@@ -188,6 +197,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       inverse[r] = sum == 0 ? 0 : 1 / sum;
+      if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && query < sizes.queries) {
         lse[query] = sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
       }

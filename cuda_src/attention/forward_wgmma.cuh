@@ -144,6 +144,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
 
     float sums[BN / 2], out[D / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0}, shrink[2];
     unsigned weights[BN / 4];
+    Kept<BN / 2> kept;  // of the panel that comes
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) out[i] = 0;
 
@@ -219,6 +220,18 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     const auto release = [&](unsigned barrier) {
       if (lane == 0) mbarrier::arrive(barrier);
     };
+    const auto draw = [&](const Passing& now) {
+      if constexpr (Variant::kDrops) {
+        const int of = tile.batch * sizes.heads + tile.head;
+        kept = variant.dropout.template draw<false, BN / 2>(of, row, now.panel * BN + lane % 4 * 2);
+      }
+    };
+    const auto drop = [&] {
+      if constexpr (Variant::kDrops) {
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) sums[e] = kept.of(e, sums[e]);
+      }
+    };
 
     mbarrier::wait(at.q_full(), turn);
     if (panels > 0) {
@@ -226,9 +239,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       mbarrier::wait(at.k_full(ring.stage), ring.phase);
       const Passing first = passing(first_panel + panels - 1);
       scores();
+      draw(first);
       finish<0>(sums);
       release(at.k_free(ring.stage));
       softmax(first);
+      drop();
       round<T>(weights, sums);
       ring.advance();
       for (int panel = first_panel + panels - 2; panel >= first_panel; --panel) {
@@ -239,9 +254,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
         mbarrier::wait(at.v_full(before.stage), before.phase);
         values(before.stage);
         signal(next_turn, 256);
+        draw(now);
         finish<1>(sums);
         release(at.k_free(ring.stage));
         softmax(now);
+        drop();
         finish<0>(out);
         release(at.v_free(before.stage));
 #pragma unroll
@@ -265,6 +282,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       total[r] += __shfl_xor_sync(~0u, total[r], 1);
       total[r] += __shfl_xor_sync(~0u, total[r], 2);
       inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
+      if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
         const long long of = static_cast<long long>(tile.batch) * sizes.heads + tile.head;
         lse[of * sizes.queries + row + 8 * r] =

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from .._dispatch.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments
+from .._util.philox import ROUNDS, factors, philox
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
@@ -27,6 +28,8 @@ _GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
 # of packed sequences: where each begins and the last ends, then numbers
 STARTS = ("cu_seqlens_q", "cu_seqlens_k")
 PACKED = ("max_seqlen_q", "max_seqlen_k", "tokens_q", "tokens_k", "last_diagonal")
+CAPPED = "softcap * tanh(s / softcap)"  # as `softcap=` says it
+SEED, P = "seed_", "p_"  # of dropout: a tensor of one int64, and the probability
 _PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTS = {torch.bool: "bool", torch.int64: "long long"}
@@ -66,7 +69,7 @@ class Scores:
         self.numbers = {name: ctype for name, _, ctype in words if ctype}
         tensors = [name for name, _, ctype in words if not ctype]
         self.tensors = [Tensors(name, *of) for name, of in zip(tensors, captured)]
-        self.packed = tuple(tensors[:2]) == STARTS
+        self.packed, self.drops = tuple(tensors[:2]) == STARTS, SEED in tensors
         self.score, self.mask = (
             Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask))
         )
@@ -81,8 +84,12 @@ class Scores:
         rest = self.mask
         if self.mask is not None and not self.packed:  # whose bounds may be of another diagonal
             self._intervals, rest = intervals(self.mask, [name for name, ctype in self.numbers.items() if ctype != "A"])
-        self.changes = self.packed or self.score is not None or rest is not None  # kernels, beyond the bounds
+        # kernels, beyond the bounds
+        self.changes = self.packed or self.drops or self.score is not None or rest is not None
         self._rest, self._uses = rest, Uses.of(rest)
+        self._in_kernels = self.score  # the usual cap is by the tanh of the hardware there
+        if self.score is not None and score.startswith(CAPPED):
+            self._in_kernels = Formula.of("score", score.replace(CAPPED, "softcapped_(s, softcap)", 1))
         self._text = self._cuda(rest)
         self._kernels: dict[tuple[str, bool], Kernel] = {}
 
@@ -129,12 +136,7 @@ class Scores:
 
         Of packed sequences the bounds are those of each, which is what a place of the batch is.
         """
-        b, h, q, k = (
-            torch.arange(size, dtype=torch.int32, device=scores.device).view(
-                [-1 if dim == at else 1 for at in range(4)]
-            )
-            for dim, size in enumerate(scores.shape)
-        )
+        b, h, q, k = _places(scores)
         if self.packed:
             last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
             b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
@@ -145,6 +147,20 @@ class Scores:
         if self._scoring is not None:
             scores = self._scoring(*given).expand(scores.shape)
         return scores, None if seen is None else seen.expand(scores.shape)
+
+    def drop(self, weights: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
+        """Weights (batch, heads, queries, keys), of which some are 0 and the others as much larger, as kernels have it."""
+        if not self.drops:
+            return weights
+        b, h, q, k = _places(weights)
+        if self.packed:
+            b, q, k, _ = sequences(q, k, (tensors[0], tensors[1]), (None, None), False)
+        threshold, scale = factors(dict(zip(self.numbers, numbers))[P])
+        of, q, k = (b * weights.shape[1] + h).long(), q.long(), k.long()
+        four = philox(tensors[[one.name for one in self.tensors].index(SEED)], *(_group(x) for x in (k, q)), of, of * 0)
+        word = (2 * (q // 8 % 2) + k // 8 % 2).expand(weights.shape)
+        bits = four.expand(*weights.shape, 4).gather(-1, word.unsqueeze(-1)).squeeze(-1)
+        return weights * ((bits >= threshold).to(weights.dtype) * scale)
 
     def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
         """The bounds of the keys that a query sees, those that the mask says among them."""
@@ -212,7 +228,7 @@ class Scores:
                 kernels.numbered(f'{text}\n#include "{header}"\n', file),
                 name,
                 file=file,
-                pieces=[one for one in (self.score, self.mask) if one is not None],
+                pieces=[one for one in (self._in_kernels, self.mask) if one is not None],
                 beside=None,
                 options=(),
                 arch=arch,
@@ -241,10 +257,11 @@ class Scores:
                 parameters=", ".join([*more, "int b", "int h", "int q", "int k", *declared]),
                 piece=kernels.piece(one),
             )
-            for one, result, more in ((self.score, "A", ["A s"]), (mask, "bool", []))
+            for one, result, more in ((self._in_kernels, "A", ["A s"]), (mask, "bool", []))
             if one is not None
         ]
         values = ", ".join(["b", "h", "q", "k", *passed])
+        names = [*(one.name for one in self.tensors), *self.numbers]
         return _VARIANT.format(
             functions="\n".join(functions),
             scores=str(self.score is not None).lower(),
@@ -254,11 +271,26 @@ class Scores:
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
             maps=_MAPS,
+            drops=str(self.drops).lower(),
+            seed=dict(zip(names, passed))[SEED] if self.drops else 0,
+            p=dict((name, value) for name, _, value in members)[P] if self.drops else 0,
             packed=str(self.packed).lower(),
             sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
             if self.packed
             else "{sizes, 0, 0}",
         )
+
+
+def _places(scores: Tensor) -> Iterator[Tensor]:
+    """The batch, the head, the query and the key of scores, which broadcast."""
+    for dim, size in enumerate(scores.shape):
+        shape = [-1 if dim == at else 1 for at in range(4)]
+        yield torch.arange(size, dtype=torch.int32, device=scores.device).view(shape)
+
+
+def _group(x: Tensor) -> Tensor:
+    """Which pair of rows 8 apart a row is of."""
+    return x // 16 * 8 + x % 8
 
 
 def _given(numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
@@ -284,20 +316,22 @@ template <typename A> __device__ __forceinline__ {result} attention_{name}({para
 }}  // namespace expression
 """
 _MAPS = "MAPS_"  # whether there is a map, in the text of a variant
-_VARIANT = """
+_VARIANT = f"""
+#define PHILOX_ROUNDS {ROUNDS}""" + """
 #include "attention/variant.cuh"
 {functions}
 namespace attention {{
 struct Variant {{
-  static constexpr bool kScores = {scores}, kMasks = {masks}, kMaps = {maps}, kPacked = {packed};
+  static constexpr bool kScores = {scores}, kMasks = {masks}, kMaps = {maps}, kDrops = {drops}, kPacked = {packed};
   const void *c0, *c1, *c2, *c3;
   const Given& given;
   const Map map;
+  const Dropout dropout;
   {members}
 
   __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const int* lists,
                                      const Given& given)
-      : c0(c0), c1(c1), c2(c2), c3(c3), given(given), map{{lists, given.map}}{made} {{}}
+      : c0(c0), c1(c1), c2(c2), c3(c3), given(given), map{{lists, given.map}}, dropout({seed}, {p}){made} {{}}
   template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
     return {score};
   }}
