@@ -54,9 +54,7 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
     all = 0;
     for (int i = 0; i < members; ++i) all += *list_of(i);
   }
-  const auto passing = [&](int i) -> Passing {
-    return {range.begin + i % panels, KEYS ? head_of(i) : head, true};
-  };
+  const auto passing = [&](int i) -> Passing { return {range.begin + i % panels, KEYS ? head_of(i) : head, true}; };
   const auto request = [&](int i) {
     if constexpr (Variant::kMaps) {
       while (entry == entries) list = list_of(++member), entries = *list++, entry = 0;

@@ -193,7 +193,8 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   // FIRST is no condition at run time: that would split the products in flight.
   template <bool FIRST> __device__ __forceinline__ void step(int i, int panel) {
     mbarrier::wait(at.full(ring.stage), ring.phase);
-    Passing now = {panel, KEYS && (Variant::kScores || Variant::kMasks || Variant::kDrops) ? work.head_of(i) : work.head, true};
+    Passing now = {
+        panel, KEYS && (Variant::kScores || Variant::kMasks || Variant::kDrops) ? work.head_of(i) : work.head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));

@@ -159,8 +159,8 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     if constexpr (Variant::kDrops) {
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        const Kept<BN / 2> kept = variant.dropout.template draw<false, BN / 2>(
-            batch * sizes.heads + head, row + 16 * m, panel * BN + lane % 4 * 2);
+        const Kept<BN / 2> kept = variant.dropout.template draw<false, BN / 2>(batch * sizes.heads + head, row + 16 * m,
+                                                                               panel * BN + lane % 4 * 2);
 #pragma unroll
         for (int e = 0; e < BN / 2; ++e) s[m][e / 4][e % 4] = kept.of(e, s[m][e / 4][e % 4]);
       }

@@ -42,7 +42,8 @@ struct Dropout {
 
   // p: the probability that a weight is dropped.
   __device__ __forceinline__ Dropout(long long seed, double p)
-      : seed(seed), threshold(static_cast<unsigned>(fmin(rint(p * 4294967296.0), 4294967295.0))),
+      : seed(seed),
+        threshold(static_cast<unsigned>(fmin(rint(p * 4294967296.0), 4294967295.0))),
         scale(p < 1 ? static_cast<float>(1 / (1 - p)) : 0) {}
 
   // Of N scores that a thread holds as a product of 8 columns after the other leaves them: rows `own` and own + 8, columns from

@@ -9,8 +9,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                                 const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
                                 float* __restrict__ lse, int* __restrict__ counter, float scale,
                                 const attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
-                                const void* __restrict__ c2, const void* __restrict__ c3,
-                                const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
+                                const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
+                                const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, BN, CONSUMERS, STAGES> at(memory);
   at.begin();

@@ -37,7 +37,8 @@ __device__ __forceinline__ void put_entry(unsigned at, int entry, int head) {
 __device__ __forceinline__ Passing passing_at(unsigned at) {
   int entry, head;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(entry), "=r"(head) : "r"(at) : "memory");
-  entry = __shfl_sync(~0u, entry, 0), head = __shfl_sync(~0u, head, 0);  // the compiler then knows that a warp shares it
+  entry = __shfl_sync(~0u, entry, 0),
+  head = __shfl_sync(~0u, head, 0);  // the compiler then knows that a warp shares it
   return {entry / 2, head, entry % 2 != 0};
 }
 

@@ -24,7 +24,10 @@ STAGES = 4  # at most: more hide nothing more
 # by D: keys of a panel, and consumer warpgroups; rows of a panel of the queries' role, and of the keys' role
 FORWARD = {64: (128, 3), 128: (128, 2)}
 BACKWARD = {64: (128, 96), 128: (96, 64)}
-CELLS = {64: (32, 128), 128: (64, 32)}  # of a map, in backward: queries and keys that divide tiles and panels of both roles
+CELLS = {
+    64: (32, 128),
+    128: (64, 32),
+}  # of a map, in backward: queries and keys that divide tiles and panels of both roles
 
 
 def _forward_stages(d: int) -> int:

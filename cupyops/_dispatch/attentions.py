@@ -33,8 +33,10 @@ class Variant(NamedTuple):
 
     def launch(self, launch: Launch, problem: attention.Problem, device: torch.device) -> Launch:
         """Its launch in place of that of the plain kernel."""
-        mapped = self.masked is not None and fits(problem, self.masked, launch.extra["blocks"])
-        return self.of(launch, Maps(problem, self.masked, device) if mapped else None)
+        maps = None
+        if self.masked is not None and fits(problem, self.masked, launch.extra["blocks"]):
+            maps = Maps(problem, self.masked, device)
+        return self.of(launch, maps)
 
 
 def forward(

@@ -17,7 +17,7 @@ from .._util import arguments
 from ..errors import InputError
 from .declaration import C_WORDS
 from .indexed import Formula, is_name
-from .scores import CAPPED, DIMS, NUMBERS, PACKED, SEED, STARTS, P, TENSORS, scores, spelled
+from .scores import CAPPED, DIMS, NUMBERS, PACKED, SEED, STARTS, TENSORS, P, scores, spelled
 
 
 class Variant(NamedTuple):

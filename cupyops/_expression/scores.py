@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,11 @@ from .._dispatch.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments
-from .._util.philox import ROUNDS, factors, philox
+from .._util.philox import ROUNDS
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
+from .places import dropped, places, sequences
 from .uses import Uses
 from .values import DTYPES
 
@@ -136,7 +137,7 @@ class Scores:
 
         Of packed sequences the bounds are those of each, which is what a place of the batch is.
         """
-        b, h, q, k = _places(scores)
+        b, h, q, k = places(scores)
         if self.packed:
             last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
             b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
@@ -152,15 +153,11 @@ class Scores:
         """Weights (batch, heads, queries, keys), of which some are 0 and the others as much larger, as kernels have it."""
         if not self.drops:
             return weights
-        b, h, q, k = _places(weights)
+        b, h, q, k = places(weights)
         if self.packed:
             b, q, k, _ = sequences(q, k, (tensors[0], tensors[1]), (None, None), False)
-        threshold, scale = factors(dict(zip(self.numbers, numbers))[P])
-        of, q, k = (b * weights.shape[1] + h).long(), q.long(), k.long()
-        four = philox(tensors[[one.name for one in self.tensors].index(SEED)], *(_group(x) for x in (k, q)), of, of * 0)
-        word = (2 * (q // 8 % 2) + k // 8 % 2).expand(weights.shape)
-        bits = four.expand(*weights.shape, 4).gather(-1, word.unsqueeze(-1)).squeeze(-1)
-        return weights * ((bits >= threshold).to(weights.dtype) * scale)
+        seed = tensors[[one.name for one in self.tensors].index(SEED)]
+        return dropped(weights, (b, h, q, k), seed, dict(zip(self.numbers, numbers))[P])
 
     def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
         """The bounds of the keys that a query sees, those that the mask says among them."""
@@ -273,24 +270,12 @@ class Scores:
             maps=_MAPS,
             drops=str(self.drops).lower(),
             seed=dict(zip(names, passed))[SEED] if self.drops else 0,
-            p=dict((name, value) for name, _, value in members)[P] if self.drops else 0,
+            p={name: value for name, _, value in members}[P] if self.drops else 0,
             packed=str(self.packed).lower(),
             sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
             if self.packed
             else "{sizes, 0, 0}",
         )
-
-
-def _places(scores: Tensor) -> Iterator[Tensor]:
-    """The batch, the head, the query and the key of scores, which broadcast."""
-    for dim, size in enumerate(scores.shape):
-        shape = [-1 if dim == at else 1 for at in range(4)]
-        yield torch.arange(size, dtype=torch.int32, device=scores.device).view(shape)
-
-
-def _group(x: Tensor) -> Tensor:
-    """Which pair of rows 8 apart a row is of."""
-    return x // 16 * 8 + x % 8
 
 
 def _given(numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
@@ -316,8 +301,10 @@ template <typename A> __device__ __forceinline__ {result} attention_{name}({para
 }}  // namespace expression
 """
 _MAPS = "MAPS_"  # whether there is a map, in the text of a variant
-_VARIANT = f"""
-#define PHILOX_ROUNDS {ROUNDS}""" + """
+_VARIANT = (
+    f"""
+#define PHILOX_ROUNDS {ROUNDS}"""
+    + """
 #include "attention/variant.cuh"
 {functions}
 namespace attention {{
@@ -345,36 +332,12 @@ struct Variant {{
 }};
 }}  // namespace attention
 """
+)
 
 
 @functools.lru_cache(maxsize=1024)
 def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
     return Scores(text, captured)
-
-
-def sequences(
-    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], bounds: tuple[int | None, int | None], last: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(sequence, row of the query, row of the key, which keys are seen) of tokens `q` and `k` of packed sequences.
-
-    `last`: the bounds are those of the diagonal on which the last query is at the last key.
-    """
-    starts_q, starts_k = (one.long() for one in starts)
-    most = len(starts_q) - 2
-    of_q, of_k = (
-        torch.searchsorted(one[1:].contiguous(), tokens.long(), right=True)
-        for one, tokens in ((starts_q, q), (starts_k, k))
-    )
-    seen = (of_q == of_k) & (of_q <= most)
-    of_q, of_k = of_q.clamp(max=most), of_k.clamp(max=most)
-    q, k = q - starts_q[of_q], k - starts_k[of_k]
-    distance = k - q
-    if last:
-        distance = distance - (starts_k[of_q + 1] - starts_k[of_q] - starts_q[of_q + 1] + starts_q[of_q])
-    low, high = bounds
-    seen = seen if low is None else seen & (distance >= low)
-    seen = seen if high is None else seen & (distance <= high)
-    return of_q.int(), q.int(), k.int(), seen
 
 
 def scores(text: str, tensors: Sequence[Tensor]) -> Scores:

@@ -40,10 +40,7 @@ class Uses:
         known = {one.name: x for one, x in zip(captured, tensors)}
 
         def by(places: frozenset[tuple[str, int] | None]) -> bool:
-            for at in places:
-                if at is None or (known[at[0]].shape[at[1]] != 1 and known[at[0]].stride(at[1])):
-                    return True
-            return False
+            return any(at is None or (known[at[0]].shape[at[1]] != 1 and known[at[0]].stride(at[1])) for at in places)
 
         return by(self.b), by(self.h), bool(self.both)
 

@@ -39,7 +39,9 @@ def factors(shape, p, seed=SEED):
     """(batch, heads, queries, keys) of 0 and 1 / (1 - p): four of queries and keys 8 apart are the words of one draw."""
     batches, heads, queries, keys = shape
     of, q, k = np.ogrid[: batches * heads, : -(-queries // 16) * 8, : -(-keys // 16) * 8]
-    numbers = (x + np.zeros((of.size, q.size, k.size), np.uint64) for x in (k.astype("u8"), q.astype("u8"), of.astype("u8")))
+    numbers = (
+        x + np.zeros((of.size, q.size, k.size), np.uint64) for x in (k.astype("u8"), q.astype("u8"), of.astype("u8"))
+    )
     words = np.stack(philox(seed, *numbers, np.zeros(1, np.uint64))).reshape(2, 2, of.size, q.size // 8, 8, -1, 8)
     kept = torch.from_numpy(words >= p * 2**32).permute(2, 3, 0, 4, 5, 1, 6)  # of 16 queries the halves, and of 16 keys
     return (kept.double() / (1 - p)).reshape(of.size, 2 * q.size, 2 * k.size)[:, :queries, :keys].reshape(shape)
