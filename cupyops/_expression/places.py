@@ -1,4 +1,4 @@
-"""Where scores stand, in PyTorch: their batch, head, query and key, also of packed sequences, and which weights are dropped."""
+"""Where scores stand, in PyTorch: batch, head, query and key, also of packed sequences; and which weights are dropped."""
 
 from __future__ import annotations
 

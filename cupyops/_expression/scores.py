@@ -182,7 +182,7 @@ class Scores:
     def bound(
         self, numbers: Sequence[float], tensors: Sequence[Tensor]
     ) -> tuple[Callable[[Launch, Maps | None], Launch], Masked | None]:
-        """Launches of plain kernels as those of this variant with these numbers and tensors; what makes a map of its mask."""
+        """Launches of plain kernels as those of this variant, with these numbers and tensors; what makes a map."""
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
         def of(launch: Launch, maps: Maps | None) -> Launch:

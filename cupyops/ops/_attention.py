@@ -129,8 +129,8 @@ def attention(
             names `s`; `q` and `k`, the rows of query and key; `b` and `h`, the batch and the head of the query, all from
             0 on; and what is captured. The gradient by `s` is derived from it.
         mask: which keys are seen, an expression of the same but `s`: `"k <= q && doc[b, q] == doc[b, k]"`. It holds beside
-            `causal` and `window`. What it says of `q - k` alone, compared with integers, bounds the keys; of the rest each call makes a map,
-            by which blocks are left out that no query sees.
+            `causal` and `window`. What it says of `q - k` alone, compared with integers, bounds the keys; of the rest each
+            call makes a map, by which blocks are left out that no query sees.
         softcap: scores become softcap * tanh(score / softcap).
         alibi_slopes: (heads,) or (batch, heads): each slope times the distance from the key to its query's own, on the
             diagonal that `causal` names, or bottom_right without it, is taken from the score; after `softcap`.
@@ -149,8 +149,8 @@ def attention(
         max_seqlen_k: the same of keys and values.
         **captured: what `score` and `mask` name: numbers, and at most 4 tensors, 3 beside `dropout_p`, of up to 4
             dimensions, which have an index for each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest
-            element counts. A dimension of size 1 has the same for all. The gradients of tensors are computed by PyTorch, with
-            the scores in memory.
+            element counts. A dimension of size 1 has the same for all. The gradients of tensors are computed by PyTorch,
+            with the scores in memory.
 
     Returns:
         Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
