@@ -118,7 +118,7 @@ class Decode(Form[Problem]):
         combine = Launch(
             decode_attention_combine,
             rows,
-            max(32, min(256, lanes * splits)),
+            ceil_div(min(256, lanes * splits), 32) * 32,
             template={"T": p.dtype},
             overlap=True,
             args=(rows, p.width, splits, lanes),
