@@ -13,7 +13,7 @@ from .._kernel.kernel import Kernel, ceil_div
 from .attention import Blocks, Problem
 
 BLOCK = 128
-MOST = 1 << 28  # cells: bytes that a map may take, of which lists take as many
+MOST = 1 << 27  # cells of a map: bytes, beside which the lists of a role take at most twice as many
 attention_map_lists = Kernel("attention.cu", "attention_map_lists")
 
 
