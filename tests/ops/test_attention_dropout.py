@@ -77,24 +77,25 @@ def compared(engine, name, dtype=torch.float16, device="cpu", p=0.3):
         assert apart.abs().max() <= 4 * torch.finfo(dtype).eps * most, (engine, name)
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     "engine, name",
     [(engine, name) for engine in ENGINES for name in OPTIONS if engine in ("mma", "wgmma") or name == "causal"],
 )
+
+
+@pytest.mark.in_full(by=lambda parameters: "attention")
+@CASES
 def test_the_mask_of_the_seed(engine, name, seeded):
     with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER):
         compared(engine, name)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_mask_of_the_seed_on_a_gpu(engine, name, dtype, seeded):
+@CASES
+def test_the_mask_of_the_seed_on_a_gpu(engine, name, seeded):
     if engine.startswith("wgmma") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
-    compared(engine, name, dtype, "cuda")
+    compared(engine, name, torch.bfloat16 if engine == "wgmma" else torch.float16, "cuda")
 
 
 def test_the_reference_drops_the_same(seeded):

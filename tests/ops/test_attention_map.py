@@ -55,11 +55,14 @@ def compared(name, engine, dtype=torch.float16, device="cpu"):
     return compare(shape, dtype, device, forms=forms, seen=seen, variant=variant, change=change, **options)
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     "name, engine",
     [(name, engine) for name in MASKS for engine in ENGINES if engine in ("mma", "wgmma") or name == "reach of a head"],
 )
+
+
+@pytest.mark.in_full(by=lambda parameters: "attention")
+@CASES
 def test_maps(name, engine):
     with cupyops.simulate(ENGINES[engine][0]), cupyops.trace() as trace:
         compared(name, engine)
@@ -69,13 +72,11 @@ def test_maps(name, engine):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", MASKS)
-def test_maps_on_a_gpu(name, engine, dtype):
+@CASES
+def test_maps_on_a_gpu(name, engine):
     if engine.startswith("wgmma") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
-    compared(name, engine, dtype, "cuda")
+    compared(name, engine, torch.bfloat16 if engine == "wgmma" else torch.float16, "cuda")
 
 
 @pytest.mark.parametrize("engine", ["mma", "wgmma"])
