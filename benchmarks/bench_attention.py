@@ -26,8 +26,9 @@ def cases() -> Iterator[Case]:
     yield case(4, 32, 8, 4096, 128, True)
     yield case(4, 16, 16, 4096, 128, True, dtype=torch.float16)
     yield case(4, 16, 16, 4096, 80, True)
-    for name in ("softcap", "alibi", "documents"):
+    for name in ("softcap", "alibi", "documents", "dropout"):
         yield variant(4, 16, 4096, 128, name)
+    yield variant(1, 16, 16384, 128, "documents")
     yield packed(16, 1024, 16, 128)
 
 
@@ -63,7 +64,7 @@ def case(batch: int, heads: int, kv_heads: int, rows: int, width: int, causal: b
 
 
 def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: torch.dtype = HALF) -> Case:
-    """Causal, with scores or a mask that PyTorch's fused function does not know; beside FlexAttention."""
+    """Causal, with scores or a mask that PyTorch's fused function does not know, beside FlexAttention; or with dropout."""
     slopes = [2.0 ** (-8 * (i + 1) / heads) for i in range(heads)]
 
     def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -76,18 +77,24 @@ def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: tor
             return cupyops.attention(q, k, v, causal="top_left", softcap=30.0)
         if name == "alibi":
             return cupyops.attention(q, k, v, causal="top_left", alibi_slopes=slopes)
+        if name == "dropout":
+            return cupyops.attention(q, k, v, causal="top_left", dropout_p=0.1)
         return cupyops.attention(q, k, v, causal="top_left", mask="of[q] == of[k]", of=documents)
 
     def eager(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
+        if name == "dropout":
+            return scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+        if name == "documents":  # one by one: the scores of all do not fit
+            ends = [-(-rows * (i + 1) // 4) for i in range(4)]  # the first row of the next
+            parts = zip(*(x.split([end - start for start, end in zip([0, *ends], ends)], 2) for x in (q, k, v)))
+            return torch.cat([scaled_dot_product_attention(*part, is_causal=True) for part in parts], 2)
         scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
         distance = torch.arange(rows, device=q.device)[:, None] - torch.arange(rows, device=q.device)
         seen = distance >= 0
         if name == "softcap":
             scores = 30 * torch.tanh(scores / 30)
-        elif name == "alibi":
-            scores = scores - slopes[:, None, None] * distance.abs()
         else:
-            seen = seen & (documents[:, None] == documents)
+            scores = scores - slopes[:, None, None] * distance.abs()
         return scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
 
     def flex(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
@@ -103,7 +110,8 @@ def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: tor
         make=make,
         ours=ours,
         eager=eager,
-        others={"FlexAttention": flex},
+        others={} if name == "dropout" else {"FlexAttention": flex},
+        same=name != "dropout",
         forward_flops=2.0 * batch * heads * rows * rows * width,
         backward_flops=5.0 * batch * heads * rows * rows * width,
         small=None if rows < 64 else lambda: variant(1, 2, 33, 16, name, dtype),

@@ -22,6 +22,7 @@
 // 143 and 122.
 #include "attention/backward_mma.cuh"
 #include "attention/forward_mma.cuh"
+#include "attention/map.cuh"
 #include "attention/prepare.cuh"
 
 // Grid: a block for each tile of 16 * M * WARPS queries of each head, at most 2^31 - 1. Block: 32 * WARPS. Shared memory: the
@@ -58,4 +59,11 @@ __global__ void __launch_bounds__(32 * WARPS)
   attention::backward_mma<T, D, BN, WARPS, KEYS, BOUNDS>({own_first, own_second, first, second, out_first, out_second},
                                                          lse2, delta, scale, strides, sizes);
 #endif
+}
+
+// Grid: a warp for each tile of `side` of each of the maps. Block: any whole warps.
+__global__ void attention_map_lists(const unsigned char* __restrict__ cells, int* __restrict__ lists,
+                                    const __grid_constant__ attention::Cells of,
+                                    const __grid_constant__ attention::Side side) {
+  attention::list(cells, lists, of, side);
 }

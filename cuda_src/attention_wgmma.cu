@@ -18,8 +18,7 @@
 //  16384    128    yes    666 (624)   453 (563)         16384     64    yes    533 (461)   392 (441)
 //
 // PyTorch's flash attention has 150 to 345 forward and 129 to 295 backward. 4,096 rows, causal, D = 128 with a variant: slopes 559
-// and 407, where FlexAttention has 314 and 317; softcap 189 and 157 (181 and 176); documents 427 and
-// 286 (987 and 835), since blocks that a mask hides wholly are computed. Lost: backward computes seven products where cuDNN, whose
+// and 407, where FlexAttention has 314 and 317. Lost: backward computes seven products where cuDNN, whose
 // bits differ from run to run, computes five.
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"

@@ -13,6 +13,7 @@
 // 2.75 for 64, 2.27 for one of 131,072, and 0.76 for one of 8,192; D = 256 2.40, fp32 2.34; a copy has 3.01. PyTorch's attention of
 // whole caches and one query, where it has one, reads 1.06 to 1.7 times as fast (1.31 TB/s for one sequence of 8,192); of four
 // queries, and in fp32, this is 2.8 and 14 times as fast.
+#include "decode_attention/combine.cuh"
 #include "decode_attention/fma.cuh"
 #include "decode_attention/mma.cuh"
 
@@ -43,25 +44,11 @@ __global__ void __launch_bounds__(32 * WARPS)
                                    vs, sizes);
 }
 
-// Grid: a block for each of `rows` rows, at most 2^31 - 1. Block: any whole warps. A thread has every blockDim-th column, and adds
-// the splits in their order.
+// Grid: a block for each of `rows` rows, at most 2^31 - 1. Block: whole warps, at most 256 threads, a multiple of `lanes`, which
+// have four columns each of all of them. splits: at most 128.
 template <typename T>
 __global__ void decode_attention_combine(const float* __restrict__ partial_y, const float* __restrict__ partial_lse,
-                                         T* __restrict__ y, float* __restrict__ lse, int rows, int width, int splits) {
-  const float *lses = written_before(partial_lse), *ys = written_before(partial_y);
-  const long long row = blockIdx.x;
-  float most = -infinity<float>(), total = 0;
-  for (int i = 0; i < splits; ++i) most = fmaxf(most, lses[static_cast<long long>(i) * rows + row]);
-  const float base = decode::base_of(most);
-  for (int i = 0; i < splits; ++i) total += expf(lses[static_cast<long long>(i) * rows + row] - base);
-  for (int column = threadIdx.x; column < width; column += blockDim.x) {
-    float sum = 0;
-#pragma unroll 4
-    for (int i = 0; i < splits; ++i) {
-      const long long part = static_cast<long long>(i) * rows + row;
-      sum += expf(lses[part] - base) * ys[part * width + column];
-    }
-    y[row * width + column] = from_acc<T>(total == 0 ? 0.0f : sum / total);
-  }
-  if (threadIdx.x == 0) lse[row] = total == 0 ? -infinity<float>() : base + logf(total);
+                                         T* __restrict__ y, float* __restrict__ lse, int rows, int width, int splits,
+                                         int lanes) {
+  decode::combine(partial_y, partial_lse, y, lse, rows, width, splits, lanes);
 }

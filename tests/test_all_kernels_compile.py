@@ -73,7 +73,7 @@ def test_text(tested, monkeypatch):
     """Of every instance: its parameters are those of the .cu file, and its shared memory is what any GPU has."""
     kept.texts_alone(monkeypatch)
     for values in tested.combinations():
-        dtype = next(value for value in values if isinstance(value, torch.dtype))
+        dtype = next((value for value in values if isinstance(value, torch.dtype)), torch.float16)
         name, arch = tested.expression(values), tested.arch or kept.arch(dtype)
         binary = compiler.build(tested.source, name, arch, tested.options)
         assert len(binary.parameters) == len(tested.declared), f"{name}: the text and the PTX disagree"

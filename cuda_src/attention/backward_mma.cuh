@@ -32,7 +32,8 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   if (Variant::kPacked && own_row >= own_rows) return;
   const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + ROWS - 1)
                             : key_panels<BOUNDS, BN>(sizes, own_row, own_row + ROWS - 1);
-  const int panels = max(0, range.end - range.begin), all = panels * members;
+  const int panels = max(0, range.end - range.begin);
+  int all = panels * members;
   const auto at = [&](const Strides& s, int h, int row) { return batch * s.batch + h * s.head + row * s.row; };
   const int own_start = KEYS ? sequence.key : sequence.query, start = KEYS ? sequence.query : sequence.key;
   const auto row_of = [&](int h) {  // in lse2 and delta
@@ -40,8 +41,29 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
     else return (static_cast<long long>(batch) * sizes.heads + h) * sizes.padded;
   };
   const auto head_of = [&](int i) { return KEYS ? head * sizes.group + i / panels : head / sizes.group; };
+  Passing coming = {};  // what was requested last, and where the lists of a map have it
+  int member = -1, entry = 0, entries = 0;
+  const int* list = nullptr;
+  const auto list_of = [&](int member) -> const int* {
+    if constexpr (Variant::kMaps) {
+      return variant.map.of(batch, KEYS ? head * sizes.group + member : head, own_row / ROWS);
+    }
+    return nullptr;
+  };
+  if constexpr (Variant::kMaps) {
+    all = 0;
+    for (int i = 0; i < members; ++i) all += *list_of(i);
+  }
+  const auto passing = [&](int i) -> Passing { return {range.begin + i % panels, KEYS ? head_of(i) : head, true}; };
   const auto request = [&](int i) {
-    const int row = (range.begin + i % panels) * BN, of = head_of(i);
+    if constexpr (Variant::kMaps) {
+      while (entry == entries) list = list_of(++member), entries = *list++, entry = 0;
+      const int found = list[entry++];
+      coming = {found / 2, KEYS ? head * sizes.group + member : head, found % 2 != 0};
+    } else {
+      coming = passing(i);
+    }
+    const int row = coming.panel * BN, of = KEYS ? coming.head : head / sizes.group;
     const unsigned to = panels_at + i % 2 * 2 * PANEL;
     fetch<T, D, BN, THREADS>(to, given.first + at(strides.first, of, start + row), strides.first.row, rows - row,
                              sizes.width);
@@ -67,13 +89,14 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   }
 
   for (int i = 0; i < all; ++i) {
+    const Passing now = coming;
     if (i + 1 < all) request(i + 1);
     end_group();
     wait_for_groups<1>();
     __syncthreads();
     const unsigned first = panels_at + i % 2 * 2 * PANEL, second = first + PANEL;
-    const int panel = (range.begin + i % panels) * BN, column = panel + lane % 4 * 2;
-    const long long columns = KEYS ? row_of(head_of(i)) + column : 0;
+    const int panel = now.panel * BN, column = panel + lane % 4 * 2;
+    const long long columns = KEYS ? row_of(now.head) + column : 0;
     float s[BN / 8][4] = {}, dp[BN / 8][4] = {};
     add_rows<T, D, BN>(s, own_first, line, first);
     const int warp_row = own_row + line;
@@ -91,9 +114,37 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         }
       }
     }
-    if constexpr (Variant::kChanges) {
+    if constexpr (Variant::kMasks) {
+      if (now.partial) {
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) {
+          const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
+          const bool seen = variant.seen(batch, now.head, KEYS ? other : mine, KEYS ? mine : other);
+          if (!seen) s[e / 4][e % 4] = -infinity<float>();
+        }
+      }
+    }
+    Kept<BN / 2> kept;
+    const auto dropped = [&] {  // dp of weights that were dropped is 0, and of the others as much larger as they are
+      if constexpr (Variant::kDrops) {
+        kept = variant.dropout.template draw<KEYS, BN / 2>(batch * sizes.heads + now.head, row, column);
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) dp[e / 4][e % 4] = kept.of(e, dp[e / 4][e % 4] * variant.dropout.scale);
+      }
+    };
+    const auto add_second = [&] {
+      if constexpr (KEYS && Variant::kDrops) {
+        float left[BN / 8][4];
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) left[e / 4][e % 4] = kept.of(e, s[e / 4][e % 4]);
+        add_weighted<T, D, BN>(d_second, left, second);
+      } else if constexpr (KEYS) {
+        add_weighted<T, D, BN>(d_second, s, second);
+      }
+    };
+    if constexpr (Variant::kScores || Variant::kPacked) {
       add_rows<T, D, BN>(dp, own_second, line, second);
-      const int query_head = KEYS ? head_of(i) : head;
+      dropped();
 #pragma unroll
       for (int e = 0; e < BN / 2; ++e) {  // s = P, dp = dS
         const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
@@ -101,11 +152,11 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         const long long of = columns + e / 4 * 8 + e % 2;
         float &x = s[e / 4][e % 4], &y = dp[e / 4][e % 4];
         const bool outside = x == -infinity<float>() || (Variant::kPacked && KEYS && query >= rows);
-        const auto found = weights_of(variant, x * natural_scale, batch, query_head, query, key,
+        const auto found = weights_of(variant, x * natural_scale, batch, now.head, query, key,
                                       KEYS ? lse2[of] : own_lse[e / 2 % 2], y, KEYS ? delta[of] : own_delta[e / 2 % 2]);
         x = outside ? 0 : found.p, y = outside ? 0 : found.ds;
       }
-      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+      add_second();
     } else {
 #pragma unroll
       for (int j = 0; j < BN / 8; ++j) {  // s = P
@@ -116,7 +167,8 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
         }
       }
       add_rows<T, D, BN>(dp, own_second, line, second);
-      if constexpr (KEYS) add_weighted<T, D, BN>(d_second, s, second);
+      dropped();
+      add_second();
 #pragma unroll
       for (int j = 0; j < BN / 8; ++j) {  // dp = dS
         const float2 found = KEYS ? *reinterpret_cast<const float2*>(delta + columns + 8 * j) : float2{};
@@ -135,7 +187,9 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
             given.out_first + at(strides.out_first, head, own_start + own_row + line), strides.out_first.row, left,
             sizes.width);
   if constexpr (KEYS) {
-    put<T, D>(own_second, line, d_second, 1, 1,
+    float of_second = 1;
+    if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
+    put<T, D>(own_second, line, d_second, of_second, of_second,
               given.out_second + at(strides.out_second, head, own_start + own_row + line), strides.out_second.row, left,
               sizes.value_width);
   }

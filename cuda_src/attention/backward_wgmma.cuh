@@ -23,6 +23,7 @@ template <int D, int BN, int STAGES> struct BackwardLayout {
   __device__ __forceinline__ unsigned owned() const { return barriers; }
   __device__ __forceinline__ unsigned full(int i) const { return barriers + 16 + 16 * i; }
   __device__ __forceinline__ unsigned free(int i) const { return barriers + 24 + 16 * i; }
+  __device__ __forceinline__ unsigned entry(int i) const { return barriers + 512 + 8 * i; }
   __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + 2 * i * STREAM; }
   __device__ __forceinline__ unsigned second(int i) const { return first(i) + STREAM; }
   __device__ __forceinline__ unsigned rows(int i) const { return base + ROWS_AT + 2 * i * ROW; }
@@ -39,11 +40,12 @@ template <int D, int BN, int STAGES> struct BackwardLayout {
 
 // A block's tile, and the panels of the other side that pass: within a section, tiles with most to do first.
 template <int BN, bool KEYS, int BOUNDS> struct Work {
-  int own_rows, rows, head, batch, own_row, begin, end, panels, all, group;
+  int own_rows, rows, head, batch, own_row, begin, end, panels, all, group, members;
 
   __device__ __forceinline__ explicit Work(const Sizes& sizes) : group(sizes.group) {
     own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
-    const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads, members = KEYS ? sizes.group : 1;
+    const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads;
+    members = KEYS ? sizes.group : 1;
     const int tiles_each = (own_rows + 127) / 128, whole = sizes.section * tiles_each;
     const int section = blockIdx.x / whole * sizes.section, in = blockIdx.x % whole;
     const int wide = min(sizes.section, heads * sizes.batches - section);
@@ -55,12 +57,21 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
     panels = max(0, end - begin), all = panels * members;
   }
   __device__ __forceinline__ int head_of(int i) const { return KEYS ? head * group + i / panels : head / group; }
+
+  // Of a map: the panels of one of the heads of the queries, and of all.
+  __device__ __forceinline__ const int* list(const Map& map, int member) const {
+    return map.of(batch, KEYS ? head * group + member : head, own_row / 128);
+  }
+  __device__ __forceinline__ void count(const Map& map) {
+    all = 0;
+    for (int member = 0; member < members; ++member) all += *list(map, member);
+  }
 };
 
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
-template <int D, int BN, int STAGES, bool KEYS, int BOUNDS>
+template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at, const Work<BN, KEYS, BOUNDS>& work,
-                                        const RoleMaps& given, const Sizes& sizes) {
+                                        const RoleMaps& given, const Sizes& sizes, const Variant& variant = {}) {
   using At = BackwardLayout<D, BN, STAGES>;
   mbarrier::arrive_and_expect(at.owned(), 2 * At::OWN);
   for (int x = 0; x < D; x += 64) {
@@ -68,10 +79,10 @@ __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at,
     tma::load(at.base + At::OWN + x * 256, given.own_second, x, work.own_row, work.head, work.batch, at.owned());
   }
   Ring<STAGES> ring;
-  for (int i = 0; i < work.all; ++i, ring.advance()) {
-    const int row = (work.begin + i % work.panels) * BN, head = work.head_of(i);
+  const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
     const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
     mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
+    if constexpr (Variant::kMaps) put_entry(at.entry(ring.stage), entry, query_head);
     mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * At::ROW : 0));
     for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, row, head, work.batch, full);
     for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, row, head, work.batch, full);
@@ -79,6 +90,20 @@ __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at,
       const long long of = (static_cast<long long>(work.batch) * sizes.heads + head) * sizes.padded + row;
       tma::load_line(at.rows(ring.stage), given.lse2 + of, At::ROW, full);
       tma::load_line(at.rows(ring.stage) + At::ROW, given.delta + of, At::ROW, full);
+    }
+  };
+  if constexpr (Variant::kMaps) {
+    for (int member = 0; member < work.members; ++member) {
+      const int* list = work.list(variant.map, member);
+      const int panels = *list++, head = KEYS ? work.head * work.group + member : work.head;
+      for (int i = 0; i < panels; ++i, ring.advance()) {
+        const int entry = list[i];
+        load(entry / 2 * BN, KEYS ? head : head / work.group, entry, head);
+      }
+    }
+  } else {
+    for (int i = 0; i < work.all; ++i, ring.advance()) {
+      load((work.begin + i % work.panels) * BN, work.head_of(i), 0, 0);
     }
   }
 }
@@ -101,6 +126,7 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   float s[BN / 2], dp[BN / 2], d_first[D / 2], d_second[KEYS ? D / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
+  Kept<BN / 2> kept;
   const Variant& variant;
 
   __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
@@ -113,7 +139,7 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
         group_row(work.own_row + group * 64),
         row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
         own_at(at.base + group * 64 * kLine),
-        scale(Variant::kChanges ? natural_scale : natural_scale * kLog2E),
+        scale(Variant::kScores ? natural_scale : natural_scale * kLog2E),
         variant(variant) {
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) d_first[i] = 0;
@@ -147,7 +173,9 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   // Each warpgroup's results take the place of the rows that only it has read.
   __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
     put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
-    if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, 1, 1);
+    float of_second = 1;
+    if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
+    if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
@@ -165,21 +193,29 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   // FIRST is no condition at run time: that would split the products in flight.
   template <bool FIRST> __device__ __forceinline__ void step(int i, int panel) {
     mbarrier::wait(at.full(ring.stage), ring.phase);
+    Passing now = {
+        panel, KEYS && (Variant::kScores || Variant::kMasks || Variant::kDrops) ? work.head_of(i) : work.head, true};
+    if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
     begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
-    if constexpr (Variant::kChanges) {
+    if constexpr (Variant::kDrops) {
+      const int of = work.batch * sizes.heads + now.head, column = now.panel * BN + lane % 4 * 2;
+      kept = variant.dropout.template draw<KEYS, BN / 2>(of, row, column);
+    }
+    if constexpr (Variant::kScores) {
       finish<0>(s), finish<0>(dp);
       if constexpr (DELAYED && !FIRST) {
         finish<0>(d_first);
         release(before);
       }
-      mask(panel);
-      changed(KEYS ? work.head_of(i) : work.head, panel * BN + lane % 4 * 2);
+      mask(now);
+      drop();
+      changed(now.head, now.panel * BN + lane % 4 * 2);
     } else {
       finish<DELAYED && !FIRST ? 2 : 1>(s);
-      mask(panel);
+      mask(now);
       probabilities();
       if constexpr (DELAYED && !FIRST) {
         finish<1>(d_first);
@@ -187,12 +223,18 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
       }
     }
     if constexpr (KEYS) {
-      round<T>(p, s);
+      if constexpr (Variant::kDrops) {
+#pragma unroll
+        for (int i = 0; i < BN / 4; ++i) p[i] = pack<T>(kept.of(2 * i, s[2 * i]), kept.of(2 * i + 1, s[2 * i + 1]));
+      } else {
+        round<T>(p, s);
+      }
       wgmma::fence();
       begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
     }
-    if constexpr (!Variant::kChanges) {
+    if constexpr (!Variant::kScores) {
       finish<KEYS ? 1 : 0>(dp);
+      drop();
       differences();
     }
     if constexpr (KEYS) finish<0>(d_second);
@@ -208,7 +250,17 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
   }
 
   // Scores of keys that a query does not see are -inf. Of columns those from begin up to end are seen by a row.
-  __device__ __forceinline__ void mask(int panel) {
+  __device__ __forceinline__ void mask(const Passing& now) {
+    const int panel = now.panel;
+    if constexpr (Variant::kMasks) {
+      if (now.partial) {
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) {
+          const int mine = row + e / 2 % 2 * 8, other = panel * BN + lane % 4 * 2 + e / 4 * 8 + e % 2;
+          if (!variant.seen(work.batch, now.head, KEYS ? other : mine, KEYS ? mine : other)) s[e] = -infinity<float>();
+        }
+      }
+    }
     const bool any = KEYS ? (BOUNDS && panel * BN + sizes.high < group_row + 63) ||
                                 (BOUNDS == 2 && panel * BN + BN - 1 + sizes.low > group_row)
                           : (panel + 1) * BN > keys_end<BOUNDS>(sizes, group_row) ||
@@ -229,6 +281,14 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
           if (early || late) s[4 * i + 2 * r + j] = -infinity<float>();
         }
       }
+    }
+  }
+
+  // dp of weights that were dropped is 0, and of the others as much larger as they are.
+  __device__ __forceinline__ void drop() {
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (int e = 0; e < BN / 2; ++e) dp[e] = kept.of(e, dp[e] * variant.dropout.scale);
     }
   }
 

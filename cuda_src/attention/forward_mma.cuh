@@ -65,7 +65,22 @@ __device__ __forceinline__ void change(float (&s)[M][BN / 8][4], const Variant& 
 #pragma unroll
     for (int j = 0; j < BN / 4; ++j) {
       float& x = s[m][j / 2][2 * r + j % 2];
-      x = score_of(variant, x * scale, batch, head, query, column + 8 * (j / 2) + j % 2);
+      x = variant.score(x * scale, batch, head, query, column + 8 * (j / 2) + j % 2);
+    }
+  }
+}
+
+// Keys that the mask of the variant hides get the score -inf.
+template <typename Variant, int BN, int M>
+__device__ __forceinline__ void hide(float (&s)[M][BN / 8][4], const Variant& variant, int batch, int head, int row,
+                                     int panel) {
+#pragma unroll
+  for (int e = 0; e < M * 2; ++e) {
+    const int m = e / 2, r = e % 2, query = row + 16 * m + 8 * r, column = panel + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < BN / 4; ++j) {
+      const int key = column + 8 * (j / 2) + j % 2;
+      if (!variant.seen(batch, head, query, key)) s[m][j / 2][2 * r + j % 2] = -infinity<float>();
     }
   }
 }
@@ -93,17 +108,26 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   const Panels panels = key_panels<BOUNDS, BN>(sizes, first_row, first_row + ROWS - 1);
   const int seen_by_all = keys_end<BOUNDS>(sizes, warp_row);  // by all rows of the warp
   const int begun_by_all = keys_begin<BOUNDS>(sizes, warp_row + 16 * M - 1);
-  const float score_scale = Variant::kChanges ? 1 : natural_scale, scale = score_scale * kLog2E;
+  const float score_scale = Variant::kScores ? 1 : natural_scale, scale = score_scale * kLog2E;
   const auto keys = [&](int panel, int rows) {
     fetch<T, D, BN, THREADS>(k_at, k + static_cast<long long>(panel) * BN * ks.row, ks.row, rows, sizes.width);
   };
 
   Softmax<T, D, BN, M> softmax;
   fetch<T, D, ROWS, THREADS>(q_at, q, qs.row, sizes.queries - first_row, sizes.width);
-  int panel = panels.end - 1;
-  if (panel >= panels.begin) keys(panel, sizes.keys - panel * BN);
+  int begin = panels.begin, at = panels.end - 1;  // of the panels, or of the list of a map
+  const int* list = nullptr;
+  if constexpr (Variant::kMaps) list = variant.map.of(batch, head, first_row / ROWS), begin = 0, at = *list++ - 1;
+  const auto passing = [&](int i) -> Passing {
+    if constexpr (Variant::kMaps) return {list[i] / 2, head, list[i] % 2 != 0};
+    else return {i, head, true};
+  };
+  Passing next = at >= begin ? passing(at) : Passing{};
+  if (at >= begin) keys(next.panel, sizes.keys - next.panel * BN);
   else finish_copies();
-  for (; panel >= panels.begin; --panel) {
+  for (; at >= begin; --at) {
+    const int panel = next.panel;
+    const bool partial = next.partial;
     finish_copies();
     fetch<T, D, BN, THREADS>(v_at, v + static_cast<long long>(panel) * BN * vs.row, vs.row, sizes.keys - panel * BN,
                              sizes.value_width);
@@ -123,12 +147,24 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       }
     }
     finish_copies();
-    if (panel > panels.begin) keys(panel - 1, BN);
-    if constexpr (Variant::kChanges) change<Variant, BN, M>(s, variant, natural_scale, batch, head, row, panel * BN);
+    if (at > begin) next = passing(at - 1), keys(next.panel, BN);
+    if constexpr (Variant::kScores) change<Variant, BN, M>(s, variant, natural_scale, batch, head, row, panel * BN);
+    if constexpr (Variant::kMasks) {
+      if (partial) hide<Variant, BN, M>(s, variant, batch, head, row, panel * BN);
+    }
     if ((panel + 1) * BN > seen_by_all || (BOUNDS == 2 && panel * BN < begun_by_all)) {
       mask<BOUNDS, BN, M>(s, sizes, row, panel * BN);
     }
     softmax.exponentiate(s, scale);
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const Kept<BN / 2> kept = variant.dropout.template draw<false, BN / 2>(batch * sizes.heads + head, row + 16 * m,
+                                                                               panel * BN + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) s[m][e / 4][e % 4] = kept.of(e, s[m][e / 4][e % 4]);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < BN / 16; ++i) {
       unsigned a[M][4], b[4];
@@ -161,6 +197,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       inverse[r] = sum == 0 ? 0 : 1 / sum;
+      if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && query < sizes.queries) {
         lse[query] = sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
       }

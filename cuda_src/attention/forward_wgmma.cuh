@@ -35,6 +35,7 @@ template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
   __device__ __forceinline__ unsigned q_free() const { return barriers + 8; }
   __device__ __forceinline__ unsigned next_full() const { return barriers + 16; }
   __device__ __forceinline__ unsigned next_free() const { return barriers + 24; }
+  __device__ __forceinline__ unsigned entry(int i) const { return barriers + 528 + 8 * i; }
   __device__ __forceinline__ unsigned k_full(int i) const { return barriers + 32 + 32 * i; }
   __device__ __forceinline__ unsigned k_free(int i) const { return barriers + 40 + 32 * i; }
   __device__ __forceinline__ unsigned v_full(int i) const { return barriers + 48 + 32 * i; }
@@ -55,9 +56,10 @@ template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
 };
 
 // The producer, one thread: draws tiles, and keeps TMA busy: the queries once a tile, keys and values in a ring of panels.
-template <int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+template <int D, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& q,
-                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes) {
+                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes,
+                                        const Variant& variant = {}) {
   using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
   const int tiles_each = (sizes.queries + ROWS - 1) / ROWS, tiles = tiles_each * sizes.heads * sizes.batches;
@@ -67,7 +69,12 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
     Tile tile(number, sizes, tiles_each);
     const int first = tile.rows * ROWS;
     const Panels seen = key_panels<BOUNDS, BN>(sizes, first, first + ROWS - 1);
-    const int panels = tile.panels = number < tiles ? max(0, seen.end - seen.begin) : -1;
+    int found = max(0, seen.end - seen.begin);
+    const int* list = nullptr;  // of the panels, where there is a map
+    if constexpr (Variant::kMaps) {
+      if (number < tiles) list = variant.map.of(tile.batch, tile.head, tile.rows), found = *list++;
+    }
+    const int panels = tile.panels = number < tiles ? found : -1;
     mbarrier::wait(at.next_free(), turn ^ 1);
     *at.next = tile;
     mbarrier::arrive(at.next_full());
@@ -90,7 +97,13 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
       }
     };
     for (int i = panels - 1; i >= 0; --i) {
-      const int panel = seen.begin + i;
+      int panel = seen.begin + i;
+      if constexpr (Variant::kMaps) {
+        const int entry = list[i];
+        panel = entry / 2;
+        mbarrier::wait(at.k_free(ring.stage), ring.phase ^ 1);
+        put_entry(at.entry(ring.stage), entry, 0);
+      }
       load_panel(k, at.base + At::K_AT, panel, at.k_full(ring.stage), at.k_free(ring.stage));
       if (i == panels - 1) load_queries();  // their place is taken for longer than a panel's
       load_panel(v, at.base + At::V_AT, panel, at.v_full(ring.stage), at.v_free(ring.stage));
@@ -114,7 +127,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
   const int own_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS, own_meeting = 4 + group;
   const unsigned q_at = at.base, k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
   const unsigned y_at = at.base + At::Y_AT + group * 64 * kLine;
-  const float score_scale = Variant::kChanges ? 1 : natural_scale, scale = score_scale * kLog2E;
+  const float score_scale = Variant::kScores ? 1 : natural_scale, scale = score_scale * kLog2E;
   Ring<STAGES> ring;
   if (group == CONSUMERS - 1) signal(1, 256);  // the first warpgroup begins
 
@@ -127,10 +140,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     const int first_row = tile.rows * ROWS + group * 64, row = first_row + warp * 16 + lane / 4;
     const int seen_by_all = keys_end<BOUNDS>(sizes, first_row);  // by all rows of the warpgroup
     const int begun_by_all = keys_begin<BOUNDS>(sizes, first_row + 63);
-    const int first_panel = keys_begin<BOUNDS>(sizes, tile.rows * ROWS) / BN;
+    const int first_panel = Variant::kMaps ? 0 : keys_begin<BOUNDS>(sizes, tile.rows * ROWS) / BN;
 
     float sums[BN / 2], out[D / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0}, shrink[2];
     unsigned weights[BN / 4];
+    Kept<BN / 2> kept;  // of the panel that comes
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) out[i] = 0;
 
@@ -142,13 +156,27 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       wgmma::fence();
       begin_along<T, D, BN>(out, weights, v_at + stage * At::K);
     };
+    const auto passing = [&](int i) -> Passing {  // the i-th panel of a map, which is at k_full
+      if constexpr (Variant::kMaps) return passing_at(at.entry(ring.stage));
+      else return {i, tile.head, true};
+    };
     const auto softmax =
-        [&](int panel) {  // sums = exp(sums * scale - new maximum); shrink: by how much the old ones do
-          if constexpr (Variant::kChanges) {
+        [&](const Passing& now) {  // sums = exp(sums * scale - new maximum); shrink: by how much the old ones do
+          const int panel = now.panel;
+          if constexpr (Variant::kScores) {
 #pragma unroll
             for (int e = 0; e < BN / 2; ++e) {
               const int key = panel * BN + lane % 4 * 2 + e / 4 * 8 + e % 2;
-              sums[e] = score_of(variant, sums[e] * natural_scale, tile.batch, tile.head, row + e / 2 % 2 * 8, key);
+              sums[e] = variant.score(sums[e] * natural_scale, tile.batch, tile.head, row + e / 2 % 2 * 8, key);
+            }
+          }
+          if constexpr (Variant::kMasks) {
+            if (now.partial) {
+#pragma unroll
+              for (int e = 0; e < BN / 2; ++e) {
+                const int key = panel * BN + lane % 4 * 2 + e / 4 * 8 + e % 2;
+                if (!variant.seen(tile.batch, tile.head, row + e / 2 % 2 * 8, key)) sums[e] = -infinity<float>();
+              }
             }
           }
           if ((panel + 1) * BN > seen_by_all || (BOUNDS == 2 && panel * BN < begun_by_all)) {
@@ -192,27 +220,45 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     const auto release = [&](unsigned barrier) {
       if (lane == 0) mbarrier::arrive(barrier);
     };
+    const auto draw = [&](const Passing& now) {
+      if constexpr (Variant::kDrops) {
+        const int of = tile.batch * sizes.heads + tile.head;
+        kept = variant.dropout.template draw<false, BN / 2>(of, row, now.panel * BN + lane % 4 * 2);
+      }
+    };
+    const auto drop = [&] {
+      if constexpr (Variant::kDrops) {
+#pragma unroll
+        for (int e = 0; e < BN / 2; ++e) sums[e] = kept.of(e, sums[e]);
+      }
+    };
 
     mbarrier::wait(at.q_full(), turn);
     if (panels > 0) {
       Ring<STAGES> before = ring;  // where the values of the panel before lie
       mbarrier::wait(at.k_full(ring.stage), ring.phase);
+      const Passing first = passing(first_panel + panels - 1);
       scores();
+      draw(first);
       finish<0>(sums);
       release(at.k_free(ring.stage));
-      softmax(first_panel + panels - 1);
+      softmax(first);
+      drop();
       round<T>(weights, sums);
       ring.advance();
       for (int panel = first_panel + panels - 2; panel >= first_panel; --panel) {
         mbarrier::wait(at.k_full(ring.stage), ring.phase);
+        const Passing now = passing(panel);
         meet(own_turn, 256);
         scores();
         mbarrier::wait(at.v_full(before.stage), before.phase);
         values(before.stage);
         signal(next_turn, 256);
+        draw(now);
         finish<1>(sums);
         release(at.k_free(ring.stage));
-        softmax(panel);
+        softmax(now);
+        drop();
         finish<0>(out);
         release(at.v_free(before.stage));
 #pragma unroll
@@ -236,6 +282,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       total[r] += __shfl_xor_sync(~0u, total[r], 1);
       total[r] += __shfl_xor_sync(~0u, total[r], 2);
       inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
+      if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
         const long long of = static_cast<long long>(tile.batch) * sizes.heads + tile.head;
         lse[of * sizes.queries + row + 8 * r] =

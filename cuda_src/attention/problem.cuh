@@ -13,7 +13,32 @@ constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
 struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section, value_width; };
 
 // What attention is where scores are what they are: see variant.cuh.
-struct Plain { static constexpr bool kChanges = false, kPacked = false; };
+struct Plain { static constexpr bool kScores = false, kMasks = false, kMaps = false, kDrops = false, kPacked = false; };
+
+// A panel that passes, the head of the queries, and whether some of its scores may not be seen, by the mask of a variant.
+struct Passing {
+  int panel, head;
+  bool partial;
+};
+
+// Which panels of the other side the rows of a tile see by the mask: how many, then of each, in order, 2 * panel + 1 where some
+// of its scores are not seen, else 2 * panel. Strides are of batch, head and tile, 0 where all have the same.
+struct Map {
+  const int* lists;
+  const long long* strides;
+
+  __device__ __forceinline__ const int* of(int batch, int head, int tile) const {
+    return lists + batch * strides[0] + head * strides[1] + tile * strides[2];
+  }
+};
+
+// One of N scores is kept, or its weight is dropped: a bit of each, as a thread holds scores.
+template <int N> struct Kept {
+  unsigned bits[(N + 31) / 32] = {};
+
+  __device__ __forceinline__ bool operator[](int e) const { return bits[e / 32] >> e % 32 & 1; }
+  __device__ __forceinline__ float of(int e, float x) const { return (*this)[e] ? x : 0; }
+};
 
 // In elements, of batch, head and row; the elements of a row are contiguous.
 struct Strides { long long batch, head, row; };

@@ -2,16 +2,71 @@
 #pragma once
 
 #include "attention/problem.cuh"
+#include "common/core/philox.cuh"
 #include "common/elementwise/dual.cuh"
+
+namespace expression {
+
+// softcap * tanh(s / softcap) by the tanh of the hardware, at most 2^-11 of itself from the right one, as half of fp16's unit is:
+// the scores of a product in half types are as far off. A division and tanhf would take longer than the product.
+__device__ __forceinline__ float tanh_of_hardware(float x) {
+  asm("tanh.approx.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+__device__ __forceinline__ float softcapped_(float s, float softcap) {
+  return softcap * tanh_of_hardware(s * (1 / softcap));
+}
+__device__ __forceinline__ Dual softcapped_(const Dual& s, const Dual& softcap) {
+  const float t = tanh_of_hardware(s.value * (1 / softcap.value));
+  return chain(s, softcap.value * t, 1 - t * t);
+}
+
+}  // namespace expression
 
 namespace attention {
 
 // Where the places of captured tensors come from: of each, in turn, the size and the stride of every dimension; then the numbers.
+// After these, where there is a map, its strides.
 constexpr int kGiven = 48;
 struct Given {
-  long long sizes[kGiven];
+  long long sizes[kGiven], map[3];
 
   __device__ __forceinline__ double number(int at) const { return __longlong_as_double(sizes[at]); }
+};
+
+// Weights are dropped at random, by their places alone, so that every role drops the same.
+struct Dropout {
+  unsigned long long seed;
+  unsigned threshold;
+  float scale;  // of what is kept
+
+  // p: the probability that a weight is dropped.
+  __device__ __forceinline__ Dropout(long long seed, double p)
+      : seed(seed),
+        threshold(static_cast<unsigned>(fmin(rint(p * 4294967296.0), 4294967295.0))),
+        scale(p < 1 ? static_cast<float>(1 / (1 - p)) : 0) {}
+
+  // Of N scores that a thread holds as a product of 8 columns after the other leaves them: rows `own` and own + 8, columns from
+  // `other` on. KEYS: rows are keys, and columns queries. A draw has the four scores of queries 8 apart and keys 8 apart, which one
+  // thread holds either way.
+  template <bool KEYS, int N> __device__ __forceinline__ Kept<N> draw(int of, int own, int other) const {
+    Kept<N> kept;
+#pragma unroll
+    for (int i = 0; i < N / 4; i += 2) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const unsigned mine = own / 16 * 8 + own % 8, at = other + 8 * i + j, theirs = at / 16 * 8 + at % 8;
+        const unsigned long long q = KEYS ? theirs : mine, k = KEYS ? mine : theirs;
+        const Philox four = philox(seed, q << 32 | k, of);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {  // of the query w / 2, and the key w % 2
+          const int e = 4 * (i + (KEYS ? w / 2 : w % 2)) + 2 * (KEYS ? w % 2 : w / 2) + j;
+          if (four.word[w] >= threshold) kept.bits[e / 32] |= 1u << e % 32;
+        }
+      }
+    }
+    return kept;
+  }
 };
 
 __device__ __forceinline__ int nearest(int index, long long size) {
@@ -51,33 +106,13 @@ __device__ __forceinline__ Sequence packed(Sizes sizes, int batch, const Starts&
   return {sizes, query, key};
 }
 
-// A score with its derivative; -inf where the key is not seen.
-template <typename Variant>
-__device__ __forceinline__ expression::Dual scored(const Variant& variant, float s, int b, int h, int q, int k) {
-  expression::Dual score(s, 1);
-  if constexpr (Variant::kScores) score = variant.score(score, b, h, q, k);
-  if constexpr (Variant::kMasks) {
-    if (!variant.seen(b, h, q, k)) score = -infinity<float>();
-  }
-  return score;
-}
-
-// The score alone.
-template <typename Variant>
-__device__ __forceinline__ float score_of(const Variant& variant, float s, int b, int h, int q, int k) {
-  if constexpr (Variant::kScores) s = variant.score(s, b, h, q, k);
-  if constexpr (Variant::kMasks) {
-    if (!variant.seen(b, h, q, k)) s = -infinity<float>();
-  }
-  return s;
-}
-
-// P and dS of a score, 0 where the key is not seen and in rows that there are none of, whatever the derivative is there.
+// P and dS of a score, 0 in rows that there are none of, whatever the derivative is there.
 struct Weights { float p, ds; };
 template <typename Variant>
 __device__ __forceinline__ Weights weights_of(const Variant& variant, float s, int b, int h, int q, int k, float lse2,
                                               float dp, float delta) {
-  const expression::Dual score = scored(variant, s, b, h, q, k);
+  expression::Dual score(s, 1);
+  if constexpr (Variant::kScores) score = variant.score(score, b, h, q, k);
   if (score.value == -infinity<float>() || lse2 == infinity<float>()) return {0, 0};
   const float p = fast_exp2(score.value * kLog2E - lse2);
   return {p, p * (dp - delta) * score.slope};

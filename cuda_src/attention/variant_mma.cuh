@@ -9,11 +9,11 @@ __global__ void __launch_bounds__(32 * WARPS)
                               T* __restrict__ y, float* __restrict__ lse, float scale, attention::Strides qs,
                               attention::Strides ks, attention::Strides vs, attention::Strides ys,
                               attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
-                              const void* __restrict__ c2, const void* __restrict__ c3,
+                              const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
                               const __grid_constant__ attention::Given given) {
 #if __CUDA_ARCH__ >= 800
   attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, scale, qs, ks, vs, ys, sizes,
-                                                     attention::Variant(c0, c1, c2, c3, given));
+                                                     attention::Variant(c0, c1, c2, c3, lists, given));
 #endif
 }
 
@@ -25,10 +25,11 @@ __global__ void __launch_bounds__(32 * WARPS)
                               const float* __restrict__ delta, float scale,
                               const __grid_constant__ attention::RoleStrides strides, attention::Sizes sizes,
                               const void* __restrict__ c0, const void* __restrict__ c1, const void* __restrict__ c2,
-                              const void* __restrict__ c3, const __grid_constant__ attention::Given given) {
+                              const void* __restrict__ c3, const int* __restrict__ lists,
+                              const __grid_constant__ attention::Given given) {
 #if __CUDA_ARCH__ >= 800
   attention::backward_mma<T, D, BN, WARPS, KEYS, BOUNDS>({own_first, own_second, first, second, out_first, out_second},
                                                          lse2, delta, scale, strides, sizes,
-                                                         attention::Variant(c0, c1, c2, c3, given));
+                                                         attention::Variant(c0, c1, c2, c3, lists, given));
 #endif
 }

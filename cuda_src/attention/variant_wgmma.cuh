@@ -9,20 +9,20 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                                 const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
                                 float* __restrict__ lse, int* __restrict__ counter, float scale,
                                 const attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
-                                const void* __restrict__ c2, const void* __restrict__ c3,
+                                const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
                                 const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, BN, CONSUMERS, STAGES> at(memory);
   at.begin();
+  const attention::Variant variant(c0, c1, c2, c3, lists, given);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<CONSUMERS == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
-      attention::produce<D, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes);
+      attention::produce<D, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes, variant);
     }
   } else {
     wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
-    attention::consume<T, D, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes,
-                                                            attention::Variant(c0, c1, c2, c3, given));
+    attention::consume<T, D, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes, variant);
   }
 }
 
@@ -34,18 +34,20 @@ __global__ void __launch_bounds__(384, 1)
                                 const __grid_constant__ TensorMap out_second, const float* __restrict__ lse2,
                                 const float* __restrict__ delta, float scale, const attention::Sizes sizes,
                                 const void* __restrict__ c0, const void* __restrict__ c1, const void* __restrict__ c2,
-                                const void* __restrict__ c3, const __grid_constant__ attention::Given given) {
+                                const void* __restrict__ c3, const int* __restrict__ lists,
+                                const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::BackwardLayout<D, BN, STAGES> at(memory);
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
-  const attention::Work<BN, KEYS, BOUNDS> work(sizes);
+  const attention::Variant variant(c0, c1, c2, c3, lists, given);
+  attention::Work<BN, KEYS, BOUNDS> work(sizes);
+  if constexpr (attention::Variant::kMaps) work.count(variant.map);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
-    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS>(at, work, maps, sizes);
+    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS>(at, work, maps, sizes, variant);
   } else {
     wgmma::take_registers<240>();
-    const attention::Variant variant(c0, c1, c2, c3, given);
     attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, attention::Variant> gradient(at, work, maps, scale, sizes,
                                                                                      variant);
     gradient.run();

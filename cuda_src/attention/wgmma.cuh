@@ -30,6 +30,18 @@ __device__ __forceinline__ void signal(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// What the producer says of a stage, where there is a map: the entry of its list, and the head of the queries.
+__device__ __forceinline__ void put_entry(unsigned at, int entry, int head) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(entry), "r"(head) : "memory");
+}
+__device__ __forceinline__ Passing passing_at(unsigned at) {
+  int entry, head;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(entry), "=r"(head) : "r"(at) : "memory");
+  entry = __shfl_sync(~0u, entry, 0),
+  head = __shfl_sync(~0u, head, 0);  // the compiler then knows that a warp shares it
+  return {entry / 2, head, entry % 2 != 0};
+}
+
 // An operand in panels of 64 columns, whose lines have kLine bytes; of one that is MN-major, `leading` bytes from one panel to
 // the next. The low half of what an instruction is told, to which bytes / 16 may be added: 32 bits save registers.
 __device__ __forceinline__ unsigned operand(unsigned start, unsigned leading) {

@@ -7,6 +7,7 @@ makes them such as kernels read them; what kernels write lies as what it goes wi
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ WIDE = WIDTHS[-1]  # by mma.sync alone, and always with bounds: so wide a row ta
 BOUNDS = (0, 1, 2)
 TILE = 128  # rows that a block owns, of every form
 VECTOR = 8  # elements
+CELL = 64, 64  # of a map, for MMA: narrower panels count as what they lie in
 BLOCK = 256  # threads of a block that prepares
 _MOST_ROWS = 1 << 30
 _MOST_BLOCKS = 2**31 - 1
@@ -57,6 +59,19 @@ attention_bwd_mma = Kernel(
         (D, BN, WARPS) in ((64, 64, 8), (128, 64, 8), (128, 32, 8)) or (D, BN, WARPS, BOUNDS) == (WIDE, 16, 4, 2)
     ),
 )
+
+
+class Blocks(NamedTuple):
+    """What a block of a launch has to do with, of which a map of a mask is made (attention_map.py).
+
+    rows, panel: of one side, that it owns, and of the other, that pass at a time. keys: it owns keys. cell: queries and keys
+    that a map tells no further apart.
+    """
+
+    rows: int
+    panel: int
+    keys: bool
+    cell: tuple[int, int]
 
 
 class Problem(NamedTuple):
@@ -272,7 +287,7 @@ class MmaForward(Forward):
             32 * warps,
             (TILE + 2 * panel) * p.d * 2,
             {"T": p.dtype, "D": p.d, "BN": panel, "M": rows, "WARPS": warps, "BOUNDS": p.bounds},
-            extra={"form": self},
+            extra={"form": self, "blocks": Blocks(TILE, panel, False, CELL)},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes(p.tokens or 0)),
         )
 
@@ -289,9 +304,9 @@ class Backward(Form[Problem]):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the keys' role; `extra` has the queries' role and what prepares."""
-        extra = {"form": self, "queries": self.role(problem, gpu, False), "prepare": self.prepare(problem)}
-        keys = self.role(problem, gpu, True)
-        return Launch(keys.kernel, keys.grid, keys.block, keys.shared, keys.template, extra=extra, args=keys.args)
+        keys, queries = self.role(problem, gpu, True), self.role(problem, gpu, False)
+        extra = {"form": self, **keys.extra, "queries": queries, "prepare": self.prepare(problem)}
+        return replace(keys, extra=extra)
 
     def prepare(self, p: Problem) -> Launch:
         """A few threads for each row."""
@@ -366,5 +381,6 @@ class MmaBackward(Backward):
             2 * self.tile,
             self.shared(p),
             {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": self.tile // 16, "KEYS": keys, "BOUNDS": p.bounds},
+            extra={"blocks": Blocks(self.tile, self.panel, keys, CELL)},
             args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p))),
         )

@@ -19,10 +19,12 @@ def attend(
     scale: float,
     dropout_p: float = 0.0,
     change: Change | None = None,
+    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, log-sum-exp of each row) of (..., heads, rows, width), where `heads` of keys divide those of the query.
 
     mask: bool, whether a key is seen, or a summand of the scores. change: scores and a mask of bools as they are to be.
+    drop: weights as they are to be.
     A row that sees no key, or whose scores are all -inf, has zeros and -inf.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -38,6 +40,8 @@ def attend(
     weights = scores.softmax(-1).masked_fill(sees_none, 0.0)
     if dropout_p:
         weights = torch.nn.functional.dropout(weights, dropout_p)
+    if drop is not None:
+        weights = drop(weights)
     return (weights @ v).to(query.dtype), scores.logsumexp(-1).masked_fill(sees_none.squeeze(-1), -math.inf)
 
 

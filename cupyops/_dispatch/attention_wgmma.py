@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
 from .._kernel.launch.tensor_map import tensor_map
-from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Forward, Problem, attention_bwd_prepare
+from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Forward, Problem, attention_bwd_prepare
 from .forms import Launch
 from .gpu import Gpu
 
@@ -24,6 +24,10 @@ STAGES = 4  # at most: more hide nothing more
 # by D: keys of a panel, and consumer warpgroups; rows of a panel of the queries' role, and of the keys' role
 FORWARD = {64: (128, 3), 128: (128, 2)}
 BACKWARD = {64: (128, 96), 128: (96, 64)}
+CELLS = {
+    64: (32, 128),
+    128: (64, 32),
+}  # of a map, in backward: queries and keys that divide tiles and panels of both roles
 
 
 def _forward_stages(d: int) -> int:
@@ -129,14 +133,19 @@ class WgmmaForward(Forward):
             128 * (consumers + 1),
             self.shared(p.d),
             {"T": p.dtype, "D": p.d, **fixed},
-            extra={"form": self, "draws": bool(p.bounds) and tiles > blocks},
+            extra={
+                "form": self,
+                "draws": bool(p.bounds) and tiles > blocks,
+                "blocks": Blocks(64 * consumers, keys, False, (64, keys)),
+            },
             args=(p.sizes(section=min(section, p.heads * p.batches)),),
         )
 
     def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
         """The counter of tiles is of this call alone: two streams, or a graph and what runs beside it, share none."""
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
-        counter = torch.zeros(1, dtype=torch.int32, device=q.device) if launch.extra["draws"] else None
+        draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
+        counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
         maps = _map(q, 64 * consumers), _map(k, keys), _map(v, keys), _map(y, 64, written=True)
         launch(*maps, lse, counter, scale)
 
@@ -184,6 +193,7 @@ class WgmmaBackward(Backward):
             3 * 128,
             self.shared(p.d, panel),
             {"T": p.dtype, "D": p.d, **fixed},
+            extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d])},
             args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
         )
 

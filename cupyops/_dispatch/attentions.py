@@ -12,6 +12,7 @@ from torch import Tensor
 from .._util.strides import aligned, is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
+from .attention_map import Maps, Masked, fits
 from .attention_wgmma import WgmmaBackward, WgmmaForward
 from .forms import Forms, Launch
 from .gpu import gpu
@@ -21,10 +22,21 @@ BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), Mma
 
 
 class Variant(NamedTuple):
-    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones."""
+    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones.
 
-    of: Callable[[Launch], Launch]
+    of: the variant's launch in place of a plain one, by a map of the mask where there is one. masked: what makes maps.
+    """
+
+    of: Callable[[Launch, Maps | None], Launch]
     packed: tuple[int, int, int] | None = None
+    masked: Masked | None = None
+
+    def launch(self, launch: Launch, problem: attention.Problem, device: torch.device) -> Launch:
+        """Its launch in place of that of the plain kernel."""
+        maps = None
+        if self.masked is not None and fits(problem, self.masked, launch.extra["blocks"]):
+            maps = Maps(problem, self.masked, device)
+        return self.of(launch, maps)
 
 
 def forward(
@@ -46,7 +58,7 @@ def forward(
     q, k, v = (attention.readable(x) for x in (q, k, v))
     problem, card = _problem(q, k, v, y, low, high, variant), gpu(q.device)
     launch = FORWARD.launch(problem, card)
-    launch = launch if variant is None else variant.of(launch)
+    launch = launch if variant is None else variant.launch(launch, problem, q.device)
     launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
 
@@ -78,7 +90,7 @@ def backward(
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         launch = BACKWARD.launch(problem, card)
-        launch = launch if variant is None else variant.of(launch)
+        launch = launch if variant is None else variant.launch(launch, problem, q.device)
         launch.extra["form"].run(problem, launch, of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
 

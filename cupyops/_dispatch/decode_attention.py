@@ -18,7 +18,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
 STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
 WARPS = 4
-_LEAST = 8 * STEP * WARPS  # keys of a split, so that what it leaves is little beside what it reads
+_LEAST = 2 * STEP * WARPS  # keys of a split: where there are few, time goes by the steps that a warp waits for
 _MOST_SPLITS = 128
 
 decode_attention_fwd_mma = Kernel(
@@ -114,13 +114,14 @@ class Decode(Form[Problem]):
         """A block for each split of each tile of rows; `extra` has what adds up the splits, where there are several."""
         p, splits = problem, self.splits(problem, gpu)
         rows = p.batches * p.queries * p.heads
+        lanes = p.d // 4
         combine = Launch(
             decode_attention_combine,
             rows,
-            min(128, ceil_div(p.width, 32) * 32),
+            ceil_div(min(256, lanes * splits), 32) * 32,
             template={"T": p.dtype},
             overlap=True,
-            args=(rows, p.width, splits),
+            args=(rows, p.width, splits, lanes),
         )
         return Launch(
             self.kernel,

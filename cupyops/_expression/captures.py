@@ -12,11 +12,12 @@ from torch import Tensor
 
 from .._dispatch import attentions
 from .._kernel.launch.ctype import C_NAMES
+from .._operator.derivation import distributed
 from .._util import arguments
 from ..errors import InputError
 from .declaration import C_WORDS
 from .indexed import Formula, is_name
-from .scores import DIMS, NUMBERS, PACKED, STARTS, TENSORS, scores, spelled
+from .scores import CAPPED, DIMS, NUMBERS, PACKED, SEED, STARTS, TENSORS, P, scores, spelled
 
 
 class Variant(NamedTuple):
@@ -51,7 +52,7 @@ def usual(
     if softcap is not None:
         if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
             arguments.fail("softcap", softcap, "a number greater than 0, or None")
-        score = "softcap * tanh(s / softcap)"
+        score = CAPPED
         captured = captured | {"softcap": float(softcap)}
     if alibi_slopes is not None:
         arguments.floating("alibi_slopes", alibi_slopes)
@@ -105,12 +106,13 @@ def variant(
     query: Tensor,
     key: Tensor,
     packed: Mapping[str, Any] | None = None,
+    dropped: Mapping[str, Any] | None = None,
 ) -> Variant:
     """The variant of a call. Raises `InputError` for an expression, or something captured, that cannot be used.
 
-    packed: what `sequences` gives.
+    packed: what `sequences` gives. dropped: what `dropout` does.
     """
-    if score is None and mask is None and packed is None:
+    if score is None and mask is None and not (packed or dropped):
         if captured:
             raise InputError(
                 f"{next(iter(captured))} is no argument of attention, and there is neither score nor mask to name it"
@@ -119,7 +121,7 @@ def variant(
     if not torch.compiler.is_compiling():  # of which the expressions are no part; the operator reads them there
         _check(score, mask, captured)
     tensors, numbers, types = {}, {}, []
-    for name, value in {**(packed or {}), **captured}.items():
+    for name, value in {**(packed or {}), **captured, **(dropped or {})}.items():
         if isinstance(value, Tensor):
             tensors[name] = _tensor(name, value, query)
         else:
@@ -128,9 +130,8 @@ def variant(
             types.append(f"{name}:{'bool' if isinstance(number, bool) else 'int' if isinstance(number, int) else 'A'}")
     for what, found, most in (("tensors", tensors, TENSORS), ("numbers", numbers, NUMBERS)):
         if len(found) > most:
-            raise InputError(
-                f"{', '.join(found)}: an expression captures at most {most} {what}; put some into one tensor"
-            )
+            names = ", ".join("what dropout_p takes" if name in (SEED, P) else name for name in found)
+            raise InputError(f"{names}: an expression captures at most {most} {what}; put some into one tensor")
     text = spelled(score, mask, [*tensors, *types])
     if not torch.compiler.is_compiling():
         given = tuple(tensors.values())
@@ -140,6 +141,16 @@ def variant(
         scores(text, given).check(given, size)
     # no empty list, which torch.compile would take for one of tensors
     return Variant(text, list(numbers.values()) or None, (*tensors.values(), *[None] * (TENSORS - len(tensors))))
+
+
+def dropout(p: float, query: Tensor) -> dict[str, Any] | None:
+    """What a variant captures of dropout: a number of PyTorch's generator, which makes the mask; None where all is kept."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        arguments.fail("dropout_p", p, "a probability in [0, 1]")
+    if p == 0:
+        return None
+    seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=query.device)
+    return {SEED: distributed.alike(seed, query), P: float(p)}
 
 
 def sequences(
@@ -237,7 +248,8 @@ def bound(
     if found.packed:
         known = dict(zip(found.numbers, numbers))
         packed = variant.given[0].shape[0] - 1, int(known["max_seqlen_q"]), int(known["max_seqlen_k"])
-    return low, high, attentions.Variant(found.bound(numbers, variant.given), packed)
+    of, masked = found.bound(numbers, variant.given)
+    return low, high, attentions.Variant(of, packed, masked)
 
 
 def why_not(variant: Variant) -> str | None:
@@ -261,6 +273,13 @@ def gradients(
     both = [(y, grad) for y, grad in zip(results, grads) if grad is not None]
     found = iter(torch.autograd.grad([y for y, _ in both], wanted, [grad for _, grad in both]))
     return [next(found) if one is not None and one.requires_grad else None for one in given]
+
+
+def drop(variant: Variant, weights: Tensor) -> Tensor:
+    """Weights (batch, heads, queries, keys) as the variant has them."""
+    if variant.text is None:
+        return weights
+    return scores(variant.text, variant.given).drop(weights, variant.numbers or [], variant.given)
 
 
 def change(

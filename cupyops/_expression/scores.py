@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._dispatch.attention_map import Maps, Masked
 from .._dispatch.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments
+from .._util.philox import ROUNDS
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
+from .places import dropped, places, sequences
+from .uses import Uses
 from .values import DTYPES
 
 TENSORS, DIMS, NUMBERS = 4, 4, 16  # how many may be captured; of a tensor how many dimensions
@@ -25,6 +29,8 @@ _GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
 # of packed sequences: where each begins and the last ends, then numbers
 STARTS = ("cu_seqlens_q", "cu_seqlens_k")
 PACKED = ("max_seqlen_q", "max_seqlen_k", "tokens_q", "tokens_k", "last_diagonal")
+CAPPED = "softcap * tanh(s / softcap)"  # as `softcap=` says it
+SEED, P = "seed_", "p_"  # of dropout: a tensor of one int64, and the probability
 _PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTS = {torch.bool: "bool", torch.int64: "long long"}
@@ -64,7 +70,7 @@ class Scores:
         self.numbers = {name: ctype for name, _, ctype in words if ctype}
         tensors = [name for name, _, ctype in words if not ctype]
         self.tensors = [Tensors(name, *of) for name, of in zip(tensors, captured)]
-        self.packed = tuple(tensors[:2]) == STARTS
+        self.packed, self.drops = tuple(tensors[:2]) == STARTS, SEED in tensors
         self.score, self.mask = (
             Formula.of(name, one) if one else None for name, one in (("score", score), ("mask", mask))
         )
@@ -79,9 +85,14 @@ class Scores:
         rest = self.mask
         if self.mask is not None and not self.packed:  # whose bounds may be of another diagonal
             self._intervals, rest = intervals(self.mask, [name for name, ctype in self.numbers.items() if ctype != "A"])
-        self.changes = self.packed or self.score is not None or rest is not None  # kernels, beyond the bounds
+        # kernels, beyond the bounds
+        self.changes = self.packed or self.drops or self.score is not None or rest is not None
+        self._rest, self._uses = rest, Uses.of(rest)
+        self._in_kernels = self.score  # the usual cap is by the tanh of the hardware there
+        if self.score is not None and score.startswith(CAPPED):
+            self._in_kernels = Formula.of("score", score.replace(CAPPED, "softcapped_(s, softcap)", 1))
         self._text = self._cuda(rest)
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[tuple[str, bool], Kernel] = {}
 
     # --- in PyTorch ---
 
@@ -126,12 +137,7 @@ class Scores:
 
         Of packed sequences the bounds are those of each, which is what a place of the batch is.
         """
-        b, h, q, k = (
-            torch.arange(size, dtype=torch.int32, device=scores.device).view(
-                [-1 if dim == at else 1 for at in range(4)]
-            )
-            for dim, size in enumerate(scores.shape)
-        )
+        b, h, q, k = places(scores)
         if self.packed:
             last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
             b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
@@ -142,6 +148,16 @@ class Scores:
         if self._scoring is not None:
             scores = self._scoring(*given).expand(scores.shape)
         return scores, None if seen is None else seen.expand(scores.shape)
+
+    def drop(self, weights: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
+        """Weights (batch, heads, queries, keys), of which some are 0 and the others as much larger, as kernels have it."""
+        if not self.drops:
+            return weights
+        b, h, q, k = places(weights)
+        if self.packed:
+            b, q, k, _ = sequences(q, k, (tensors[0], tensors[1]), (None, None), False)
+        seed = tensors[[one.name for one in self.tensors].index(SEED)]
+        return dropped(weights, (b, h, q, k), seed, dict(zip(self.numbers, numbers))[P])
 
     def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
         """The bounds of the keys that a query sees, those that the mask says among them."""
@@ -163,38 +179,60 @@ class Scores:
             return "a captured tensor of a dtype that C does not have"
         return "a captured tensor of 2^31 elements" if any(max(x.shape, default=0) >= 2**31 for x in tensors) else None
 
-    def bound(self, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[Launch], Launch]:
-        """Launches of plain kernels as those of this variant with these numbers and tensors."""
+    def bound(
+        self, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> tuple[Callable[[Launch, Maps | None], Launch], Masked | None]:
+        """Launches of plain kernels as those of this variant, with these numbers and tensors; what makes a map."""
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
-        def of(launch: Launch) -> Launch:
-            extra = {
-                name: of(one) if isinstance(one, Launch) and name != "prepare" else one
-                for name, one in launch.extra.items()
-            }
-            args = *launch.args, *places, _given(numbers, tensors)
-            return replace(launch, kernel=self.kernel(launch.kernel), args=args, extra=extra)
+        def of(launch: Launch, maps: Maps | None) -> Launch:
+            extra = dict(launch.extra)
+            lists, strides = (None, ()) if maps is None else maps.lists(extra["blocks"])
+            if "queries" in extra:
+                extra["queries"] = of(extra["queries"], maps)
+            if maps is not None:
+                extra["map"] = lists
+            args = *launch.args, *places, lists, _given(numbers, tensors, strides)
+            return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 
-        return of
+        by_batch, by_head, dense = self._uses.differ(self.tensors, tensors)
+        if self._rest is None or self.packed or (by_head and dense):  # as many bytes to read as it could save
+            return of, None
 
-    def kernel(self, plain: Kernel) -> Kernel:
-        """The kernel of this variant that takes the place of a plain one."""
-        if plain.base not in self._kernels:
-            base = f"{plain.base}_variant"
-            header = _HEADERS[plain.base.rpartition("_")[2]]
+        def look(grid: int, block: int, *args: Any) -> None:
+            self._looking[grid, block](*args, *places, None, _given(numbers, tensors))
+
+        return of, Masked(look, by_batch, by_head)
+
+    def kernel(self, plain: Kernel, mapped: bool = False) -> Kernel:
+        """The kernel of this variant that takes the place of a plain one. mapped: with a map of its mask."""
+        base, engine = f"{plain.base}_variant", plain.base.rpartition("_")[2]
+        name = f"{base}<{', '.join(plain.template)}>"
+        return self._kernel(name, base, _HEADERS[engine], mapped, plain.arch, plain.domain)
+
+    @property
+    def _looking(self) -> Kernel:
+        """The kernel that looks at the mask for a map."""
+        return self._kernel("attention_map_cells", "attention_map_cells", "attention/variant_map.cuh", True, None, {})
+
+    def _kernel(
+        self, name: str, base: str, header: str, mapped: bool, arch: str | None, domain: Mapping[str, tuple[Any, ...]]
+    ) -> Kernel:
+        if (base, mapped) not in self._kernels:
             file = f"{base}.cu"
-            self._kernels[plain.base] = kernels.Generated(
-                kernels.numbered(f'{self._text}\n#include "{header}"\n', file),
-                f"{base}<{', '.join(plain.template)}>",
+            text = self._text.replace(_MAPS, str(mapped).lower())
+            self._kernels[base, mapped] = kernels.Generated(
+                kernels.numbered(f'{text}\n#include "{header}"\n', file),
+                name,
                 file=file,
-                pieces=[one for one in (self.score, self.mask) if one is not None],
+                pieces=[one for one in (self._in_kernels, self.mask) if one is not None],
                 beside=None,
                 options=(),
-                arch=plain.arch,
+                arch=arch,
                 strided=True,
-                domain=plain.domain,
+                domain=domain,
             )
-        return self._kernels[plain.base]
+        return self._kernels[base, mapped]
 
     def _cuda(self, mask: Formula | None) -> str:
         """The struct that the kernels know the variant by."""
@@ -216,10 +254,11 @@ class Scores:
                 parameters=", ".join([*more, "int b", "int h", "int q", "int k", *declared]),
                 piece=kernels.piece(one),
             )
-            for one, result, more in ((self.score, "A", ["A s"]), (mask, "bool", []))
+            for one, result, more in ((self._in_kernels, "A", ["A s"]), (mask, "bool", []))
             if one is not None
         ]
         values = ", ".join(["b", "h", "q", "k", *passed])
+        names = [*(one.name for one in self.tensors), *self.numbers]
         return _VARIANT.format(
             functions="\n".join(functions),
             scores=str(self.score is not None).lower(),
@@ -228,6 +267,10 @@ class Scores:
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
+            maps=_MAPS,
+            drops=str(self.drops).lower(),
+            seed=dict(zip(names, passed))[SEED] if self.drops else 0,
+            p={name: value for name, _, value in members}[P] if self.drops else 0,
             packed=str(self.packed).lower(),
             sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
             if self.packed
@@ -235,9 +278,10 @@ class Scores:
         )
 
 
-def _given(numbers: Sequence[float], tensors: Sequence[Tensor]) -> Any:
-    """`struct Given`: the sizes and strides of tensors, and the numbers."""
-    given = np.zeros(_GIVEN, dtype=np.int64)
+def _given(numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
+    """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
+    given = np.zeros(_GIVEN + 3, dtype=np.int64)
+    given[_GIVEN:][: len(strides)] = strides
     for index, one in enumerate(tensors):
         for dim in range(one.dim()):
             where = 2 * (DIMS * index + dim)
@@ -256,18 +300,25 @@ template <typename A> __device__ __forceinline__ {result} attention_{name}({para
 }}
 }}  // namespace expression
 """
-_VARIANT = """
+_MAPS = "MAPS_"  # whether there is a map, in the text of a variant
+_VARIANT = (
+    f"""
+#define PHILOX_ROUNDS {ROUNDS}"""
+    + """
 #include "attention/variant.cuh"
 {functions}
 namespace attention {{
 struct Variant {{
-  static constexpr bool kChanges = true, kScores = {scores}, kMasks = {masks}, kPacked = {packed};
+  static constexpr bool kScores = {scores}, kMasks = {masks}, kMaps = {maps}, kDrops = {drops}, kPacked = {packed};
   const void *c0, *c1, *c2, *c3;
   const Given& given;
+  const Map map;
+  const Dropout dropout;
   {members}
 
-  __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const Given& given)
-      : c0(c0), c1(c1), c2(c2), c3(c3), given(given){made} {{}}
+  __device__ __forceinline__ Variant(const void* c0, const void* c1, const void* c2, const void* c3, const int* lists,
+                                     const Given& given)
+      : c0(c0), c1(c1), c2(c2), c3(c3), given(given), map{{lists, given.map}}, dropout({seed}, {p}){made} {{}}
   template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
     return {score};
   }}
@@ -281,36 +332,12 @@ struct Variant {{
 }};
 }}  // namespace attention
 """
+)
 
 
 @functools.lru_cache(maxsize=1024)
 def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
     return Scores(text, captured)
-
-
-def sequences(
-    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], bounds: tuple[int | None, int | None], last: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(sequence, row of the query, row of the key, which keys are seen) of tokens `q` and `k` of packed sequences.
-
-    `last`: the bounds are those of the diagonal on which the last query is at the last key.
-    """
-    starts_q, starts_k = (one.long() for one in starts)
-    most = len(starts_q) - 2
-    of_q, of_k = (
-        torch.searchsorted(one[1:].contiguous(), tokens.long(), right=True)
-        for one, tokens in ((starts_q, q), (starts_k, k))
-    )
-    seen = (of_q == of_k) & (of_q <= most)
-    of_q, of_k = of_q.clamp(max=most), of_k.clamp(max=most)
-    q, k = q - starts_q[of_q], k - starts_k[of_k]
-    distance = k - q
-    if last:
-        distance = distance - (starts_k[of_q + 1] - starts_k[of_q] - starts_q[of_q + 1] + starts_q[of_q])
-    low, high = bounds
-    seen = seen if low is None else seen & (distance >= low)
-    seen = seen if high is None else seen & (distance <= high)
-    return of_q.int(), q.int(), k.int(), seen
 
 
 def scores(text: str, tensors: Sequence[Tensor]) -> Scores:

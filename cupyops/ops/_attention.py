@@ -53,11 +53,12 @@ def _eager(
     mask = None if packed else sees((query.shape[2], key.shape[2]), low, high, query.device)
     given = query, key, value, mask, kernels.scale_of(query, scale)
     change = None if variant.text is None else partial(captures.change, variant, (low, high))
+    drop = None if variant.text is None else partial(captures.drop, variant)
     if arguments.autocast(query.device):  # which would round the scores
         with torch.autocast(query.device.type, enabled=False):
-            y, lse = attend(*given, change=change)
+            y, lse = attend(*given, change=change, drop=drop)
     else:
-        y, lse = attend(*given, change=change)
+        y, lse = attend(*given, change=change, drop=drop)
     return y.contiguous(), lse
 
 
@@ -103,6 +104,7 @@ def attention(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -127,12 +129,17 @@ def attention(
             names `s`; `q` and `k`, the rows of query and key; `b` and `h`, the batch and the head of the query, all from
             0 on; and what is captured. The gradient by `s` is derived from it.
         mask: which keys are seen, an expression of the same but `s`: `"k <= q && doc[b, q] == doc[b, k]"`. It holds beside
-            `causal` and `window`. What it says of `q - k` alone, compared with integers, has blocks of keys left out.
+            `causal` and `window`. What it says of `q - k` alone, compared with integers, bounds the keys; of the rest each
+            call makes a map, by which blocks are left out that no query sees.
         softcap: scores become softcap * tanh(score / softcap).
         alibi_slopes: (heads,) or (batch, heads): each slope times the distance from the key to its query's own, on the
             diagonal that `causal` names, or bottom_right without it, is taken from the score; after `softcap`.
         sinks: (heads,), a score that each row of a head has besides: it joins the sum of exponentials, also of `return_lse`,
             and no value goes with it. It has a gradient.
+        dropout_p: the probability that a weight is dropped; what is left grows by 1 / (1 - dropout_p). 0 in evaluation. Each
+            call draws one number from PyTorch's generator of the device, as `cupyops.dropout` does, and a weight's batch,
+            head, query and key make the rest: forward and backward drop the same, and no mask is stored. `return_lse` is
+            that of all scores.
         cu_seqlens_q: (sequences + 1,), int32 or int64, with the other three: of packed sequences, where each begins and the
             last ends among the tokens. `query` is then (tokens, heads, head_dim), and so are key, value and the result;
             `return_lse` gives (heads, tokens). Each sequence sees itself alone; `b` counts them, `q` and `k` the rows of
@@ -140,9 +147,10 @@ def attention(
         cu_seqlens_k: the same of keys and values.
         max_seqlen_q: the rows of the longest, at least; so nothing is read back from the GPU.
         max_seqlen_k: the same of keys and values.
-        **captured: what `score` and `mask` name: numbers, and at most 4 tensors of up to 4 dimensions, which have an index
-            for each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest element counts. A dimension of
-            size 1 has the same for all. The gradients of tensors are computed by PyTorch, with the scores in memory.
+        **captured: what `score` and `mask` name: numbers, and at most 4 tensors, 3 beside `dropout_p`, of up to 4
+            dimensions, which have an index for each, `slopes[h]` or `bias[b, h, q, k]`; where one is outside, the nearest
+            element counts. A dimension of size 1 has the same for all. The gradients of tensors are computed by PyTorch,
+            with the scores in memory.
 
     Returns:
         Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
@@ -174,7 +182,7 @@ def attention(
     score, captured = captures.usual(softcap, alibi_slopes, (None if packed else apart) if last else 0, score, captured)
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
-    given = captures.variant(score, mask, captured, query, key, packed)
+    given = captures.variant(score, mask, captured, query, key, packed, captures.dropout(dropout_p, query))
     whole = query, key, value, low, high, number(scale), given.text, given.numbers, *given.tensors
     if given.text is not None and arguments.autocast(query.device):  # which would round what is captured
         with torch.autocast(query.device.type, enabled=False):

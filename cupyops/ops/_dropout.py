@@ -17,11 +17,11 @@ from .._operator.arrays import overwrite
 from .._operator.derivation import distributed
 from .._operator.floating import operator
 from .._util import arguments
+from .._util.philox import ROUNDS, factors, philox
 from .._util.strides import is_dry
 
 BLOCK = 128
 RUNS_OF_HALVES, ELEMENTS = 2, 4  # neighbours, of whole vectors, that a thread owns; elements of any layout
-ROUNDS = 7
 DEFINE = {
     "DROPOUT_BLOCK": BLOCK,
     "DROPOUT_RUNS_OF_HALVES": RUNS_OF_HALVES,
@@ -80,7 +80,7 @@ FORMS = Forms("dropout", "both", [Contiguous(), Strided()])  # forward and backw
 @operator("cupyops::dropout", sharding="..., # -> ...")
 def _dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
-    threshold, scale = _factors(p)
+    threshold, scale = factors(p)
     keep = _philox(seed, x.numel()).view(x.shape) >= threshold
     return (x.to(wide) * (keep.to(wide) * scale)).to(x.dtype)
 
@@ -142,11 +142,6 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return overwrite(input, y) if inplace else y
 
 
-def _factors(p: float) -> tuple[int, float]:
-    """(bits from which on an element is kept, what it is then multiplied by)."""
-    return min(round(p * 2**32), 2**32 - 1), 0.0 if p == 1 else 1 / (1 - p)
-
-
 def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
     if is_dry(y) or y.numel() == 0:
         return
@@ -157,18 +152,11 @@ def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
         y.copy_(dense)
         return
     launch = FORMS.launch(problem, gpu(y.device))
-    launch(x, seed, y, *_factors(p), *launch.extra.values(), y.numel(), T=y.dtype)
+    launch(x, seed, y, *factors(p), *launch.extra.values(), y.numel(), T=y.dtype)
 
 
 def _philox(seed: Tensor, n: int) -> Tensor:
     """`n` numbers of 32 random bits, in int64: word i % 4 of Philox4x32-7 with key `seed` and counter i // 4."""
-    low = 0xFFFFFFFF
     index = torch.arange((n + 3) // 4, device=seed.device)
     zero = torch.zeros_like(index)
-    a, b, c, d = index & low, index >> 32, zero, zero
-    key0, key1 = seed & low, (seed >> 32) & low
-    for _ in range(ROUNDS):
-        left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = (right >> 32 & low) ^ b ^ key0, right & low, (left >> 32 & low) ^ d ^ key1, left & low
-        key0, key1 = (key0 + 0x9E3779B9) & low, (key1 + 0xBB67AE85) & low
-    return torch.stack((a, b, c, d), -1).flatten()[:n]
+    return philox(seed, index & 0xFFFFFFFF, index >> 32, zero, zero).flatten()[:n]

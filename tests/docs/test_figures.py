@@ -9,6 +9,9 @@ from cupyops.bench.table import read
 ROOT = Path(__file__).resolve().parents[2]
 
 
+KINDS = ("softcap", "alibi", "documents", "dropout", "packed")
+
+
 def page(name):
     return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
 
@@ -23,7 +26,7 @@ def mean(values):
 
 def test_attention():
     text, rows = page("attention.md"), read(ROOT / "benchmarks" / "results" / "h100_attention.csv").rows
-    variants = {name: [row for row in rows if name in row.name] for name in ("softcap", "alibi", "documents", "packed")}
+    variants = {name: [row for row in rows if name in row.name] for name in KINDS}
     plain = [row for row in rows if row.op == "attention" and not any(row in of for of in variants.values())]
     found = [f"{mean(ratios(plain, who, way)):.2f}" for who in ("cuDNN", "flash") for way in ("forward", "backward")]
     said = re.search(

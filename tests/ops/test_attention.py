@@ -28,6 +28,7 @@ def by_torch(
     softcap=None,
     alibi_slopes=None,
     sinks=None,
+    dropout_p=0.0,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     max_seqlen_q=None,

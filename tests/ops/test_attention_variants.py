@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from attentions import HOPPER, compare, eager, sees, usual
@@ -10,6 +11,7 @@ from attentions import HOPPER, compare, eager, sees, usual
 import cupyops
 from cupyops._dispatch.gpu import assume_gpu
 from cupyops._expression.scores import scores, spelled
+from cupyops.simulator.arithmetic import quotient
 
 ENGINES = {
     "mma": ("sm_80", "forward:mma", "backward:mma_64"),
@@ -254,6 +256,42 @@ def test_softcap_slopes_and_sinks(engine):
     right = torch.autograd.grad(exact, wide, [x.double() for x in grads])
     for ours, true in zip((*results, *found), (*exact, *right), strict=True):
         assert (ours.double() - true).abs().max() <= 4e-3 * true.abs().max()
+
+
+def _off(low):
+    """tanh, off by at most 2^-11 of itself, the most that its hardware may be: here up, there down, as its last bits say."""
+
+    def function(x):
+        exact = np.tanh(x.astype(np.float64))
+        return (exact * (1 + np.where(x.view(np.uint32) % 2 == low, -1, 1) * 2.0**-11)).astype(np.float32)
+
+    return function
+
+
+@pytest.mark.parametrize("low", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("engine", ["mma", "wgmma"])
+def test_softcap_is_as_right_as_half_types_can_be(engine, dtype, low, monkeypatch):
+    """By a tanh that is as far off as its hardware may be: no farther from float64 than PyTorch in the half type."""
+    monkeypatch.setitem(quotient._APPROXIMATE, "tanh", _off(low))
+    torch.manual_seed(3)
+    given = [(3 * torch.randn(1, 1, 150, 64)).to(dtype) for _ in range(3)]  # scores that come near the cap
+    cap = 20.0 + low + 2 * (engine == "mma")
+
+    def by(kind, function):
+        mine = [x.to(kind).requires_grad_() for x in given]
+        y = function(*mine)
+        return [x.double() for x in (y, *torch.autograd.grad(y, mine, torch.ones_like(y)))]
+
+    def plain(q, k, v):
+        return (cap * torch.tanh(q @ k.mT * 64**-0.5 / cap)).softmax(-1) @ v
+
+    with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER), cupyops.trace() as trace:
+        ours = by(dtype, lambda *three: cupyops.attention(*three, softcap=cap))
+    assert f"attention_fwd_{engine}_variant" in {record.kernel.partition("<")[0] for record in trace.launches()}
+    for found, half, right in zip(ours, by(dtype, plain), by(torch.float64, plain), strict=True):
+        assert (found - right).norm() <= (half - right).norm()
+        assert (found - right).abs().max() <= 1.5 * (half - right).abs().max()
 
 
 def test_every_derivative_of_sinks():

@@ -137,14 +137,15 @@ def test_long_on_the_gpu(dtype):
             compare(dtype, (3, 2, 8, 2, d), 5000, [5000, 4097, 16], 256, device="cuda", window=3000)
 
 
+@pytest.mark.parametrize("width", [40, 64, 128, 256])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_splits_do_not_matter(device):
+def test_splits_do_not_matter(device, width):
     """However many there are; and each number of them gives the same bits twice."""
     found = []
     with cupyops.simulate(), cupyops.never_slower(False):
         for multiprocessors in (1, 2, 64, 1, 2, 64):
             with assume_gpu(multiprocessors=multiprocessors):
-                found.append(compare(torch.float16, (1, 1, 2, 1, 64), 1600, device=device))
+                found.append(compare(torch.float16, (1, 1, 2, 1, width), 1600, device=device))
     for n in range(3):
         assert all(map(torch.equal, found[n], found[n + 3]))
         torch.testing.assert_close(found[n], found[0], rtol=2e-3, atol=2e-3)

@@ -45,10 +45,11 @@ def eager(
     scale: float | None = None,
     change: Callable[[Tensor], Tensor] | None = None,
     sinks: Tensor | None = None,
+    drop: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is.
 
-    Sinks are one more column of scores, whose value is 0.
+    Sinks are one more column of scores, whose value is 0. drop: what weights are multiplied by.
     """
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -66,7 +67,8 @@ def eager(
         lse = torch.where(some, scores.logsumexp(-1), column.squeeze(-1))
     else:
         lse = torch.where(some, scores.logsumexp(-1), -math.inf)
-    return torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v, lse
+    weights = torch.where(some[..., None], scores.softmax(-1), 0.0)
+    return (weights if drop is None else weights * drop).to(v.dtype) @ v, lse
 
 
 def usual(softcap: float | None, alibi_slopes: Tensor | None, apart: int, scores: Tensor) -> Tensor:

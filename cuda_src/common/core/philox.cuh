@@ -3,14 +3,15 @@
 // margin, but take longer than an element of bf16 takes to move.
 #pragma once
 
-constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by _dropout.py, which has the same in PyTorch
+constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by who includes this; _util/philox.py has the same in PyTorch
 
 struct Philox { unsigned word[4]; };
 
-// Returns four numbers of 32 random bits. The compiler computes the rounds' keys once for all calls with the same seed.
-__device__ __forceinline__ Philox philox(unsigned long long seed, unsigned long long counter) {
+// Returns four numbers of 32 random bits; `high` is the upper half of the counter. The compiler computes the rounds' keys once for all calls with the same seed.
+__device__ __forceinline__ Philox philox(unsigned long long seed, unsigned long long counter,
+                                          unsigned long long high = 0) {
   unsigned key0 = unsigned(seed), key1 = unsigned(seed >> 32);
-  unsigned a = unsigned(counter), b = unsigned(counter >> 32), c = 0, d = 0;
+  unsigned a = unsigned(counter), b = unsigned(counter >> 32), c = unsigned(high), d = unsigned(high >> 32);
 #pragma unroll
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const unsigned long long left = 0xd2511f53ull * a, right = 0xcd9e8d57ull * c;
