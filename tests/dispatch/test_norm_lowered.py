@@ -40,11 +40,9 @@ def test_values_and_gradients(run, function, size):
     for options in ({"rows": 23}, {"rows": 3, "offset": 1}, {"rows": 3, "expanded": True}):
         with context(), cupyops.trace() as trace:
             compare_lowered(function, size=size, dtype=dtype, device=device, **options)
-        assert {launch.kernel.partition("<")[0] for launch in trace.launches()} == {
-            "norm_lowered_fwd",
-            "norm_lowered_bwd",
-            "norm_bwd_finalize",
-        }
+        ran = {launch.kernel.partition("<")[0] for launch in trace.launches()}
+        ran.discard("norm_bwd_finalize")  # of several rows of partial sums alone
+        assert ran == {"norm_lowered_fwd", "norm_lowered_bwd"}
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
