@@ -23,7 +23,7 @@ import torch
 import cupyops
 import cupyops.nn
 from cupyops._warmup.reachable import kernels_of
-from cupyops.bench import report
+from cupyops.bench import model_table, report
 from cupyops.bench.table import read
 from cupyops.doctor.surroundings import SETTINGS
 
@@ -151,7 +151,12 @@ def figures(path: Path = RESULTS) -> str:
     results = read(path)
     others = report.peers(results)
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
-    lines = [f"## On {results.machine.get('gpu', 'a GPU')}", "", *(f"- {line}" for line in report.summary(results)), ""]
+    lines = [
+        f"### On {results.machine.get('gpu', 'a GPU')}",
+        "",
+        *(f"- {line}" for line in report.summary(results)),
+        "",
+    ]
     lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row, way in results.measured():
         speedup = row.speedup(way)
@@ -159,6 +164,22 @@ def figures(path: Path = RESULTS) -> str:
         cells = [row.op, row.size, row.dtype, way, row.unit, *rates, "" if speedup is None else f"{speedup:.2f}"]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
+
+
+def models() -> str:
+    """Training steps of whole models, as they are kept."""
+    found, machine = model_table.read(RESULTS.with_name("h100_models.csv"))
+    lines = [f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:", ""]
+    lines += ["| model | variant | ms a step | speed-up | a second | peak GiB |", "|---|---|---|---|---|---|"]
+    for one in found:
+        base = model_table.base_of(found, one.model)
+        gain = f"{base.ms / one.ms:.2f}" if base is not None and base is not one else ""
+        lines.append(
+            f"| {one.model} | {one.variant} | {one.ms:.1f} | {gain} | {one.rate:,.0f} {one.unit} | {one.peak_gib:.2f} |"
+        )
+    return "\n".join(
+        [*lines, "", *(f"- {name}: {about}" for name, about in {one.model: one.about for one in found}.items())]
+    )
 
 
 def matrix(path: Path = MATRIX) -> str:
@@ -179,6 +200,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "figures": figures,
+    "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
+    "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
+    "models": models,
     "matrix": matrix,
     "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),

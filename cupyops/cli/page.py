@@ -139,7 +139,7 @@ def _arguments(launch: Launch) -> Iterator[str]:
         return
     arrays = {array.name: array for array in launch.arrays}  # none where the launch ended in a fault
     last = "<th>after the launch</th>" if arrays else ""
-    yield f"<h2>Arguments</h2>\n<table class=\"arguments\"><tr><th>parameter</th><th>given</th>{last}</tr>"
+    yield f'<h2>Arguments</h2>\n<table class="arguments"><tr><th>parameter</th><th>given</th>{last}</tr>'
     for ctype, name, given in launch.arguments:
         after = f"<td>{escape(describe(arrays[name])) if name in arrays else ''}</td>" if arrays else ""
         declared, shown = escape(f"{ctype} {name}"), escape(given)

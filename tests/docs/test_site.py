@@ -11,7 +11,7 @@ from docs.pages import ROOT
 
 import cupyops
 import cupyops.testing
-from cupyops.bench import table
+from cupyops.bench import model_table, table
 from cupyops.doctor.surroundings import SETTINGS
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -69,7 +69,11 @@ def test_each_operator_has_a_page(pages):
     names = {path.stem for path in (pages / "operators").glob("*.md")}
     assert names == set(docs_site.functions())
     text = (pages / "operators" / "layer_norm.md").read_text(encoding="utf-8")
-    assert "xhat = (x - mean) rstd" in text and text.index("Forward:") < text.index("<code>two_<wbr>pass</code>") < text.index("Backward:") and "## Conformance" in text
+    assert (
+        "xhat = (x - mean) rstd" in text
+        and text.index("Forward:") < text.index("<code>two_<wbr>pass</code>") < text.index("Backward:")
+        and "## Conformance" in text
+    )
     assert "![Speed of layer_norm](../assets/op_layer_norm.svg)" in text
     assert "32768x4096 bfloat16" in (pages / "assets" / "op_layer_norm.svg").read_text(encoding="utf-8")
     for name in names:
@@ -99,10 +103,18 @@ def test_figures_of_a_run_that_is_kept(tmp_path):
     kept = results(row("rope", size="a|b", eager=20), row("add"))
     table.write(kept, tmp_path / "x.csv")
     lines = docs_site.figures(tmp_path / "x.csv").splitlines()
-    assert lines[0] == "## On Made <up>" and "- 2.00 times as fast" in lines[3]
+    assert lines[0] == "### On Made <up>" and "alone: 2.00 times as fast" in lines[3]
     assert lines[-4].split(" | ")[:4] == ["| rope", "a\\|b", "bfloat16", "forward"]
     assert lines[-4].endswith("| GB/s | 4,000 | 2,000 | 2.00 |")
     assert docs_site.filled("<!-- figures -->") == docs_site.figures()
+
+
+def test_the_table_of_models_has_each_that_was_measured():
+    kept, _ = model_table.read(docs_site.RESULTS.with_name("h100_models.csv"))
+    text = docs_site.models()
+    assert text.startswith("On NVIDIA H100") and len(re.findall(r"^\| (?!model|---)", text, re.MULTILINE)) == len(kept)
+    swap = next(one for one in kept if (one.model, one.variant) == ("llama", "swap"))
+    assert f"| llama | swap | {swap.ms:.1f} | " in text and f"- llama: {swap.about}" in text
 
 
 def test_an_unknown_mark_is_an_error():
