@@ -29,7 +29,10 @@ td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
 img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; border-radius: 6px; } /* in the dark too */
 .wide { overflow-x: auto; } table:not(.missed) td:nth-child(n+5) { white-space: nowrap; }
 .more { padding-left: 1.2em; } .more li { overflow-wrap: anywhere; }
-@media (max-width: 45rem) { .wide img { max-width: none; } .wide table { width: max-content; min-width: 100%; } .wide td:last-child { max-width: 24rem; } }
+@media (max-width: 45rem) {
+  .wide img { max-width: none; } .wide td:last-child { max-width: 24rem; }
+  .wide table { width: max-content; min-width: 100%; }
+}
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
 """
 _MOST = 40  # rows of a picture; the table has them all
@@ -38,8 +41,8 @@ _MISSED = (
     "</tr></thead><tbody>"
 )
 _BESIDE = (
-    "<h2 id=beside>Odd sizes beside rounder ones</h2><div class=wide><table><thead><tr><th>row</th><th>dtype</th><th>way</th><th>beside</th>"
-    "<th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
+    "<h2 id=beside>Odd sizes beside rounder ones</h2><div class=wide><table><thead><tr><th>row</th><th>dtype</th>"
+    "<th>way</th><th>beside</th><th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
 )
 _SORT = r"""
 const keyOf = cell => {
