@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
+GPU_REPORT = ROOT / "tests" / "gpu_report.json"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
@@ -186,7 +188,13 @@ def matrix(path: Path = MATRIX) -> str:
     """What `make test-matrix` has found of each Python."""
     with open(path, encoding="utf-8", newline="") as file:
         head, *lines = csv.reader(file)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    gpu = json.loads(GPU_REPORT.read_text(encoding="utf-8"))
+    passed = sum(one["passed"] for one in gpu["runs"].values())
+    return (
+        f"{table}\n\nOn a GPU, the last run was with an {gpu['gpu']}, Python {gpu['python']}, PyTorch {gpu['torch']} and "
+        f"{gpu['cupy']}: {passed:,} tests passed, {sum(one['failed'] for one in gpu['runs'].values())} failed."
+    )
 
 
 def directives(names: list[str]) -> str:
