@@ -155,7 +155,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
         "new softabs",
         "new soft_package --package",
         "check softabs:softabs --only accuracy --backend simulator",
-        "simulate softabs.cu softabs_fwd<float> --grid 1 --block 32 --arg randn(9) --arg empty(9) --arg 4.0 --arg 9 --html x.html",
+        "simulate softabs.cu softabs_fwd<float> --grid 1 --block 9 --arg randn(9) --arg empty(9) --arg 4 --arg 9 "
+        "--html x.html",
         "explain layer_norm --shape 8x64 --dtype bfloat16 --arch sm_90 --no-compile",
         "port old.cu",
         "bench softabs --dry-run --folder .",
