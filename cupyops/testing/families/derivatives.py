@@ -73,7 +73,7 @@ def forward_ad_tangents(case: Case) -> None:
         f, inputs = of_its_inputs(case, function, call)
         with forward_ad.dual_level():
             with warnings.catch_warnings():  # the first dual tensor brings PyTorch's own word on what it scripts itself
-                warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+                warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
                 duals = [forward_ad.make_dual(x, v) for x, v in zip(inputs, _tangents(case, inputs))]
             outputs = f(*duals)
             parts = [forward_ad.unpack_dual(y) for y in outputs]
