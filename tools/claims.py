@@ -94,7 +94,7 @@ def _ratio(row: Row, who: str, way: str) -> float:
 
 def attention() -> list[str]:
     """How many sizes, and the mean beside cuDNN and PyTorch's flash attention."""
-    variants = ("softcap", "alibi", "documents", "packed")
+    variants = ("softcap", "alibi", "documents", "dropout", "packed")
     plain = [row for row in _attention() if row.op == "attention" and not any(one in row.name for one in variants)]
     means = [
         math.exp(sum(math.log(_ratio(row, who, way)) for row in plain) / len(plain))
