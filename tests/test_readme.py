@@ -1,4 +1,4 @@
-"""The README says what is so: its kernels run, its figures are those measured. tests/docs runs its code and its commands."""
+"""The README says what is so: its kernels run. tests/docs compares its figures, and runs its code and its commands."""
 
 import re
 import sys
@@ -13,15 +13,11 @@ from cupyops._kernel import kernel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import docs_site
-import pictures
 
-from cupyops.bench import model_table
-from cupyops.bench.results import mean
 from cupyops.bench.table import read
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-FLAT = " ".join(TEXT.split())
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -61,34 +57,9 @@ def test_commands_and_files_that_it_names_are_there():
         assert (ROOT / link).is_file(), link
 
 
-def test_the_figures_are_those_of_the_benchmark():
-    results = read(docs_site.RESULTS)
-    both = [x for x, name in results.slowest_rows() if not name.startswith("lion")]
-    said = re.search(r"Over (\d+) cases, .*? is ([\d.]+) times .*? (\d+) cases are more than 5% slower", FLAT)
-    assert said.groups() == (str(len(both)), f"{mean(both):.2f}", str(sum(x < 1 / 1.05 for x in both)))
-    slower = {name.split()[0] for x, name in results.slowest_rows() if x < 1 / 1.05}
+def test_what_is_slower_is_what_it_names():
+    slower = {name.split()[0] for x, name in read(docs_site.RESULTS).slowest_rows() if x < 1 / 1.05}
     assert slower == {"linear", "matmul", "conv2d"}  # "matrix products and a large convolution"
-    small, small_torch, grad, grad_torch = re.search(
-        r"takes the host ([\d.]+) us where `torch.relu` takes ([\d.]+), or ([\d.]+) instead of ([\d.]+) with", FLAT
-    ).groups()
-    host = [results.host[call][who] for call in ("no gradient", "gradient") for who in ("ours", "torch")]
-    assert [small, small_torch, grad, grad_torch] == [f"{us:.1f}" for us in host]
-
-
-def test_the_figures_of_whole_models_are_those_measured():
-    measured = {label.split()[0].rstrip(","): bars for label, bars in pictures.models()}
-    names = ["Llama", "Qwen3-MoE", "GPT-2", "BERT", "ViT-B/16", "ResNet-50"]
-    said = re.search(
-        r"step of Llama runs ([\d.]+) times .*? with ([\d.]+) GiB where that takes ([\d.]+): .*? Qwen3-MoE gains ([\d.]+), "
-        r"GPT-2 ([\d.]+), BERT ([\d.]+), ViT ([\d.]+) and ResNet-50 ([\d.]+); as a .*? ResNet-50 gains ([\d.]+\d)",
-        FLAT,
-    ).groups()
-    assert set(measured) == set(names)
-    assert [said[0], *said[3:8]] == [f"{measured[name][0].value:.2f}" for name in names]
-    assert said[8] == f"{measured['ResNet-50'][1].value:.2f}"
-    figures, _ = model_table.read(pictures.RESULTS / "h100_models.csv")
-    peaks = {one.variant: one.peak_gib for one in figures if one.model == "llama"}
-    assert said[1:3] == (f"{peaks['swap']:.1f}", f"{peaks['eager']:.1f}")
 
 
 def test_it_is_short():

@@ -131,3 +131,50 @@ print(json.dumps({"folder": str(here()), "cases": [str(case) for case in cases],
     assert not Path(found["folder"]).is_relative_to(ROOT)
     assert len(found["cases"]) > 300 and any(name.startswith("training step") for name in found["cases"])
     assert len(found["kept"]) > 300 and set(found["kept"]) <= set(found["cases"])
+
+
+def test_every_command_works_from_the_wheel(python, tmp_path):
+    """Those of a newcomer's day, in the folder where the newcomer works; one process, since each imports PyTorch."""
+    (tmp_path / "old.cu").write_text(
+        """#include <torch/extension.h>
+__global__ void twice(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * x[i];
+}
+torch::Tensor run(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  int n = x.numel();
+  twice<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);
+  return y;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+"""
+    )
+    commands = [
+        "doctor",
+        "new softabs",
+        "new soft_package --package",
+        "check softabs:softabs --only accuracy --backend simulator",
+        "simulate softabs.cu softabs_fwd<float> --grid 1 --block 9 --arg randn(9) --arg empty(9) --arg 4 --arg 9 "
+        "--html x.html",
+        "explain layer_norm --shape 8x64 --dtype bfloat16 --arch sm_90 --no-compile",
+        "port old.cu",
+        "bench softabs --dry-run --folder .",
+        "bench --from h200.csv",
+        *(f"{name} --help" for name in ("new", "check", "simulate", "explain", "port", "compile", "bench", "doctor")),
+    ]
+    found = run(
+        python,
+        tmp_path,
+        f"""
+import json, os, sys
+sys.path.insert(0, ".")
+from typer.testing import CliRunner
+from cupyops.cli.app import app
+results = {{words: CliRunner().invoke(app, words.split()) for words in {commands!r}}}
+print(json.dumps({{words: [one.exit_code, one.output[-2000:]] for words, one in results.items()}}))
+""",
+    )
+    assert {words: output for words, (code, output) in found.items() if code} == {}
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"softabs.cu", "soft_package/pyproject.toml", "x.html", "old.py", "test_old.py"} <= written

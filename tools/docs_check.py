@@ -51,6 +51,8 @@ WIDE = """(() => {
   }
   return wide;
 })()"""
+FORGET = """try { localStorage.clear() } catch { }  // a page without an origin has none"""
+SCHEME = """({default: "light", slate: "dark"})[document.body.dataset.mdColorScheme]"""
 BROKEN = (
     """[...document.images].filter((i) => i.complete && !i.naturalWidth && i.getAttribute("src")).map((i) => i.src)"""
 )
@@ -125,9 +127,7 @@ class Browser:
 
     async def open(self, url: str, width: int, scheme: str) -> list[str]:
         """Open a page; what its console and its requests complain of."""
-        await self.ask("Page.navigate", url="about:blank")  # the page before keeps the scheme that it had
-        origin = "/".join(url.split("/")[:3])
-        await self.ask("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
+        await self.ask("Page.navigate", url="about:blank")
         size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         await self.ask("Emulation.setDeviceMetricsOverride", **size)
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -150,8 +150,10 @@ class Browser:
                 yield f"{about['entry']['text']} {about['entry'].get('url', '')}"
 
     async def shot(self, path: Path) -> None:
-        """A picture of the window."""
-        answer = await self.ask("Page.captureScreenshot", format="png")
+        """A picture of the whole page, or of the first ten windows of it."""
+        width, height = await self.js("[window.innerWidth, document.scrollingElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 10_000), "scale": 1}
+        answer = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     async def hits(self, base: str, text: str) -> list[str]:
@@ -188,10 +190,14 @@ async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | 
     browser = Browser(await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 28))
     for domain in ("Page", "Runtime", "Log"):
         await browser.ask(f"{domain}.enable")
+    # a page of the site keeps the scheme that it was first seen in
+    await browser.ask("Page.addScriptToEvaluateOnNewDocument", source=FORGET)
     found = []
     for page, width, scheme in itertools.product(pages, WIDTHS, SCHEMES):
         where = f"{page} at {width}, {scheme}"
         found += [f"{where}: {text}" for text in await browser.open(f"{base}/{page}", width, scheme)]
+        if await browser.js(SCHEME) not in (scheme, None):
+            found.append(f"{where}: the page is shown in the other scheme")
         if scheme == "light":
             found += [f"{where}: {text}" for text in await browser.js(WIDE)]
             found += [f"{where}: {url} shows nothing" for url in await browser.js(BROKEN)]

@@ -53,18 +53,24 @@ def _is_equation(paragraph: str) -> bool:
     return " = " in paragraph and not re.match(r"Bytes|Reached|What is lost", paragraph)
 
 
-def forms(name: str) -> list[str]:
-    """The table of the forms that an operator's kernels have."""
+def forms(name: str) -> Iterator[tuple[str, list[str]]]:
+    """(direction, the table of the forms that the operator's kernels have in it), forward first."""
     mine = {id(kernel) for kernel in kernels(name)}
-    lines = ["| direction | form | who computes what | kernels |", "|---|---|---|---|"]
+    tables: dict[str, list[str]] = {}
     for family in families():
         for form in family.list:
             used = [kernel for kernel in form.kernels() if kernel is not None and id(kernel) in mine]
             if used:
-                names = ", ".join(f"`{kernel.base}`" for kernel in used)
+                names = ", ".join(breakable(kernel.base) for kernel in used)
                 summary = form.summary.replace("|", "\\|")
-                lines.append(f"| {family.direction} | `{form.name}` | {summary} | {names} |")
-    return lines if len(lines) > 2 else []
+                table = tables.setdefault(family.direction, ["| form | who computes what | kernels |", "|---|---|---|"])
+                table.append(f"| {breakable(form.name)} | {summary} | {names} |")
+    yield from sorted(tables.items(), key=lambda item: item[0] != "forward")
+
+
+def breakable(name: str) -> str:
+    """A name as code that a narrow column breaks behind an underscore, and nowhere else."""
+    return f"<code>{name.replace('_', '_<wbr>')}</code>"
 
 
 def plot(name: str) -> str:
@@ -121,11 +127,13 @@ def page(row: Any) -> Iterator[str]:
     yield "\n".join(["| | |", "|---|---|", *(f"| {what} | {said} |" for what, said in facts)])
     for k, (file, text) in enumerate(equations(name)):
         yield ("## Equations\n\n" if k == 0 else "") + f"From `cuda_src/{file}`:\n\n```text\n{text}\n```"
-    if table := forms(name):
+    if tables := list(forms(name)):
         yield "## Forms\n\nThe first form that fits a call is used. " + (
             f"`python -m cupyops explain {name}` shows which one, and why not the others."
         )
-        yield "\n".join(table)
+        for direction, table in tables:
+            yield f"{direction.capitalize()}:"
+            yield "\n".join(table)
     elif names := [f"`{kernel.base}`" for kernel in kernels(name)]:
         yield f"## Kernels\n\nOne form for every call: {', '.join(names)}."
     if plot(name):

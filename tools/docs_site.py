@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import torch
 import cupyops
 import cupyops.nn
 from cupyops._warmup.reachable import kernels_of
-from cupyops.bench import report
+from cupyops.bench import model_table, report
 from cupyops.bench.table import read
 from cupyops.doctor.surroundings import SETTINGS
 
@@ -31,6 +32,7 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
+GPU_REPORT = ROOT / "tests" / "gpu_report.json"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
@@ -151,7 +153,12 @@ def figures(path: Path = RESULTS) -> str:
     results = read(path)
     others = report.peers(results)
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
-    lines = [f"## On {results.machine.get('gpu', 'a GPU')}", "", *(f"- {line}" for line in report.summary(results)), ""]
+    lines = [
+        f"### On {results.machine.get('gpu', 'a GPU')}",
+        "",
+        *(f"- {line}" for line in report.summary(results)),
+        "",
+    ]
     lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row, way in results.measured():
         speedup = row.speedup(way)
@@ -161,11 +168,33 @@ def figures(path: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def models() -> str:
+    """Training steps of whole models, as they are kept."""
+    found, machine = model_table.read(RESULTS.with_name("h100_models.csv"))
+    lines = [f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:", ""]
+    lines += ["| model | variant | ms a step | speed-up | a second | peak GiB |", "|---|---|---|---|---|---|"]
+    for one in found:
+        base = model_table.base_of(found, one.model)
+        gain = f"{base.ms / one.ms:.2f}" if base is not None and base is not one else ""
+        lines.append(
+            f"| {one.model} | {one.variant} | {one.ms:.1f} | {gain} | {one.rate:,.0f} {one.unit} | {one.peak_gib:.2f} |"
+        )
+    return "\n".join(
+        [*lines, "", *(f"- {name}: {about}" for name, about in {one.model: one.about for one in found}.items())]
+    )
+
+
 def matrix(path: Path = MATRIX) -> str:
     """What `make test-matrix` has found of each Python."""
     with open(path, encoding="utf-8", newline="") as file:
         head, *lines = csv.reader(file)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    gpu = json.loads(GPU_REPORT.read_text(encoding="utf-8"))
+    passed = sum(one["passed"] for one in gpu["runs"].values())
+    return (
+        f"{table}\n\nOn a GPU, the last run was with an {gpu['gpu']}, Python {gpu['python']}, PyTorch {gpu['torch']} and "
+        f"{gpu['cupy']}: {passed:,} tests passed, {sum(one['failed'] for one in gpu['runs'].values())} failed."
+    )
 
 
 def directives(names: list[str]) -> str:
@@ -179,6 +208,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "figures": figures,
+    "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
+    "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
+    "models": models,
     "matrix": matrix,
     "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),

@@ -302,7 +302,7 @@ __global__ void block_sum(const float* x, float* sums, int n) {
   if (t == 0) sums[blockIdx.x] = part[0];
 }
 """
-RACE_SIZE = (1000, 1085)
+RACE_SIZE = (1000, 778)
 RACE_ARGUMENTS = (
     "block_sum.cu block_sum --grid 4 --block 256 --arg randn(1000) --arg empty(4) --arg 1000 --html race.html"
 )

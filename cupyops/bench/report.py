@@ -17,7 +17,7 @@ from .results import BASE, BEHIND, NEAR, Results, Row, mean
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2c8a4b; --bad: #c8402a; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: right; }
 th { cursor: pointer; position: sticky; top: 0; background: Canvas; }
@@ -27,17 +27,22 @@ td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
 .answer { font-size: 1.3em; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
 img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; border-radius: 6px; } /* in the dark too */
-.wide { overflow-x: auto; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
+.wide { overflow-x: auto; } table:not(.missed) td:nth-child(n+5) { white-space: nowrap; }
+.more { padding-left: 1.2em; } .more li { overflow-wrap: anywhere; }
+@media (max-width: 45rem) {
+  .wide img { max-width: none; } .wide td:last-child { max-width: 24rem; }
+  .wide table { width: max-content; min-width: 100%; }
+}
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
 """
-_ANSWER = " class=answer"
 _MOST = 40  # rows of a picture; the table has them all
 _MISSED = (
-    "<table class=missed><thead><tr><th>row</th><th>way</th><th>want</th><th>ours</th><th>what is lost</th>"
+    "<div class=wide><table class=missed><thead><tr><th>row</th><th>way</th><th>want</th><th>ours</th><th>what is lost</th>"
     "</tr></thead><tbody>"
 )
 _BESIDE = (
-    "<h2 id=beside>Odd sizes beside rounder ones</h2><table><thead><tr><th>row</th><th>dtype</th><th>way</th><th>beside</th>"
-    "<th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
+    "<h2 id=beside>Odd sizes beside rounder ones</h2><div class=wide><table><thead><tr><th>row</th><th>dtype</th>"
+    "<th>way</th><th>beside</th><th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
 )
 _SORT = r"""
 const keyOf = cell => {
@@ -64,40 +69,43 @@ def peers(results: Results) -> list[str]:
 
 def summary(results: Results) -> Iterator[str]:
     """What the rows come to, in sentences: the answer first."""
+    better = "the better of PyTorch and torch.compile"
     if rows := results.slowest_rows():
         behind = sum(speedup < BEHIND for speedup, _ in rows)
         yield (
             f"On {results.machine.get('gpu', 'this GPU')} cupyops is {mean(speedup for speedup, _ in rows):.2f} times as "
-            "fast as the better of PyTorch and torch.compile, forward and backward in sum; in "
-            f"{behind} of {len(rows)} rows it is slower by more than {1 - BEHIND:.0%}."
+            f"fast as {better}, forward and backward together; {behind} of {len(rows)} rows are more than "
+            f"{1 - BEHIND:.0%} slower."
         )
-    for what, slowest in (
-        ("figures", results.slowest()),
-        ("rows, forward and backward in sum", results.slowest_rows()),
-        ("such rows without those in TFLOP/s", results.slowest_rows(units=("GB/s", "us"))),
+    for what, found in (
+        ("forward or backward alone", results.slowest()),
+        ("rows limited by memory", results.slowest_rows(units=("GB/s", "us"))),
     ):
-        if slowest:
-            behind = sum(speedup < BEHIND for speedup, _ in slowest)
+        if found:
+            behind = sum(speedup < BEHIND for speedup, _ in found)
             yield (
-                f"{mean(speedup for speedup, _ in slowest):.2f} times as fast as the best of {' and '.join(BASE)}, "
-                f"geometric mean of {len(slowest)} {what}; {behind} under {BEHIND}, the least {slowest[0][0]:.2f} "
-                f"({slowest[0][1]})"
+                f"{what.capitalize()}: {mean(speedup for speedup, _ in found):.2f} times as fast as {better} (geometric "
+                f"mean of {len(found)}); {behind} of them are more than {1 - BEHIND:.0%} slower. The slowest is "
+                f"{found[0][1]}, {found[0][0]:.2f} times as fast."
             )
     if near := results.nearness():
+        low = sum(ratio < NEAR for ratio, _ in near)
         yield (
-            f"{len(near)} figures of odd sizes beside rounder ones: {sum(ratio < NEAR for ratio, _ in near)} under {NEAR} "
-            f"of their rate, the least {near[0][0]:.2f} ({near[0][1]})"
+            f"Odd sizes beside rounder ones: {low} of {len(near)} reach less than {NEAR:.0%} of the rounder size's rate. "
+            f"The slowest is {near[0][1]}, {near[0][0]:.0%}."
         )
     wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
     if wanted:
-        yield f"{sum(wanted)} of {len(wanted)} wanted figures reached"
+        yield f"{sum(wanted)} of {len(wanted)} targets are reached."
     alone = [row.op for row in results.rows if not row.compared]
     if alone:
-        yield f"results not compared in {len(alone)} rows, of {', '.join(dict.fromkeys(alone))}"
+        yield f"The results of {len(alone)} rows are not compared: those of {', '.join(dict.fromkeys(alone))}."
     for name, times in results.host.items():
-        yield f"host, {name}: " + ", ".join(f"{who} {us:.2f} us" for who, us in times.items())
+        took = ", ".join(f"{'cupyops' if who == 'ours' else who} {us:.2f} us" for who, us in times.items())
+        yield f"Host time of a small call, {name}: {took}."
     if results.ceilings:
-        yield "ceilings: " + ", ".join(f"{name} {rate:,.0f} {_of(name)}" for name, rate in results.ceilings.items())
+        rates = ", ".join(f"{name} {rate:,.0f} {_of(name)}" for name, rate in results.ceilings.items())
+        yield f"The most that this GPU reaches: {rates}."
 
 
 def _of(ceiling: str) -> str:
@@ -109,7 +117,7 @@ def page(results: Results, path: Path) -> None:
     others = peers(results)
     head = ["operator", "size", "dtype", "way", "ours", *others, "speed-up", "want", "of the ceiling", "memory"]
     pictures = "".join(
-        f'<h2 id="{name}">{name.capitalize()}</h2><p><img alt="{name}" src="data:image/png;base64,'
+        f'<h2 id="{name}">{name.capitalize()}</h2><p class=wide><img alt="{name}" src="data:image/png;base64,'
         f'{base64.b64encode(charts.png(figure)).decode()}"></p>'
         for name, figure in charts.charts(results, _MOST)
     )
@@ -127,21 +135,23 @@ def page(results: Results, path: Path) -> None:
     path.write_text(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>cupyops benchmark</title><style>{_STYLE}</style><h1>cupyops beside its peers</h1>"
-        + "".join(f"<p{_ANSWER if first else ''}>{html.escape(line)}</p>" for first, line in _told(results))
+        + _told(results)
         + f"<dl>{machine}</dl>{pictures}<h2>Every figure</h2><div class=wide><table><thead><tr>"
         + "".join(f"<th>{html.escape(name)}</th>" for name in head)
         + f"</tr></thead><tbody>{body}</tbody></table></div>"
-        + (f"<h2 id=missed>Wanted, and not reached</h2>{_MISSED}{missed}</tbody></table>" if missed else "")
-        + (f"{_BESIDE}{beside}</tbody></table>" if beside else "")
+        + (f"<h2 id=missed>Wanted, and not reached</h2>{_MISSED}{missed}</tbody></table></div>" if missed else "")
+        + (f"{_BESIDE}{beside}</tbody></table></div>" if beside else "")
         + (f"<h2>Left out</h2><ul>{wrong}</ul>" if wrong else "")
         + f"<script>{_SORT}</script></html>\n",
         encoding="utf-8",
     )
 
 
-def _told(results: Results) -> Iterator[tuple[bool, str]]:
-    """(whether it is the answer, sentence)."""
-    return ((index == 0, line) for index, line in enumerate(summary(results)))
+def _told(results: Results) -> str:
+    """The answer, then the rest of the summary as a list."""
+    lines = [html.escape(line) for line in summary(results)]
+    more = "".join(f"<li>{line}</li>" for line in lines[1:])
+    return f"<p class=answer>{''.join(lines[:1])}</p><ul class=more>{more}</ul>"
 
 
 _LOST = re.compile(r"\b(?:What is lost|Lost): (.*)", re.DOTALL)

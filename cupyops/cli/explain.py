@@ -193,11 +193,16 @@ _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
 def _shown(call: Call) -> str:
     def one(value: Any) -> str:
         if not isinstance(value, Tensor):
-            return repr(value)
+            return repr(tuple(value) if isinstance(value, torch.Size) else value)
         dense = "" if value.is_contiguous() else f" strides {'x'.join(map(str, value.stride()))}"
         return f"{'x'.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}{dense}"
 
     return ", ".join([*map(one, call.args), *(f"{name}={one(value)}" for name, value in call.kwargs.items())])
+
+
+def _microseconds(us: float) -> str:
+    """No time is said to be none."""
+    return f"{us:,.1f} us" if us >= 0.1 else "less than 0.1 us"
 
 
 # --- what is known -------------------------------------------------------------------------------------------------
@@ -285,7 +290,10 @@ def _rows(one: Facts, on: Card) -> list[tuple[str, str]]:
             )
         )
     rows.append(
-        ("moves at least", f"{one.bytes / 1e6:,.3f} MB: {one.floor:,.1f} us at the {on.bandwidth:,} GB/s of {on.name}")
+        (
+            "moves at least",
+            f"{one.bytes / 1e6:,.3f} MB: {_microseconds(one.floor)} at the {on.bandwidth:,} GB/s of {on.name}",
+        )
     )
     return rows
 

@@ -17,8 +17,10 @@ from ..bench import model_table, training
 from ..bench.model_table import Figures
 from ..bench.zoo import MODELS, Model
 from ..errors import InputError
-from . import outputs
+from . import narrow, outputs
 from .words import complain
+
+_NARROW = 80  # columns under which the table would cut its figures
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def _run(request: Request, console: Console) -> int:
         figures, machine = model_table.read(request.source)
     else:
         figures, machine = _measure(models, variants, request, console)
-    console.print(table(figures))
+    narrow.show(console, table(figures), _NARROW)
     if request.csv is not None:
         model_table.write(figures, machine, request.csv)
     if request.png is not None:
@@ -84,10 +86,10 @@ def _problem(one: Figures, figures: Sequence[Figures]) -> str | None:
 
 def table(figures: Sequence[Figures]) -> Table:
     """The figures, a line for each variant."""
-    found = Table(title="A training step", title_justify="left")
+    found = Table(title="A training step", title_justify="left", box=None, padding=(0, 1, 0, 0))
     found.add_column("model")
     found.add_column("variant")
-    for column in ("ms", "of eager", "a second", "peak GiB", "first step s", "last loss", "largest difference"):
+    for column in ("ms", "of\neager", "a second", "peak\nGiB", "first\nstep s", "last\nloss", "largest\ndifference"):
         found.add_column(column, justify="right")
     for one in figures:
         base = model_table.base_of(figures, one.model)

@@ -44,13 +44,16 @@ def render(launch: Launch) -> str:
 def _sections(launch: Launch) -> Iterator[Iterator[str]]:
     anchors = {file: f"f{index}" for index, file in enumerate(launch.sources)}
     yield _header(launch)
-    yield _fault(launch, anchors)
+    if launch.fault is not None:  # what is wrong, and where, before anything else
+        yield _fault(launch, anchors)
+        yield _files(launch, anchors)
     yield _cards(launch)
     yield _hottest(launch, anchors)
     yield _worth_a_look(launch, anchors)
     yield _arguments(launch)
     yield _printed(launch)
-    yield _files(launch, anchors)
+    if launch.fault is None:
+        yield _files(launch, anchors)
     yield _footer()
 
 
@@ -66,8 +69,8 @@ def _header(launch: Launch) -> Iterator[str]:
 
 
 def _fault(launch: Launch, anchors: dict[str, str]) -> Iterator[str]:
-    if (fault := launch.fault) is None:
-        return
+    fault = launch.fault
+    assert fault is not None
     yield f'<section class="fault"><h2>{escape(fault.kind)}</h2><pre>{escape(fault.message)}</pre>'
     if fault.file is not None:
         yield f'<a href="#{anchors[fault.file]}-{fault.line}">{escape(fault.file)}:{fault.line}</a>'
@@ -134,12 +137,13 @@ def _worth_a_look(launch: Launch, anchors: dict[str, str]) -> Iterator[str]:
 def _arguments(launch: Launch) -> Iterator[str]:
     if not launch.arguments:
         return
-    arrays = {array.name: array for array in launch.arrays}
-    yield "<h2>Arguments</h2>\n<table><tr><th>parameter</th><th>given</th><th>after the launch</th></tr>"
+    arrays = {array.name: array for array in launch.arrays}  # none where the launch ended in a fault
+    last = "<th>after the launch</th>" if arrays else ""
+    yield f'<h2>Arguments</h2>\n<table class="arguments"><tr><th>parameter</th><th>given</th>{last}</tr>'
     for ctype, name, given in launch.arguments:
-        after = escape(describe(arrays[name])) if name in arrays else ""
+        after = f"<td>{escape(describe(arrays[name])) if name in arrays else ''}</td>" if arrays else ""
         declared, shown = escape(f"{ctype} {name}"), escape(given)
-        yield f"<tr><td><code>{declared}</code></td><td><code>{shown}</code></td><td>{after}</td></tr>"
+        yield f"<tr><td><code>{declared}</code></td><td><code>{shown}</code></td>{after}</tr>"
     yield "</table>"
 
 

@@ -171,13 +171,21 @@ def _torch_major(machine: Machine) -> int:
 
 
 def extras(machine: Machine) -> Iterator[Finding]:
-    """What is optional and not installed. The extras of CUDA are CuPy's matter."""
+    """What is optional, in one row: what of it is here, or what could be added. The extras of CUDA are CuPy's matter."""
+    here, missing = [], {}
+    others = {"12x", "13x"} - {wheel.removeprefix("cupy-cuda") for wheel in cupys(machine)}
     for extra, texts in sorted(machine.requirements.items()):
-        if not extra or extra in _DEVELOPERS or extra.startswith("cuda"):
+        if not extra or extra in _DEVELOPERS or extra.startswith("cuda") or extra[-3:] in others:
             continue
         names = sorted({Requirement(text).name for text in texts})
-        missing = [name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in machine.packages]
-        if missing:
-            yield absent(f"extra: {extra}", f"missing: {', '.join(missing)}", f'pip install "cupyops[{extra}]"')
+        lacks = [name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in machine.packages]
+        if lacks:
+            missing[extra] = f"{extra} ({', '.join(lacks)})"
         else:
-            yield ok(f"extra: {extra}", ", ".join(names))
+            here.append(extra)
+    if missing:
+        one = f'pip install "cupyops[{next(iter(missing))}]"'
+        remedy = one if len(missing) == 1 else f"{one}    # only where you want it, and so for the others"
+        yield absent("extras", f"not installed: {', '.join(missing.values())}", remedy)
+    elif here:
+        yield ok("extras", ", ".join(here))

@@ -115,7 +115,7 @@ def test_beside_another_size(tmp_path):
     assert run.nearness()[0] == (0.8, "a 2^20 bfloat16 backward") and len(run.nearness()) == 4
     table.write(run, tmp_path / "x.csv")
     assert table.read(tmp_path / "x.csv") == run
-    assert "4 figures of odd sizes beside rounder ones: 4 under 0.85" in "\n".join(report.summary(run))
+    assert "Odd sizes beside rounder ones: 4 of 4 reach less than 85% of" in "\n".join(report.summary(run))
     report.page(run, tmp_path / "x.html")
     page = Page()
     page.feed((tmp_path / "x.html").read_text(encoding="utf-8"))
@@ -137,8 +137,8 @@ def test_the_summary():
     run.rows[1].compared = False
     text = "\n".join(report.summary(run))
     assert "2.00 times as fast" in text
-    assert "0 of 1 wanted figures reached" in text
-    assert "results not compared in 1 rows, of step" in text
+    assert "0 of 1 targets are reached." in text
+    assert "The results of 1 rows are not compared: those of step." in text
 
 
 # --- the page ---

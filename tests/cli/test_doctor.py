@@ -455,9 +455,13 @@ def test_one_cause_is_one_fault():
 
 def test_what_is_optional_and_missing(monkeypatch):
     machine = packages(rich=None)
-    assert rows(machine)["extra: cli"].verdict == ABSENT
-    assert "extra: dev" not in rows(machine)
+    assert (rows(machine)["extras"].verdict, rows(machine)["extras"].found) == (ABSENT, "not installed: cli (rich)")
     assert '  pip install "cupyops[cli]"\n' in command(monkeypatch, machine).output
+    assert rows(WELL)["extras"].verdict == OK and "dev" not in rows(WELL)["extras"].found
+    optional = {"bench": ("absent-a",), "cccl12x": ("absent-b",), "cccl13x": ("absent-c",)}
+    several = replace(WELL, requirements={**WELL.requirements, **optional})
+    assert rows(several)["extras"].found == "not installed: bench (absent-a), cccl12x (absent-b)"
+    assert command(monkeypatch, several).output.count("pip install") == 1
 
 
 def test_a_misspelt_setting_is_guessed():

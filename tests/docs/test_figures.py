@@ -1,65 +1,43 @@
-"""The figures in the text of pages are those measured."""
+"""The figures in the README and in the text of pages are those measured, and one command writes new ones into them."""
 
-import math
-import re
+import sys
 from pathlib import Path
 
-from cupyops.bench.table import read
+import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-
-KINDS = ("softcap", "alibi", "documents", "dropout", "packed")
-
-
-def page(name):
-    return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+import claims
+from claims import ROOT
 
 
-def ratios(rows, who, way):
-    return [row.figures[who][way].us / row.figures["ours"][way].us for row in rows]
+def names(claim):
+    return f"{claim.page}-{claim.found.__name__}"
 
 
-def mean(values):
-    return math.exp(sum(map(math.log, values)) / len(values))
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=names)
+def test_a_page_says_what_was_measured(claim):
+    text = (ROOT / claim.page).read_text(encoding="utf-8")
+    assert claims.said(claim, text) == claim.found(), "run `python tools/claims.py`"
 
 
-def test_attention():
-    text, rows = page("attention.md"), read(ROOT / "benchmarks" / "results" / "h100_attention.csv").rows
-    variants = {name: [row for row in rows if name in row.name] for name in KINDS}
-    plain = [row for row in rows if row.op == "attention" and not any(row in of for of in variants.values())]
-    found = [f"{mean(ratios(plain, who, way)):.2f}" for who in ("cuDNN", "flash") for way in ("forward", "backward")]
-    said = re.search(
-        r"over (\d+) sizes of .*? forward takes ([\d.]+) times .*? and backward ([\d.]+); "
-        r"beside .*? have ([\d.]+) and ([\d.]+)\.",
-        text,
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=names)
+def test_other_figures_are_written_into_the_sentence_alone(claim):
+    """Each figure of the sentence in its place, as long as a sentence is still found; all else stays."""
+    text = (ROOT / claim.page).read_text(encoding="utf-8")
+    other = [str(k + 2) for k in range(len(claim.found()))]
+    changed = claims.corrected(claim._replace(found=lambda: other), text)
+    assert claims.said(claim, changed) == other
+    assert claims.corrected(claim, changed).split() == text.split() != changed.split()
+
+
+def test_a_sentence_that_is_gone_is_an_error():
+    with pytest.raises(ValueError, match=r"README.md has no sentence such as: .*takes the host"):
+        claims.said(next(one for one in claims.CLAIMS if one.found is claims.host), "nothing of the kind")
+
+
+def test_a_sentence_may_break_anywhere():
+    claim = claims.Claim("x.md", rf"runs {claims.N} times as fast, in {claims.N} ms\.", lambda: ["2", "3.5"])
+    assert claims.corrected(claim, "a\nIt runs 1.25\ntimes as fast,\nin 44 ms. 1.25") == (
+        "a\nIt runs 2\ntimes as fast,\nin 3.5 ms. 1.25"
     )
-    assert list(said.groups()) == [str(len(plain)), *found]
-    pairs = re.search(
-        r"slopes run ([\d.]+) and ([\d.]+) .*? soft cap ([\d.]+) and ([\d.]+) times.*? "
-        r"documents runs ([\d.]+) and ([\d.]+)",
-        text,
-    )
-    names, ways = ("alibi", "softcap", "documents"), ("forward", "backward")
-    assert list(pairs.groups()) == [
-        f"{ratios(variants[name], 'FlexAttention', way)[0]:.2f}" for name in names for way in ways
-    ]
-
-
-def test_decode_attention():
-    text, rows = page("attention.md"), read(ROOT / "benchmarks" / "results" / "h100_attention.csv").rows
-    one, four = (
-        next(row for row in rows if row.name == f"decode_attention 4x{queries}x32/8x128 of 32768 bfloat16")
-        for queries in (1, 4)
-    )
-    rate = {
-        (queries, who): row.work["forward"][0] / row.figures[who]["forward"].us * 1e-6
-        for queries, row in ((1, one), (4, four))
-        for who in ("ours", "eager")
-    }
-    said = re.search(
-        r"at ([\d.]+) TB/s, of the ([\d.]+) .*? cache at ([\d.]+) for one query, and at ([\d.]+) for four", text
-    )
-    assert list(said.groups()) == [
-        f"{rate[1, 'ours']:.2f}", "3.01", f"{rate[1, 'eager']:.2f}", f"{rate[4, 'eager']:.2f}",
-    ]  # fmt: skip

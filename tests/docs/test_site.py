@@ -13,7 +13,7 @@ from docs.pages import ROOT
 
 import cupyops
 import cupyops.testing
-from cupyops.bench import table
+from cupyops.bench import model_table, table
 from cupyops.doctor.surroundings import SETTINGS
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -71,7 +71,11 @@ def test_each_operator_has_a_page(pages):
     names = {path.stem for path in (pages / "operators").glob("*.md")}
     assert names == set(docs_site.functions())
     text = (pages / "operators" / "layer_norm.md").read_text(encoding="utf-8")
-    assert "xhat = (x - mean) rstd" in text and "| forward | `two_pass` |" in text and "## Conformance" in text
+    assert (
+        "xhat = (x - mean) rstd" in text
+        and text.index("Forward:") < text.index("<code>two_<wbr>pass</code>") < text.index("Backward:")
+        and "## Conformance" in text
+    )
     assert "![Speed of layer_norm](../assets/op_layer_norm.svg)" in text
     assert "32768x4096 bfloat16" in (pages / "assets" / "op_layer_norm.svg").read_text(encoding="utf-8")
     for name in names:
@@ -91,7 +95,8 @@ def test_the_commands_have_all_their_options():
 
 
 def test_the_matrix_has_each_python_that_the_package_is_for():
-    lines = docs_site.matrix().splitlines()
+    *lines, between, gpu = docs_site.matrix().splitlines()
+    assert between == "" and re.search(r"On a GPU, .* Python 3\.\d+\.\d+, PyTorch .* tests passed, 0 failed\.$", gpu)
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| 3.11", "| 3.12", "| 3.13", "| 3.14"]
     assert len({line.count(" | ") for line in lines}) == 1 and "passed" in lines[2] and "failed" not in "".join(lines)
 
@@ -101,10 +106,18 @@ def test_figures_of_a_run_that_is_kept(tmp_path):
     kept = results(row("rope", size="a|b", eager=20), row("add"))
     table.write(kept, tmp_path / "x.csv")
     lines = docs_site.figures(tmp_path / "x.csv").splitlines()
-    assert lines[0] == "## On Made <up>" and "- 2.00 times as fast" in lines[3]
+    assert lines[0] == "### On Made <up>" and "alone: 2.00 times as fast" in lines[3]
     assert lines[-4].split(" | ")[:4] == ["| rope", "a\\|b", "bfloat16", "forward"]
     assert lines[-4].endswith("| GB/s | 4,000 | 2,000 | 2.00 |")
     assert docs_site.filled("<!-- figures -->") == docs_site.figures()
+
+
+def test_the_table_of_models_has_each_that_was_measured():
+    kept, _ = model_table.read(docs_site.RESULTS.with_name("h100_models.csv"))
+    text = docs_site.models()
+    assert text.startswith("On NVIDIA H100") and len(re.findall(r"^\| (?!model|---)", text, re.MULTILINE)) == len(kept)
+    swap = next(one for one in kept if (one.model, one.variant) == ("llama", "swap"))
+    assert f"| llama | swap | {swap.ms:.1f} | " in text and f"- llama: {swap.about}" in text
 
 
 def test_an_unknown_mark_is_an_error():

@@ -124,7 +124,8 @@ def test_the_first_cell_installs(path):
     """Where cupyops is missing, as on Colab and Kaggle, and by extras that there are."""
     first = next(cell for cell in notebooks.read(path).cells if cell.cell_type == "code")
     extras = re.search(
-        r'find_spec\("cupyops"\) is None:.*\n +%pip install --quiet "cupyops\[([\w,]+)\]"', first.source
+        r'find_spec\("cupyops"\) is None:.*\n +#.*git\+URL.*\n +%pip install --quiet "cupyops\[([\w,]+)\]"',
+        first.source,
     )[1]
     project = tomllib.loads((notebooks.EXAMPLES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert set(extras.split(",")) <= set(project["optional-dependencies"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,10 @@ def forward_ad_tangents(case: Case) -> None:
     def tangents(function: Function, call: Call) -> list[Tensor]:
         f, inputs = of_its_inputs(case, function, call)
         with forward_ad.dual_level():
-            outputs = f(*(forward_ad.make_dual(x, v) for x, v in zip(inputs, _tangents(case, inputs))))
+            with warnings.catch_warnings():  # the first dual tensor brings PyTorch's own word on what it scripts itself
+                warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
+                duals = [forward_ad.make_dual(x, v) for x, v in zip(inputs, _tangents(case, inputs))]
+            outputs = f(*duals)
             parts = [forward_ad.unpack_dual(y) for y in outputs]
             return [torch.zeros_like(p.primal) if p.tangent is None else p.tangent.clone() for p in parts]
 

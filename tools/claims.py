@@ -1,0 +1,207 @@
+"""The figures in the prose of the README and of the pages, from benchmarks/results: one command after a new run.
+
+    python tools/claims.py           write the figures into the text, and the plots that show them
+    python tools/claims.py --check   say what differs; exit code 1 where anything does
+
+A claim is a pattern that finds its sentence, and a function that says what stands in each group of it. A sentence that is
+written anew needs its pattern here; tests/test_readme.py and tests/docs compare them all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import pictures
+import typer
+
+from cupyops.bench import model_table
+from cupyops.bench.results import Row, mean
+from cupyops.bench.table import read
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+N = r"([\d.,]*\d)"  # a number, without the full stop behind it
+
+
+class Claim(NamedTuple):
+    """A sentence of a page: `found` says what its groups are."""
+
+    page: str
+    pattern: str
+    found: Callable[[], list[str]]
+
+
+# --- the README ---
+
+
+def kernels() -> list[str]:
+    """How many cases there are, the mean of their speed-ups, how many are slower."""
+    both = [x for x, name in read(RESULTS / "h200.csv").slowest_rows() if not name.startswith("lion")]
+    return [str(len(both)), f"{mean(both):.2f}", str(sum(x < 1 / 1.05 for x in both))]
+
+
+def host() -> list[str]:
+    """Microseconds of the host for a small call."""
+    times = read(RESULTS / "h200.csv").host
+    return [f"{times[call][who]:.1f}" for call in ("no gradient", "gradient") for who in ("ours", "torch")]
+
+
+def model(name: str, variant: str) -> model_table.Figures:
+    """What was measured of a model."""
+    return next(one for one in _models() if (one.model, one.variant) == (name, variant))
+
+
+def _models() -> list[model_table.Figures]:
+    return model_table.read(RESULTS / "h100_models.csv")[0]
+
+
+def gain(name: str, variant: str = "swap") -> str:
+    """How many times as fast as in eager mode."""
+    return f"{model(name, 'eager').ms / model(name, variant).ms:.2f}"
+
+
+def llama() -> list[str]:
+    """Its gain and its gibibytes; then the gains of the others, the largest first."""
+    swapped = {one.model for one in _models() if one.variant == "swap"} - {"llama"}
+    others = sorted((name for name in pictures.MODELS if name in swapped), key=lambda name: -float(gain(name)))
+    words = [f"{gain(name)} ({pictures.MODELS[name].split(',')[0]})" for name in others]
+    peaks = [f"{model('llama', variant).peak_gib:.1f}" for variant in ("swap", "eager")]
+    return [gain("llama"), *peaks, " and ".join([", ".join(words[:-1]), words[-1]]), gain("resnet50", "graph")]
+
+
+def resnet() -> list[str]:
+    """How much its step varies, and how long it takes as a graph."""
+    swap = model("resnet50", "swap")
+    return [f"{ms:.0f}" for ms in (swap.low, swap.high, model("resnet50", "graph").ms)]
+
+
+# --- attention ---
+
+
+def _attention() -> list[Row]:
+    return read(RESULTS / "h100_attention.csv").rows
+
+
+def _ratio(row: Row, who: str, way: str) -> float:
+    return row.figures[who][way].us / row.figures["ours"][way].us
+
+
+def attention() -> list[str]:
+    """How many sizes, and the mean beside cuDNN and PyTorch's flash attention."""
+    variants = ("softcap", "alibi", "documents", "dropout", "packed")
+    plain = [row for row in _attention() if row.op == "attention" and not any(one in row.name for one in variants)]
+    means = [
+        math.exp(sum(math.log(_ratio(row, who, way)) for row in plain) / len(plain))
+        for who, way in itertools.product(("cuDNN", "flash"), ("forward", "backward"))
+    ]
+    return [str(len(plain)), *(f"{x:.2f}" for x in means)]
+
+
+def scores() -> list[str]:
+    """Of scores and masks of one's own, beside FlexAttention."""
+    rows = [next(row for row in _attention() if name in row.name) for name in ("alibi", "softcap", "documents")]
+    return [f"{_ratio(row, 'FlexAttention', way):.2f}" for row in rows for way in ("forward", "backward")]
+
+
+def decode() -> list[str]:
+    """Terabytes a second of `decode_attention`, of a copy, of PyTorch for one query and for four."""
+    kept = read(RESULTS / "h100_attention.csv")
+    one, four = (
+        next(row for row in kept.rows if row.name == f"decode_attention 4x{queries}x32/8x128 of 32768 bfloat16")
+        for queries in (1, 4)
+    )
+
+    def rate(row: Row, who: str) -> str:
+        return f"{row.work['forward'][0] / row.figures[who]['forward'].us * 1e-6:.2f}"
+
+    return [rate(one, "ours"), f"{kept.ceilings['copy'] * 1e-3:.2f}", rate(one, "eager"), rate(four, "eager")]
+
+
+CLAIMS = (
+    Claim(
+        "README.md",
+        rf"step of Llama runs {N} times as fast as PyTorch's, with {N} GiB where that takes {N}: .*? "
+        rf"The other models gain (.*?)\. As a \[CUDA graph\]\(docs/graphs.md\), ResNet-50 gains {N}\.",
+        llama,
+    ),
+    Claim("README.md", rf"Over {N} cases, .*? is {N} times .*? {N} cases are more than 5% slower", kernels),
+    Claim(
+        "README.md",
+        rf"takes the host {N} us where `torch.relu` takes {N}, or {N} instead of {N} with a gradient",
+        host,
+    ),
+    Claim("docs/speed.md", rf"its step varied from {N} to {N} ms after the swap, and takes {N} as a graph", resnet),
+    Claim(
+        "docs/attention.md",
+        rf"over {N} sizes of .*? forward takes {N} times .*? and backward {N}; beside .*? have {N} and {N}\.",
+        attention,
+    ),
+    Claim(
+        "docs/attention.md",
+        rf"slopes run {N} and {N} .*? soft cap {N} and {N} times.*? documents runs {N} and {N}",
+        scores,
+    ),
+    Claim(
+        "docs/attention.md",
+        rf"at {N} TB/s, of the {N} .*? cache at {N} for one query, and at {N} for four",
+        decode,
+    ),
+)
+
+
+def match(claim: Claim, text: str) -> re.Match[str]:
+    """The claim's sentence in a page, whose lines may break anywhere. Raises ValueError where it is not there."""
+    found = re.search(claim.pattern.replace(" ", r"\s+"), text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"{claim.page} has no sentence such as: {claim.pattern}")
+    return found
+
+
+def said(claim: Claim, text: str) -> list[str]:
+    """What the page says."""
+    return [" ".join(group.split()) for group in match(claim, text).groups()]
+
+
+def corrected(claim: Claim, text: str) -> str:
+    """The page with the figures that were measured."""
+    found = match(claim, text)
+    for index, right in reversed(list(enumerate(claim.found(), 1))):
+        if " ".join(found[index].split()) != right:
+            text = text[: found.start(index)] + right + text[found.end(index) :]
+    return text
+
+
+def differences() -> Iterator[tuple[str, str, str]]:
+    """(page, what it says, what was measured)."""
+    for claim in CLAIMS:
+        says, right = said(claim, (ROOT / claim.page).read_text(encoding="utf-8")), claim.found()
+        yield from ((claim.page, old, new) for old, new in zip(says, right, strict=True) if old != new)
+    for name, text in pictures.plots().items():
+        if text != (pictures.ASSETS / name).read_text(encoding="utf-8"):
+            yield f"docs/assets/{name}", "other figures", "those of its file"
+
+
+def main(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 where something differs.")] = False,
+) -> None:
+    """Write the figures of benchmarks/results into the README, the pages and the plots."""
+    found = list(differences())
+    for page, old, new in found:
+        print(f"{page}: {old} -> {new}")
+    print(f"{len(found)} figures differ" if found else "All figures are those measured.")
+    if check:
+        sys.exit(bool(found))
+    for claim in CLAIMS:
+        path = ROOT / claim.page
+        path.write_text(corrected(claim, path.read_text(encoding="utf-8")), encoding="utf-8")
+    pictures.write_plots()
+
+
+if __name__ == "__main__":
+    typer.run(main)
