@@ -51,3 +51,13 @@ def compare_pipelined(forward, tensors, size):
         with cupyops.use_form(form), assume_gpu(max_blocks=5), cupyops.simulate():
             results.append(forward(*args))
     assert all(map(torch.equal, *results))
+
+
+def batch_norm_act(
+    input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, activation="relu",
+    residual=None,
+):  # fmt: skip
+    """cupyops.batch_norm_act by functions of PyTorch."""
+    y = torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    y = y if residual is None else y + residual
+    return torch.relu(y) if activation == "relu" else y
