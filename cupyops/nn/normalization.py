@@ -53,7 +53,7 @@ class BatchNorm3d(torch.nn.BatchNorm3d):
 
 
 class BatchNormAct2d(torch.nn.BatchNorm2d):
-    """relu(batch_norm(input) + residual) of (n, channels, h, w), by `cupyops.batch_norm_act`; state of `torch.nn.BatchNorm2d`.
+    """relu(batch_norm(input) + residual), by `cupyops.batch_norm_act`; `torch.nn.BatchNorm2d`, and its state, otherwise.
 
     What stands behind a convolution in ResNets, in the passes over memory that the normalisation alone takes.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import batch_norm, batch_norm_act as forms, shardings
+from .._dispatch import batch_norm, shardings
+from .._dispatch import batch_norm_act as forms
 from .._dispatch.activations import relu_bwd
 from .._dispatch.batch_norm import Backward, Forward
 from .._dispatch.batch_norm_arguments import PARAMETERS, check, dense, is_wide
@@ -74,7 +75,9 @@ def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
     if is_there(x) and (grad_x is not None or any(one is not None for one in parameters)):
         (given,) = contiguous(weight)
         gate = (*mask, grad_z) if mask else ()
-        of = Backward(grad_y, x, given, mean, rstd, None, None, grad_x, *parameters, is_wide(x, weight, bias), eps, gate)
+        of = Backward(
+            grad_y, x, given, mean, rstd, None, None, grad_x, *parameters, is_wide(x, weight, bias), eps, gate
+        )
         problem = forms.problem_of(x, grad_x is not None)
         forms.run(forms.BACKWARD if mask else batch_norm.BACKWARD, problem, x.device, of)
     return grad_x, *parameters, grad_z if mask else grad_y
@@ -130,7 +133,7 @@ def forward_inference(x, weight, bias, residual, running_mean, running_var, eps,
 
 @_batch_norm_act_inference.backward(reads={"bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
-    """relu's own pass, then batch_norm's: no sum over a channel enters grad_x, which needs neither when it is alone."""
+    """relu's own pass, then those of batch_norm."""
     x, grad_z = dense(x), grad_y
     if saved:
         grad_z = torch.empty_like(x)
@@ -179,8 +182,9 @@ def batch_norm_act(
     """relu(batch_norm(input) + residual), in the passes over memory that batch_norm alone takes, each way.
 
     Backward needs a bit for each element beside what batch_norm's needs, and neither the residual nor the result. Where
-    runs of channels are not whole 16-byte vectors, in fp64, and on a GPU where it is not measured to be faster, batch_norm
-    is followed by PyTorch's sum and relu, with what these keep.
+    runs of channels are not whole 16-byte vectors, in fp64, inside torch.compile, which joins sum and relu with what follows
+    them, and on a GPU where it is not measured to be faster, batch_norm is followed by PyTorch's sum and relu, with what
+    these keep.
 
     Args:
         input, running_mean, running_var, weight, bias, training, momentum, eps: as in `cupyops.batch_norm`.
@@ -206,7 +210,8 @@ def batch_norm_act(
     if residual is not None:
         _check_residual(input, residual)
     relu = activation is not None
-    if (residual is None and not relu) or forms.why_apart(input, bool(training)) is not None:
+    apart = residual is None and not relu
+    if apart or torch.compiler.is_dynamo_compiling() or forms.why_apart(input, bool(training)) is not None:
         y = normalised(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return _followed(y, residual, relu)
     keep = relu and wants_gradient(input, weight, bias, residual)

@@ -97,9 +97,16 @@ def everything(function, x, grad_y, mean, var, weight, bias, residual, training=
     """y, the gradients, and the running statistics afterwards."""
     mean, var = mean.clone(), var.clone()
     leaves = [t.detach().requires_grad_() for t in (x, weight, bias, residual) if t is not None]
-    y = function(leaves[0], mean, var, *leaves[1:3], training, 0.3, residual=leaves[3] if residual is not None else None)
+    y = function(
+        leaves[0], mean, var, *leaves[1:3], training, 0.3, residual=leaves[3] if residual is not None else None
+    )
     grads = torch.autograd.grad(y, leaves, grad_y.to(y.dtype))
-    return {"y": y, **dict(zip(("grad_x", "grad_weight", "grad_bias", "grad_residual"), grads)), "mean": mean, "var": var}
+    return {
+        "y": y,
+        **dict(zip(("grad_x", "grad_weight", "grad_bias", "grad_residual"), grads)),
+        "mean": mean,
+        "var": var,
+    }
 
 
 def tensors(shape, last, dtype, parameters=None, device="cpu", residual=True):
@@ -267,8 +274,8 @@ def test_compiled(simulated):
         x, _, mean, var, weight, bias, residual = tensors(shape, False, torch.float32)
 
         def run(function):
-            leaves = [t.clone().requires_grad_() for t in (x, weight, bias, residual)]  # noqa: B023 - called here
-            moved = mean.clone(), var.clone()  # noqa: B023
+            leaves = [t.clone().requires_grad_() for t in (x, weight, bias, residual)]
+            moved = mean.clone(), var.clone()
             y = function(leaves[0], *moved, *leaves[1:3], True, residual=leaves[3])
             return (y, *torch.autograd.grad(y.square().sum(), leaves), *moved)
 
@@ -280,7 +287,7 @@ def test_compiled(simulated):
 def test_transforms_of_functions():
     x, _, mean, var, weight, bias, residual = tensors((3, 4, 2, 4), False, torch.float32)
     for training in (True, False):
-        call = lambda f, x, r, training=training: f(  # noqa: E731
+        call = lambda f, x, r, training=training: f(
             x, *(None, None) if training else (mean, var), weight, bias, training, residual=r
         )
         batch = torch.stack([x, x + 1]), torch.stack([residual, -residual])

@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def _is_unheard(module: Module) -> bool:
 
 
 def normalised(
-    norm: Module, act: Module | None, between: Sequence[Module], x: Any, residual: Any = None, adds: str = ""
+    norm: Any, act: Module | None, between: Sequence[Module], x: Any, residual: Any = None, adds: str = ""
 ) -> Any:
     """act(norm(x) + residual), in one operator where nobody can tell.
 
@@ -93,7 +94,7 @@ def in_sequence(module: Module) -> Recipe | None:
     if not isinstance(module, torch.nn.Sequential) or inspect.unwrap(type(module).forward) is not _SEQUENTIAL:
         return None
     inside = [*module._modules.values()]
-    found = any(is_norm(one) and is_relu(other) for one, other in zip(inside, inside[1:]))
+    found = any(is_norm(one) and is_relu(other) for one, other in pairwise(inside))
     return Recipe("sequence", (), "batch_norm_act in its forward", exact=False) if found else None
 
 
@@ -153,7 +154,13 @@ def recognised(module: Module) -> Recipe:
     return Recipe("batch_norms", values, "batch_norm_act in its forward", exact=False)
 
 
-_SCOPE: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+_SCOPE: dict[str, Any] = {
+    "torch": torch,
+    "device": torch.device,
+    "inf": math.inf,
+    "nan": math.nan,
+    "NoneType": type(None),
+}
 
 
 def _codes(cls: Class) -> Iterator[Any]:
@@ -251,7 +258,7 @@ def _is_fresh(module: Module, node: Any) -> bool:
 
 
 def _follow_directly(nodes: list[fx.Node]) -> bool:
-    return all(one.next is other for one, other in zip(nodes, nodes[1:]))
+    return all(one.next is other for one, other in pairwise(nodes))
 
 
 @kind
@@ -306,7 +313,7 @@ def _is_proven(module: Module, values: tuple[Any, ...], training: bool) -> bool:
             one.train(training)
         copies.append((copy, inside))
     (theirs, apart), (ours, joined) = copies
-    dims = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+    dims: dict[Any, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
     sizes = {dims[type(one)] for one in module._modules.values() if type(one) in NORMS}
     x = proof.random((3, _CHANNELS, *([4] * max(sizes))), torch.float32, 7)
     parameters = tuple([p for one in of.values() for p in one.parameters()] for of in (apart, joined))
