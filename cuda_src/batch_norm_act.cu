@@ -8,7 +8,7 @@
 // for images, (n, c, s), batch_norm_act_nhwc.cu those for channels that lie side by side. batch_norm.cu's and
 // batch_norm_nhwc.cu's contracts hold: grid, block and shared memory, who owns what, what may be null. Besides, everywhere:
 //
-//     every run of every tensor is whole vectors; others take batch_norm and two passes more
+//     every run of every tensor is whole vectors; others are PyTorch's
 //     residual, which may be null, is added
 //     relu: 0 for y = z
 //     mask: a bit for each element of y (batch_norm/activated.cuh), which forward writes, unless it is null, and backward reads

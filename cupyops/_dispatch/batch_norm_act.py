@@ -1,6 +1,6 @@
 """The forms of batch_norm_act: those of batch_norm, whose passes do what follows it too (cuda_src/batch_norm_act*.cu).
 
-They take whole vectors alone. Everything else, and on a GPU what is not measured to be faster, is computed apart.
+They take whole vectors alone. Everything else, and on a GPU what is not measured to be faster, PyTorch computes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .batch_norm_problem import DEFINE, HALF_AND_FLOAT, Backward, BatchNormForm,
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 from .images import spatial
+from .library import FASTER
 from .rows import is_symbolic
 
 
@@ -33,7 +34,7 @@ class Whole(BatchNormForm):
         if reason := super().why_not(problem, gpu):
             return reason
         if problem.itemsize == 8:
-            return "fp64 is computed apart"
+            return "there are no kernels for fp64"
         if self.columns:
             whole = batch_norm_nhwc.columns_of(problem)[1].aligned
         else:
@@ -95,7 +96,7 @@ class NhwcInline(Whole, batch_norm_nhwc.NhwcInline):
 
 
 class Apart(Form[Problem]):
-    """batch_norm, then PyTorch's sum and relu.
+    """PyTorch's batch_norm, sum and relu.
 
     Args:
         last: where nothing else computes a problem; else where the kernels are not measured to be faster.
@@ -105,7 +106,7 @@ class Apart(Form[Problem]):
         self._last = last
         self.name = "apart" if last else "unmeasured"
         when = "where runs are not whole vectors" if last else "where no kernel that does it all is measured as faster"
-        self.summary = f"batch_norm, then PyTorch's sum and relu, {when}"
+        self.summary = f"PyTorch's batch_norm, sum and relu, {when}"
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         return None if self._last or gpu.library else "kernels of ours alone are to run, as in the simulator"
@@ -119,7 +120,7 @@ class Apart(Form[Problem]):
 
 
 def why_faster(problem: Problem, gpu: Gpu) -> str | None:
-    """Why one pass for all is faster on a GPU than PyTorch's sum and relu behind batch_norm; None where that is unmeasured."""
+    """Why one pass for all is faster on a GPU than PyTorch's functions; None where that is not measured."""
     return None
 
 
@@ -153,13 +154,15 @@ def problem_of(x: Tensor, grad_x: bool = True) -> Problem:
 
 
 def why_apart(x: Tensor, training: bool) -> str | None:
-    """Why no kernel does it all for `x`; None where one does."""
+    """Why no kernel computes `x`, None where one does."""
     if is_symbolic(*x.shape) or not x.numel():
         return "sizes are not known, or 0"
     if reason := too_large(x):
         return reason
     form = (FORWARD if training else INFERENCE).choose(problem_of(x), gpu(x.device))
-    return form.summary if isinstance(form, Apart) else None
+    if not isinstance(form, Apart):
+        return None
+    return FASTER if gpu(x.device).library and form.name == "unmeasured" else form.summary
 
 
 def run(forms: Forms[Problem], problem: Problem, device: torch.device, of: Forward | Backward) -> None:

@@ -55,6 +55,15 @@ def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
             )
 
 
+def check_residual(input: Tensor, residual: Tensor) -> None:
+    """Raise `InputError` unless a residual is as `input`."""
+    arguments.floating("residual", residual)
+    if residual.shape != input.shape:
+        arguments.fail("residual", residual, f"a tensor of shape {tuple(input.shape)}, that of input")
+    arguments.same_device(input=input, residual=residual)
+    arguments.same_dtype(input=input, residual=residual)
+
+
 def dense(x: Tensor) -> Tensor:
     """`x`, copied where it is neither contiguous nor channels_last."""
     return x if x.is_contiguous() else x.contiguous(memory_format=suggested_format(x))

@@ -7,18 +7,14 @@ from torch import Tensor
 
 from .._dispatch import batch_norm, shardings
 from .._dispatch import batch_norm_act as forms
-from .._dispatch.activations import relu_bwd
 from .._dispatch.batch_norm import Backward, Forward
-from .._dispatch.batch_norm_arguments import PARAMETERS, check, dense, is_wide
-from .._dispatch.elementwise import by_vectors
+from .._dispatch.batch_norm_arguments import PARAMETERS, check, check_residual, dense, is_wide
+from .._dispatch.batch_norm_mask import following, in_steps, kept, passed, whole
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
 from .._dispatch.linear import wants_gradient
-from .._kernel.kernel import ceil_div
 from .._operator.floating import operator
 from .._util import arguments
-from .._util.strides import aligned, restride
-from ._batch_norm import batch_norm as normalised
 
 
 @operator(
@@ -50,10 +46,10 @@ def _followed(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 
 @_batch_norm_act.forward
 def forward(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu, keep):
-    x = _whole(dense(x))
+    x = whole(dense(x))
     y = torch.empty_like(x)
     mean, rstd = (x.new_empty(x.shape[1], dtype=accumulator(x.dtype)) for _ in range(2))
-    then = _following(residual, relu, keep, y)
+    then = following(residual, relu, keep, y)
     if is_there(x):
         weight, bias, new_mean, new_var = contiguous(weight, bias, running_mean, running_var)
         wide = is_wide(x, weight, bias, new_mean, new_var)
@@ -62,36 +58,29 @@ def forward(x, weight, bias, residual, running_mean, running_var, momentum, eps,
         for given, new in ((running_mean, new_mean), (running_var, new_var)):
             if new is not given:
                 given.copy_(new)
-    return y, (mean, rstd, *_kept(then))
+    return y, (mean, rstd, *kept(then))
 
 
 @_batch_norm_act.backward(reads={"bias": ()})
 def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
     mean, rstd, *mask = saved
-    x, grad_y = _whole(dense(x)), _whole(grad_y)
-    grad_z = torch.empty_like(x) if needs_grad.residual and mask else None
-    grad_x = torch.empty_like(x) if needs_grad.x or grad_z is not None else None
+    x, grad_y = whole(dense(x)), whole(grad_y)
+    grad_x, grad_z = torch.empty_like(x) if needs_grad.x else None, None if mask else grad_y
     parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
-    if is_there(x) and (grad_x is not None or any(one is not None for one in parameters)):
-        (given,) = contiguous(weight)
-        gate = (*mask, grad_z) if mask else ()
-        of = Backward(
-            grad_y, x, given, mean, rstd, None, None, grad_x, *parameters, is_wide(x, weight, bias), eps, gate
-        )
-        problem = forms.problem_of(x, grad_x is not None)
+    if needs_grad.residual and mask:  # the pass that writes grad_x writes it too
+        grad_z = torch.empty_like(x) if needs_grad.x else passed(grad_y, *mask)
+    if is_there(x) and any(one is not None for one in (grad_x, *parameters)):
+        gate = (*mask, grad_z if needs_grad.x else None) if mask else ()
+        given = grad_y, x, *contiguous(weight), mean, rstd, None, None, grad_x, *parameters
+        of = Backward(*given, is_wide(x, weight, bias), eps, gate)
+        problem = forms.problem_of(x, needs_grad.x)
         forms.run(forms.BACKWARD if mask else batch_norm.BACKWARD, problem, x.device, of)
-    return grad_x, *parameters, grad_z if mask else grad_y
+    return grad_x, *parameters, grad_z
 
 
 @_batch_norm_act.reference_backward
-def reference_backward(saved, grad_y, x, weight, bias, eps, needs_grad):
-    values = x.to(torch.promote_types(x.dtype, torch.float32))
-    over = (0, *range(2, x.dim()))
-    centred = values - values.mean(over, keepdim=True)
-    rstd = (centred.square().mean(over, keepdim=True) + eps).rsqrt()
-    grad_z, (grad, grad_weight, grad_bias) = _in_steps(grad_y, saved[2:], x, weight, centred * rstd, over)
-    grad = grad - grad.mean(over, keepdim=True) - centred * rstd.square() * (grad * centred).mean(over, keepdim=True)
-    return (grad * rstd).to(x.dtype), *_as(weight, grad_weight), *_as(bias, grad_bias), grad_z
+def reference_backward(saved, grad_y, x, weight, bias, eps):
+    return in_steps(grad_y, saved[2:], x, weight, bias, eps)
 
 
 @_batch_norm_act.unsupported
@@ -120,24 +109,21 @@ def _batch_norm_act_inference(
 
 @_batch_norm_act_inference.forward
 def forward_inference(x, weight, bias, residual, running_mean, running_var, eps, relu, keep):
-    x = _whole(dense(x))
+    x = whole(dense(x))
     y = torch.empty_like(x)
-    then = _following(residual, relu, keep, y)
+    then = following(residual, relu, keep, y)
     if is_there(x):
         weight, bias, running_mean, running_var = contiguous(weight, bias, running_mean, running_var)
         wide = is_wide(x, running_mean)
         of = Forward(x, weight, bias, y, None, None, running_mean, running_var, wide, 0.0, eps, then)
         forms.run(forms.INFERENCE, forms.problem_of(x), x.device, of)
-    return y, _kept(then)
+    return y, kept(then)
 
 
 @_batch_norm_act_inference.backward(reads={"bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
     """relu's own pass, then those of batch_norm."""
-    x, grad_z = dense(x), grad_y
-    if saved:
-        grad_z = torch.empty_like(x)
-        relu_bwd[by_vectors(grad_z)](grad_y, None, *saved, grad_z, grad_z.numel(), T=grad_z.dtype)
+    x, grad_z = dense(x), passed(grad_y, *saved) if saved else grad_y
     grad_x = torch.empty_like(x) if needs_grad.x else None
     parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
     if is_there(x) and any(one is not None for one in (grad_x, *parameters)):
@@ -150,12 +136,8 @@ def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var
 
 
 @_batch_norm_act_inference.reference_backward
-def reference_backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
-    wide = torch.promote_types(x.dtype, torch.float32)
-    mean, rstd = (_columns(one.to(wide), x) for one in (running_mean, (running_var.to(wide) + eps).rsqrt()))
-    over = (0, *range(2, x.dim()))
-    grad_z, (grad, grad_weight, grad_bias) = _in_steps(grad_y, saved, x, weight, (x.to(wide) - mean) * rstd, over)
-    return (grad * rstd).to(x.dtype), *_as(weight, grad_weight), *_as(bias, grad_bias), grad_z
+def reference_backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps):
+    return in_steps(grad_y, saved, x, weight, bias, eps, running_mean, running_var)
 
 
 @_batch_norm_act_inference.unsupported
@@ -183,8 +165,7 @@ def batch_norm_act(
 
     Backward needs a bit for each element beside what batch_norm's needs, and neither the residual nor the result. Where
     runs of channels are not whole 16-byte vectors, in fp64, inside torch.compile, which joins sum and relu with what follows
-    them, and on a GPU where it is not measured to be faster, batch_norm is followed by PyTorch's sum and relu, with what
-    these keep.
+    them, and on a GPU where it is not measured to be faster, these are PyTorch's functions, with what they keep.
 
     Args:
         input, running_mean, running_var, weight, bias, training, momentum, eps: as in `cupyops.batch_norm`.
@@ -208,61 +189,14 @@ def batch_norm_act(
     if activation not in ("relu", None):
         arguments.fail("activation", activation, "'relu' or None")
     if residual is not None:
-        _check_residual(input, residual)
+        check_residual(input, residual)
     relu = activation is not None
-    apart = residual is None and not relu
-    if apart or torch.compiler.is_dynamo_compiling() or forms.why_apart(input, bool(training)) is not None:
-        y = normalised(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        return _followed(y, residual, relu)
+    if torch.compiler.is_dynamo_compiling():
+        batch_norm = torch.nn.functional.batch_norm
+        return _followed(
+            batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), residual, relu
+        )
     keep = relu and wants_gradient(input, weight, bias, residual)
     numbers = (float(momentum), float(eps)) if training else (float(eps),)
     function = _batch_norm_act if training else _batch_norm_act_inference
     return function(input, weight, bias, residual, running_mean, running_var, *numbers, relu, keep)
-
-
-def _check_residual(input: Tensor, residual: Tensor) -> None:
-    arguments.floating("residual", residual)
-    if residual.shape != input.shape:
-        arguments.fail("residual", residual, f"a tensor of shape {tuple(input.shape)}, that of input")
-    arguments.same_device(input=input, residual=residual)
-    arguments.same_dtype(input=input, residual=residual)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The tensor at a 16-byte boundary."""
-    return tensor if aligned(tensor) else tensor.clone()
-
-
-def _following(residual: Tensor | None, relu: bool, keep: bool, y: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
-    """residual, laid out as y; the mask, where it is kept; relu."""
-    if residual is not None:
-        residual = _whole(restride(residual, y.stride()))
-    vectors = ceil_div(y.numel(), 16 // y.element_size())
-    return residual, torch.empty(vectors, dtype=torch.uint8, device=y.device) if keep else None, relu
-
-
-def _kept(then: tuple[Tensor | None, Tensor | None, bool]) -> tuple[Tensor, ...]:
-    return () if then[1] is None else (then[1],)
-
-
-def _columns(values: Tensor, x: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (x.dim() - 2))
-
-
-def _in_steps(grad_y, mask, x, weight, xhat, over):
-    """grad_z; and in fp32 or fp64 grad_z weight, grad_weight and grad_bias."""
-    grad_z = torch.where(_unpacked(*mask, x), grad_y, 0) if mask else grad_y
-    grad = grad_z.to(xhat.dtype)
-    scaled = grad if weight is None else grad * _columns(weight.to(xhat.dtype), x)
-    return grad_z, (scaled, (grad * xhat).sum(over), grad.sum(over))
-
-
-def _unpacked(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask as a tensor of bool, which is laid out as y is."""
-    width = 16 // x.element_size()
-    bits = mask.unsqueeze(1) >> torch.arange(width, dtype=torch.uint8, device=mask.device) & 1
-    return torch.as_strided(bits.flatten()[: x.numel()].bool(), x.shape, torch.empty_like(dense(x)).stride())
-
-
-def _as(parameter: Tensor | None, gradient: Tensor) -> tuple[Tensor | None]:
-    return (None if parameter is None else gradient.to(parameter.dtype),)

@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import nn
+from ..._dispatch.batch_norm_act import why_apart
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof
@@ -67,8 +68,8 @@ def normalised(
         residual: what is added, None where nothing is.
         adds: "add", or "iadd" where it is added in place.
     """
-    fits = (not adds or _are_alike(x, residual)) and (act is None or is_relu(act)) and is_norm(norm)
-    if fits and all(map(_is_nothing, between)):
+    fits = is_norm(norm) and (act is None or is_relu(act)) and all(map(_is_nothing, between))
+    if fits and (not adds or _are_alike(x, residual)) and _is_one_pass(norm, x):
         return over_batch(norm, x, *([residual] if adds else []), function=batch_norm_act)
     y = norm(x)
     for module in between:
@@ -78,6 +79,13 @@ def normalised(
     elif adds:
         y = y + residual
     return F.relu(y) if act is None else act(y)
+
+
+def _is_one_pass(norm: Any, x: Any) -> bool:
+    """Whether kernels compute all at once; if not, batch_norm has some of its own, and torch.compile joins the rest."""
+    if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or x.dim() < 2:
+        return False
+    return why_apart(x, norm.training or norm.running_mean is None) is None
 
 
 def _are_alike(x: Any, residual: Any) -> bool:
