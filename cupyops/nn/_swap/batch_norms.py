@@ -11,6 +11,7 @@ import dis
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,7 +28,7 @@ from ..normalization import over_batch
 from . import proof
 from .calls import OURS
 from .classes import Class, Recipe, kind
-from .tracing import Unknown, graph_of, name_of, probe
+from .tracing import Unknown, name_of, probe
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -182,12 +183,35 @@ def _codes(cls: Class) -> Iterator[Any]:
                 yield function.__code__
 
 
+class _Proxy(fx.Proxy):
+    """With operators that work in place, which torch.fx takes for those that do not."""
+
+
+def _recorded(by: Callable[..., Any]) -> Callable[[fx.Proxy, Any], Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", by, (self, other), {})
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "ifloordiv", "imod", "iand", "ior", "ixor"):
+    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
+        return True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
 def _traced(module: Module, training: bool) -> fx.Graph:
     """The graph of a copy, so that a forward that sets attributes sets none of the module's; such a one is refused."""
     copy = probe(module, {})
     copy.training = training
     before = dict(vars(copy))
-    graph = graph_of(copy)
+    try:
+        graph = _Tracer().trace(copy)
+    except Exception as error:
+        raise Unknown(f"its forward cannot be traced ({type(error).__name__})") from error
     if {k: id(v) for k, v in vars(copy).items()} != {k: id(v) for k, v in before.items()}:
         raise Unknown("its forward sets attributes")
     return graph
