@@ -1,4 +1,7 @@
-"""The mask that batch_norm_act keeps for backward: a bit for each element of y, in a byte for each 16-byte vector of it."""
+"""The mask that batch_norm_act keeps for backward: a bit for each element of y, in a byte for each 16-byte vector of it.
+
+Its bytes are one row, of shape (1, bytes), where y has its channels last: that is all that tells, where x is not kept.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from torch import Tensor
 from .._kernel.kernel import ceil_div
 from .._util.strides import aligned, restride
 from .activations import relu_bwd
-from .batch_norm_arguments import dense
 from .elementwise import by_vectors
 from .images import is_there
 
@@ -25,7 +27,8 @@ def following(residual: Tensor | None, relu: bool, keep: bool, y: Tensor) -> tup
     if residual is not None:
         residual = whole(restride(residual, y.stride()))
     vectors = ceil_div(y.numel(), 16 // y.element_size())
-    return residual, torch.empty(vectors, dtype=torch.uint8, device=y.device) if keep else None, relu
+    shape = (vectors,) if y.is_contiguous() else (1, vectors)
+    return residual, torch.empty(shape, dtype=torch.uint8, device=y.device) if keep else None, relu
 
 
 def kept(then: tuple[Tensor | None, Tensor | None, bool]) -> tuple[Tensor, ...]:
@@ -44,8 +47,11 @@ def passed(grad_y: Tensor, mask: Tensor) -> Tensor:
 def unpacked(mask: Tensor, x: Tensor) -> Tensor:
     """A mask as a tensor of bool, which is laid out as y is."""
     width = 16 // x.element_size()
-    bits = mask.unsqueeze(1) >> torch.arange(width, dtype=torch.uint8, device=mask.device) & 1
-    return torch.as_strided(bits.flatten()[: x.numel()].bool(), x.shape, torch.empty_like(dense(x)).stride())
+    bits = mask.unsqueeze(-1) >> torch.arange(width, dtype=torch.uint8, device=mask.device) & 1
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    form = torch.contiguous_format if mask.dim() == 1 else last
+    strides = torch.empty(x.shape, memory_format=form, device="meta").stride()
+    return torch.as_strided(bits.flatten()[: x.numel()].bool(), x.shape, strides)
 
 
 def in_steps(

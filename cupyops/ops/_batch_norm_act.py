@@ -61,15 +61,20 @@ def forward(x, weight, bias, residual, running_mean, running_var, momentum, eps,
     return y, (mean, rstd, *kept(then))
 
 
-@_batch_norm_act.backward(reads={"bias": ()})
+OF_BATCH_NORM = ("x", "weight", "bias")  # whose gradients need more than the mask
+
+
+@_batch_norm_act.backward(reads={"x": OF_BATCH_NORM, "weight": OF_BATCH_NORM, "bias": ()})
 def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
     mean, rstd, *mask = saved
+    if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
+        return None, None, None, passed(grad_y, *mask) if mask else grad_y
     x, grad_y = whole(dense(x)), whole(grad_y)
     grad_x, grad_z = torch.empty_like(x) if needs_grad.x else None, None if mask else grad_y
     parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
     if needs_grad.residual and mask:  # the pass that writes grad_x writes it too
         grad_z = torch.empty_like(x) if needs_grad.x else passed(grad_y, *mask)
-    if is_there(x) and any(one is not None for one in (grad_x, *parameters)):
+    if is_there(x):
         gate = (*mask, grad_z if needs_grad.x else None) if mask else ()
         given = grad_y, x, *contiguous(weight), mean, rstd, None, None, grad_x, *parameters
         of = Backward(*given, is_wide(x, weight, bias), eps, gate)
@@ -120,13 +125,16 @@ def forward_inference(x, weight, bias, residual, running_mean, running_var, eps,
     return y, kept(then)
 
 
-@_batch_norm_act_inference.backward(reads={"bias": ()})
+@_batch_norm_act_inference.backward(reads={"x": OF_BATCH_NORM, "weight": OF_BATCH_NORM, "bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
     """relu's own pass, then those of batch_norm."""
-    x, grad_z = dense(x), passed(grad_y, *saved) if saved else grad_y
+    grad_z = passed(grad_y, *saved) if saved else grad_y
+    if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
+        return None, None, None, grad_z
+    x = dense(x)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
-    if is_there(x) and any(one is not None for one in (grad_x, *parameters)):
+    if is_there(x):
         weight, running_mean, running_var = contiguous(weight, running_mean, running_var)
         given = grad_z, x, weight, None, None, running_mean, running_var
         of = Backward(*given, grad_x, *parameters, is_wide(x, running_mean), eps)

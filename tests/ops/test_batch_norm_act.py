@@ -249,6 +249,20 @@ def test_second_derivatives(training, last):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_second_derivative_of_the_residual_alone(training):
+    """Of which x, and how it lies, are not kept."""
+    x, grad_y, mean, var, weight, bias, residual = tensors((3, 8, 3, 5), True, torch.float32)
+    results = []
+    for function in (cupyops.batch_norm_act, by_torch):
+        leaf = residual.clone().requires_grad_()
+        with cupyops.simulate():
+            y = function(x, mean.clone(), var.clone(), weight, bias, training, residual=leaf)
+            (first,) = torch.autograd.grad((y * grad_y).square().sum(), leaf, create_graph=True)
+            results.append((first, *torch.autograd.grad(first.square().sum(), leaf)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_special_values(training):
     """NaN stays NaN in y, and passes the gradient; -0, what rounds to 0 and infinities are as PyTorch's relu has them."""
     x, grad_y, mean, var, weight, bias, _ = tensors((4, 3, 4, 8), False, torch.float16)
