@@ -47,10 +47,12 @@ class NchwClusterForward(Whole, batch_norm_nchw.NchwClusterForward):
 
 
 class NchwTwoPassForward(Whole, batch_norm_nchw.NchwTwoPassForward):
+    summary = "blocks share a channel; two passes"
     kernel = _kernel("batch_norm_act", "fwd_nchw")
 
 
 class NchwInference(Whole, batch_norm_nchw.NchwInference):
+    summary = "blocks share a channel"
     kernel = NchwTwoPassForward.kernel
 
 
@@ -59,6 +61,7 @@ class NchwClusterBackward(Whole, batch_norm_nchw.NchwClusterBackward):
 
 
 class NchwTwoPassBackward(Whole, batch_norm_nchw.NchwTwoPassBackward):
+    summary = NchwTwoPassForward.summary
     first = _kernel("batch_norm_act", "bwd_nchw_partials")
     second = _kernel("batch_norm_act", "bwd_nchw")
 

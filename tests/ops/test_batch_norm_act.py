@@ -43,6 +43,7 @@ class TestBatchNormAct(OperatorContract):
             "special_values",
             "simulator",
         ): "an infinite weight: PyTorch on a CPU makes NaN, of inf - inf; on a GPU it does not",
+        ("output_strides", "gpu"): "of (n, c) transposed the output is contiguous, as PyTorch's on a CPU",
     }
 
     def samples(self, make: Make):
@@ -64,7 +65,10 @@ class TestBatchNormAct(OperatorContract):
         yield _sample(make, (5, 2, 2 * width), True, activation=None)
 
     def layouts(self, make: Make):
-        yield from super().layouts(make)
+        for one in super().layouts(make):
+            # of (n, c) transposed PyTorch's output is contiguous on a CPU, as ours always, and not on a GPU
+            if make.device.type == "cpu" or one.args[0].dim() > 2 or one.args[0].is_contiguous():
+                yield one
         for training in (True, False):
             one = _sample(make, (2, 8, 4, 5), True, training=training)
             yield one.map(lambda t: _channels_last(t) if t.dim() == 4 else t)
