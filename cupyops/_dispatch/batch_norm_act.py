@@ -107,7 +107,7 @@ class Apart(Form[Problem]):
 
     def __init__(self, last: bool) -> None:
         self._last = last
-        self.name = "apart" if last else "unmeasured"
+        self.name = "apart" if last else "pytorch"
         when = "where runs are not whole vectors" if last else "where no kernel that does it all is measured as faster"
         self.summary = f"PyTorch's batch_norm, sum and relu, {when}"
 
@@ -165,7 +165,7 @@ def why_apart(x: Tensor, training: bool) -> str | None:
     form = (FORWARD if training else INFERENCE).choose(problem_of(x), gpu(x.device))
     if not isinstance(form, Apart):
         return None
-    return FASTER if gpu(x.device).library and form.name == "unmeasured" else form.summary
+    return FASTER if gpu(x.device).library and form.name == "pytorch" else form.summary
 
 
 def run(forms: Forms[Problem], problem: Problem, device: torch.device, of: Forward | Backward) -> None:

@@ -319,7 +319,7 @@ def test_a_gpu_takes_what_is_measured():
     """Until then batch_norm and PyTorch's functions; with kernels of ours alone, one pass."""
     of = Problem(128, 256, 56 * 56, 2, True, True)
     with cupyops.simulate("sm_90"), assume_gpu(**H200, library=True):
-        assert forms.FORWARD.choose(of, gpu(CPU)).name == "unmeasured"
+        assert forms.FORWARD.choose(of, gpu(CPU)).name == "pytorch"
     with cupyops.simulate("sm_90"), assume_gpu(**H200):
         chosen = [one.choose(of, gpu(CPU)).name for one in (forms.FORWARD, forms.BACKWARD, forms.INFERENCE)]
         assert chosen == ["nhwc_two_pass", "nhwc_two_pass", "nhwc"]
