@@ -30,7 +30,7 @@
 // which backward reads once, took as long.
 //
 // Python defines SEGMENT_THREADS, the most that a block of two passes has, and CLUSTER_THREADS.
-#include "batch_norm/nchw.cuh"
+#include "batch_norm/nchw_kernels.cuh"
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x segments.splits, in clusters of
 // segments.splits. Block: a multiple of 32. Shared memory: `buffered` vectors of 16 bytes.
@@ -40,25 +40,8 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
                                 T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
                                 void* running_mean, void* running_var, Segments segments, int buffered, int wide,
                                 acc_t<T> momentum, acc_t<T> eps) {
-  using A = acc_t<T>;
-  extern __shared__ uint4 buffer[];
-  __shared__ Pair<A> shared[kWarp];
-  __shared__ Moments<A> all[MAX_CLUSTER];
-  if (cluster_blocks() > 1) cluster_begin();
-  const long long c = segments.segment(blockIdx.x);
-  const Split<T, ALIGNED> split(segments, c, segments.split(blockIdx.x), y);
-  const SegmentSource<T> source{x, buffer, buffered};
-  source.prefetch(split);
-  wait_for_groups<0>();
-  share_in_cluster(block_moments(split_moments(split, source), split.elements(), shared), all);
-  auto of = merged<A>(
-      int(segments.splits), [&](int i) { return all[i].count; },
-      [&](int i) { return Pair<A>{all[i].mean, all[i].square}; });
-  of.count = A(segments.count * segments.size);
-  const auto affine = ChannelParameters<T>{weight, bias, wide}.affine(c, {of.mean, of.rstd(eps)});
-  store_normalised(split, source, y, [&] { return affine; });
-  if (segments.split(blockIdx.x) > 0 || threadIdx.x > 0) return;
-  save_statistics<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
+  nchw_cluster_forward<T, ALIGNED, Nothing>(x, weight, bias, y, mean, rstd, running_mean, running_var, segments,
+                                            buffered, wide, momentum, eps, {});
 }
 
 // The first pass of training: `partials`, (channels, segments.splits, 3), are count, mean and square of each block. Grid:
@@ -81,26 +64,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS)
                         T* __restrict__ y, const acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ mean,
                         acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, Segments segments, int wide,
                         acc_t<T> momentum, acc_t<T> eps) {
-  using A = acc_t<T>;
-  __shared__ Moments<A> shared[kWarp];
-  const unsigned block = gridDim.x - 1 - blockIdx.x, channels = gridDim.x / unsigned(segments.splits);
-  // in inference the channels of an image follow each other, as they lie in memory
-  const long long c = partials ? segments.segment(block) : block % channels;
-  const int number = partials ? segments.split(block) : int(block / channels);
-  const ChannelParameters<T> parameters{weight, bias, wide};
-  Pair<A> of = {};
-  if (partials) {
-    Moments<A> moments = block_merge_partials(partials + 3 * c * segments.splits, int(segments.splits), shared);
-    moments.count = A(segments.count * segments.size);
-    of = {moments.mean, moments.rstd(eps)};
-    if (number == 0 && threadIdx.x == 0) {
-      save_statistics<T>(moments, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
-    }
-  }
-  store_normalised(Split<T, ALIGNED>(segments, c, number, y), SegmentSource<T>{x}, y, [&] {
-    return parameters.affine(
-        c, partials ? of : ChannelStatistics<T>{nullptr, nullptr, running_mean, running_var, wide, eps}[c]);
-  });
+  nchw_forward<T, ALIGNED, Nothing>(x, weight, bias, y, partials, mean, rstd, running_mean, running_var, segments, wide,
+                                    momentum, eps, {});
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_nchw_cluster.
@@ -111,27 +76,8 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
                                 const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                                 T* __restrict__ grad_x, void* __restrict__ grad_weight, void* __restrict__ grad_bias,
                                 Segments segments, int buffered, int wide) {
-  using A = acc_t<T>;
-  extern __shared__ uint4 buffer[];
-  __shared__ Pair<A> shared[kWarp], all[MAX_CLUSTER];
-  if (cluster_blocks() > 1) cluster_begin();
-  const long long c = segments.segment(blockIdx.x);
-  const Split<T, ALIGNED> split(segments, c, segments.split(blockIdx.x), x);
-  const A mu = mean[c], r = rstd[c];
-  const SplitMean<T> centre(mu, r);
-  const SegmentSource<T> grads{grad_y, buffer, buffered}, inputs{x, buffer + buffered, buffered};
-  grads.prefetch(split), inputs.prefetch(split);
-  wait_for_groups<0>();
-  share_in_cluster(block_reduce<Sum>(split_sums(split, grads, inputs, centre.about), shared), all);
-  Pair<A> sums = all[0];
-  for (int i = 1; i < segments.splits; ++i) sums = sums + all[i];
-  sums = centre.about_mean(sums), sums.second *= r;
-  if (segments.split(blockIdx.x) == 0 && threadIdx.x == 0) {
-    store_parameter_gradients<T>(sums, c, grad_weight, grad_bias, wide);
-  }
-  if (!grad_x) return;
-  const A w = parameter<T>(weight, c, wide, A(1)), count = A(segments.count * segments.size);
-  store_gradient(split, grads, inputs, grad_x, ChannelGradient<T>::of(mu, r, w, sums, count));
+  nchw_cluster_backward<T, ALIGNED, EveryGradient>(grad_y, x, weight, mean, rstd, grad_x, grad_weight, grad_bias,
+                                                   segments, buffered, wide, {});
 }
 
 // The first pass of backward: `partials`, (channels, segments.splits, 2), are sum(grad_y) and sum(grad_y xhat) of each
@@ -143,30 +89,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS)
                                  const void* __restrict__ running_mean, const void* __restrict__ running_var,
                                  T* __restrict__ grad_x, acc_t<T>* __restrict__ partials, Segments segments, int wide,
                                  acc_t<T> eps) {
-  using A = acc_t<T>;
-  using P = Split<T, ALIGNED>;
-  constexpr int U = P::kUnroll;
-  __shared__ Pair<A> shared[kWarp];
-  const long long c = segments.segment(blockIdx.x);
-  const P split(segments, c, segments.split(blockIdx.x), x);
-  const Pair<A> of = ChannelStatistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
-  const SplitMean<T> centre(of.first, of.second);
-  const A scale = of.second * parameter<T>(weight, c, wide, A(1));
-  Pair<A> sums = {};
-  each_vectors(
-      split,
-      [&](const RunVector(&places)[U], const Vector<T>(&vectors)[2][U]) {
-        add_products(sums, places, vectors[0], vectors[1], centre.about);
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (grad_x) split.store(grad_x, places[u], [&](int e) { return vectors[0][u][e] * scale; });
-        }
-      },
-      SegmentSource<T>{grad_y}, SegmentSource<T>{x});
-  if (!partials) return;
-  sums = centre.about_mean(block_reduce<Sum>(sums, shared));
-  A* at = partials + 2 * (long long)blockIdx.x;
-  if (threadIdx.x == 0) at[0] = sums.first, at[1] = sums.second * of.second;
+  nchw_backward_partials<T, ALIGNED, EveryGradient>(grad_y, x, weight, mean, rstd, running_mean, running_var, grad_x,
+                                                    partials, segments, wide, eps, {});
 }
 
 // The second pass of training: grad_x. The first block of a channel also writes grad_weight and grad_bias, which may be
@@ -177,21 +101,8 @@ __global__ void __launch_bounds__(SEGMENT_THREADS)
                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                         const acc_t<T>* __restrict__ partials, T* __restrict__ grad_x, void* __restrict__ grad_weight,
                         void* __restrict__ grad_bias, Segments segments, int wide) {
-  using A = acc_t<T>;
-  __shared__ Pair<A> shared[kWarp];
-  const unsigned block = gridDim.x - 1 - blockIdx.x;
-  const long long c = segments.segment(block);
-  const int number = segments.split(block);
-  Pair<A> sums = {};
-  for (int i = threadIdx.x; i < segments.splits; i += blockDim.x) {
-    const A* at = partials + 2 * (c * segments.splits + i);
-    sums = sums + Pair<A>{at[0], at[1]};
-  }
-  sums = block_reduce<Sum>(sums, shared);
-  if (number == 0 && threadIdx.x == 0) store_parameter_gradients<T>(sums, c, grad_weight, grad_bias, wide);
-  const A w = parameter<T>(weight, c, wide, A(1)), count = A(segments.count * segments.size);
-  store_gradient(Split<T, ALIGNED>(segments, c, number, grad_x), SegmentSource<T>{grad_y}, SegmentSource<T>{x}, grad_x,
-                 ChannelGradient<T>::of(mean[c], rstd[c], w, sums, count));
+  nchw_backward<T, ALIGNED, EveryGradient>(grad_y, x, weight, mean, rstd, partials, grad_x, grad_weight, grad_bias,
+                                           segments, wide, {});
 }
 
 // grad_weight and grad_bias, and in training `of`, from which grad_x follows, each of which may be null. A channel has

@@ -263,6 +263,12 @@ def _batch_norm(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
     return cupyops.batch_norm, x, *running, m(channels), m(channels), training
 
 
+def _batch_norm_act(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
+    _, *args = _batch_norm(m, x, training)
+    residual = torch.empty_like(x).copy_(m(*x.shape)).detach().requires_grad_()
+    return cupyops.batch_norm_act, *args, {"residual": residual}
+
+
 def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, **options: Any) -> tuple[Any, ...]:
     function = cupyops.fused_linear_cross_entropy
     return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options
@@ -398,6 +404,14 @@ _SAMPLES: dict[str, list[Call]] = {
         ],
         lambda m: _batch_norm(m, _channels_last(m(3, 16, 5, 4)), True),
         lambda m: _batch_norm(m, _off(m(2, 3, 70)), True),
+    ],
+    "batch_norm_act": [
+        *[
+            lambda m, shape=shape, training=training: _batch_norm_act(m, m(*shape), training)
+            for shape in ((3, 5, 7, 8), (9, 2, 40, 64), (17, 8, 33), (70, 16), (1040, 64))
+            for training in (True, False)
+        ],
+        lambda m: _batch_norm_act(m, _channels_last(m(3, 16, 5, 4)), True),
     ],
     "embedding": [
         lambda m: (cupyops.embedding, m.integers(40, high=3), m(5, 3), 1),

@@ -153,20 +153,35 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T, ALIGNED>& til
   }
 }
 
-// sum(grad_y) and sum(grad_y (x - about)) of each of this thread's columns.
-template <typename T, bool ALIGNED, typename A = acc_t<T>, int W = ColumnTile<T, ALIGNED>::W>
+// grad_z of the pieces that each_rows has given of grad_y: see activated.cuh.
+template <typename T, bool ALIGNED, int U, typename Gate>
+__device__ __forceinline__ void pass(const Gate& gate, const ColumnTile<T, ALIGNED>& tile, long long at, int present,
+                                     const Piece<T, ALIGNED> (&grad_y)[U], Piece<T, ALIGNED> (&grad_z)[U]) {
+  const auto bits =
+      gate.template load<U>([&](int u) { return u < present; }, [&](int u) { return at + u * tile.pitch; });
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    if constexpr (Gate::kMasked) grad_z[u] = {bits(u, grad_y[u].vector)};
+    else grad_z[u] = grad_y[u];
+  }
+}
+
+// sum(grad_y) and sum(grad_y (x - about)) of each of this thread's columns, of those grad_y that pass the gate.
+template <typename T, bool ALIGNED, typename Gate, typename A = acc_t<T>, int W = ColumnTile<T, ALIGNED>::W>
 __device__ __forceinline__ void column_sums(const ColumnTile<T, ALIGNED>& tile, const T* grad_y, const T* x,
-                                            const A (&about)[W], Pair<A> (&sums)[W]) {
+                                            const A (&about)[W], Pair<A> (&sums)[W], const Gate& gate) {
   each_rows(
       tile,
-      [&](long long, int present, const Pieces<T, ALIGNED, 2>& pieces) {
+      [&](long long at, int present, const Pieces<T, ALIGNED, 2>& pieces) {
+        Piece<T, ALIGNED> grad_z[Pieces<T, ALIGNED, 2>::U];
+        pass(gate, tile, at, present, pieces.of[0], grad_z);
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           Pair<A> own = {};
 #pragma unroll
           for (int u = 0; u < pieces.U; ++u) {
             const A centred = u < present ? pieces.of[1][u][e] - about[e] : A(0);  // else 0 x inf would be NaN
-            own.first += pieces.of[0][u][e], own.second += pieces.of[0][u][e] * centred;
+            own.first += grad_z[u][e], own.second += grad_z[u][e] * centred;
           }
           sums[e] = sums[e] + own;
         }

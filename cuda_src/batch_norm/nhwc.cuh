@@ -3,6 +3,7 @@
 // cluster has along the columns at most.
 #pragma once
 
+#include "batch_norm/activated.cuh"
 #include "batch_norm/batch_norm.cuh"
 #include "batch_norm/column_tile.cuh"
 
@@ -45,7 +46,7 @@ __device__ __forceinline__ void take_columns(const ColumnTile<T, ALIGNED>& tile,
 
 template <typename T, bool ALIGNED, int W>
 __device__ __forceinline__ void store_normalised(const ColumnTile<T, ALIGNED>& tile, const T* x, T* y,
-                                                 const ChannelAffine<T> (&of)[W]) {
+                                                 const ChannelAffine<T> (&of)[W], Nothing) {
   each_rows<true>(
       tile,
       [&](long long at, int present, const Pieces<T, ALIGNED, 1>& pieces) {
@@ -54,14 +55,48 @@ __device__ __forceinline__ void store_normalised(const ColumnTile<T, ALIGNED>& t
       x);
 }
 
-template <typename T, bool ALIGNED, int W>
+// The same, then what follows.
+template <typename T, int W>
+__device__ __forceinline__ void store_normalised(const ColumnTile<T, true>& tile, const T* x, T* y,
+                                                 const ChannelAffine<T> (&of)[W], const Activated<T>& then) {
+  if (then.residual) {
+    each_rows<true>(
+        tile,
+        [&](long long at, int present, const Pieces<T, true, 2>& pieces) {
+#pragma unroll
+          for (int u = 0; u < Pieces<T, true, 2>::U; ++u) {
+            if (u >= present) continue;
+            then.store(y, at + u * tile.pitch, [&](int e) { return of[e](pieces.of[0][u][e]) + pieces.of[1][u][e]; });
+          }
+        },
+        x, then.residual);
+  } else {
+    each_rows<true>(
+        tile,
+        [&](long long at, int present, const Pieces<T, true, 1>& pieces) {
+#pragma unroll
+          for (int u = 0; u < Pieces<T, true, 1>::U; ++u) {
+            if (u < present) then.store(y, at + u * tile.pitch, [&](int e) { return of[e](pieces.of[0][u][e]); });
+          }
+        },
+        x);
+  }
+}
+
+template <typename T, bool ALIGNED, int W, typename Gate>
 __device__ __forceinline__ void store_gradient(const ColumnTile<T, ALIGNED>& tile, const T* grad_y, const T* x,
-                                               T* grad_x, const ChannelGradient<T> (&of)[W]) {
+                                               T* grad_x, const ChannelGradient<T> (&of)[W], const Gate& gate) {
   each_rows<true>(
       tile,
       [&](long long at, int present, const Pieces<T, ALIGNED, 2>& pieces) {
+        Piece<T, ALIGNED> grad_z[Pieces<T, ALIGNED, 2>::U];
+        pass(gate, tile, at, present, pieces.of[0], grad_z);
         store_rows(tile, grad_x, at, present, pieces,
-                   [&](int u, int e) { return of[e](pieces.of[0][u][e], pieces.of[1][u][e]); });
+                   [&](int u, int e) { return of[e](grad_z[u][e], pieces.of[1][u][e]); });
+        if constexpr (Gate::kMasked) {
+          if (gate.grad_z)
+            store_rows(tile, gate.grad_z, at, present, pieces, [&](int u, int e) { return grad_z[u][e]; });
+        }
       },
       grad_y, x);
 }

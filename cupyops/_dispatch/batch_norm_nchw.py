@@ -46,7 +46,8 @@ batch_norm_bwd_nchw = _nchw("batch_norm_bwd_nchw")
 
 
 def _launch_segments(kernel: Kernel, problem: Problem, plan: Segments) -> Launch:
-    return Launch(kernel, plan.grid, plan.block, template={"ALIGNED": plan.aligned and problem.itemsize < 8})
+    template = {"ALIGNED": plan.aligned and problem.itemsize < 8} if "ALIGNED" in kernel.template else {}
+    return Launch(kernel, plan.grid, plan.block, template=template)
 
 
 class NchwCluster(BatchNormForm):
@@ -75,7 +76,8 @@ class NchwCluster(BatchNormForm):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         plan = self._plan(problem, gpu)
         shared, blocks = plan.buffered * self.tensors * 16, (plan.splits,) if plan.splits > 1 else None
-        return Launch(self.kernel, plan.grid, plan.block, shared, {"ALIGNED": plan.aligned}, blocks)
+        template = {"ALIGNED": plan.aligned} if "ALIGNED" in self.kernel.template else {}
+        return Launch(self.kernel, plan.grid, plan.block, shared, template, blocks)
 
     def _plan(self, problem: Problem, gpu: Gpu) -> Segments:
         return segments.cluster(*problem.segments, self.tensors, gpu)
@@ -87,7 +89,7 @@ class NchwClusterForward(NchwCluster):
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
         plan = self._plan(problem, gpu)
         rest = plan.packed, plan.buffered, of.wide, of.momentum, of.eps
-        self.launch(problem, gpu)(*of[:8], *rest, T=of.x.dtype)
+        self.launch(problem, gpu)(*of[:8], *rest, *of.then, T=of.x.dtype)
 
 
 class NchwClusterBackward(NchwCluster):
@@ -96,7 +98,7 @@ class NchwClusterBackward(NchwCluster):
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
         plan = self._plan(problem, gpu)
         given = of.grad_y, of.x, of.weight, of.mean, of.rstd, *of.gradients
-        self.launch(problem, gpu)(*given, plan.packed, plan.buffered, of.wide, T=of.x.dtype)
+        self.launch(problem, gpu)(*given, plan.packed, plan.buffered, of.wide, *of.gate, T=of.x.dtype)
 
 
 class NchwTwoPassForward(BatchNormForm):
@@ -104,18 +106,19 @@ class NchwTwoPassForward(BatchNormForm):
 
     name = "nchw_two_pass"
     summary = "blocks share a channel; two passes; also fp64 of any layout"
+    kernel = batch_norm_fwd_nchw  # of the second pass
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return batch_norm_fwd_nchw_partials, batch_norm_fwd_nchw
+        return batch_norm_fwd_nchw_partials, self.kernel
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        return _launch_segments(batch_norm_fwd_nchw, problem, segments.split(*problem.segments))
+        return _launch_segments(self.kernel, problem, segments.split(*problem.segments))
 
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
         plan, dtype = segments.split(*problem.segments), of.x.dtype
         partials = of.x.new_empty(plan.grid * 3, dtype=accumulator(dtype))
         _launch_segments(batch_norm_fwd_nchw_partials, problem, plan)(of.x, partials, plan.packed, T=dtype)
-        given = *of[:4], partials, *of.statistics, plan.packed, of.wide, of.momentum, of.eps
+        given = *of[:4], partials, *of.statistics, plan.packed, of.wide, of.momentum, of.eps, *of.then
         self.launch(problem, gpu)(*given, T=dtype)
 
 
@@ -126,13 +129,13 @@ class NchwInference(NchwTwoPassForward):
     summary = "blocks share a channel; also fp64 of any layout"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return (batch_norm_fwd_nchw,)
+        return (self.kernel,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        return _launch_segments(batch_norm_fwd_nchw, problem, self._plan(problem))
+        return _launch_segments(self.kernel, problem, self._plan(problem))
 
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
-        rest = self._plan(problem).packed, of.wide, 0.0, of.eps
+        rest = self._plan(problem).packed, of.wide, 0.0, of.eps, *of.then
         self.launch(problem, gpu)(*of[:4], None, *of.statistics, *rest, T=of.x.dtype)
 
     def _plan(self, problem: Problem) -> Segments:
@@ -145,28 +148,31 @@ class NchwTwoPassBackward(BatchNormForm):
 
     name = "nchw_two_pass"
     summary = NchwTwoPassForward.summary
+    first, second = batch_norm_bwd_nchw_partials, batch_norm_bwd_nchw  # the kernels of the two passes
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return batch_norm_bwd_nchw_partials, batch_norm_bwd_nchw, batch_norm_bwd_finalize
+        return self.first, self.second, batch_norm_bwd_finalize
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        kernel = batch_norm_bwd_nchw if problem.grad_x else batch_norm_bwd_nchw_partials
+        kernel = self.second if problem.grad_x else self.first
         return _launch_segments(kernel, problem, segments.split(*problem.segments))
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
         plan = segments.split(*problem.segments)
         partials = of.x.new_empty(plan.grid * 2, dtype=accumulator(of.x.dtype))
-        _sum_segments(problem, of, None, partials)
+        _sum_segments(self.first, problem, of, None, partials)
         if of.grad_x is None:
             return finalize(of, partials, 1, plan.splits, (2, 2 * plan.splits))
         given = of.grad_y, of.x, of.weight, of.mean, of.rstd, partials, *of.gradients
-        self.launch(problem, gpu)(*given, plan.packed, of.wide, T=of.x.dtype)
+        self.launch(problem, gpu)(*given, plan.packed, of.wide, *of.gate, T=of.x.dtype)
 
 
-def _sum_segments(problem: Problem, of: Backward, grad_x: Tensor | None, partials: Tensor | None) -> None:
+def _sum_segments(
+    kernel: Kernel, problem: Problem, of: Backward, grad_x: Tensor | None, partials: Tensor | None
+) -> None:
     plan = segments.split(*problem.segments)
     given = of.grad_y, of.x, of.weight, *of.statistics, grad_x, partials, plan.packed, of.wide, of.eps
-    _launch_segments(batch_norm_bwd_nchw_partials, problem, plan)(*given, T=of.x.dtype)
+    _launch_segments(kernel, problem, plan)(*given, *of.gate[:1], T=of.x.dtype)
 
 
 class NchwInferenceBackward(NchwTwoPassBackward):
@@ -176,14 +182,14 @@ class NchwInferenceBackward(NchwTwoPassBackward):
     summary = NchwInference.summary
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return batch_norm_bwd_nchw_partials, batch_norm_bwd_finalize
+        return self.first, batch_norm_bwd_finalize
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        return _launch_segments(batch_norm_bwd_nchw_partials, problem, segments.split(*problem.segments))
+        return _launch_segments(self.first, problem, segments.split(*problem.segments))
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
         plan = segments.split(*problem.segments)
         partials = of.x.new_empty(plan.grid * 2, dtype=accumulator(of.x.dtype)) if of.of_parameters else None
-        _sum_segments(problem, of, of.grad_x, partials)
+        _sum_segments(self.first, problem, of, of.grad_x, partials)
         if partials is not None:
             finalize(of, partials, 1, plan.splits, (2, 2 * plan.splits))

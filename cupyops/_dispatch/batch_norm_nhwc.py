@@ -66,13 +66,15 @@ def _why_columns_slower(problem: Problem) -> str | None:
     return None if problem.images >= SMALL_PLANE_IMAGES else f"there are fewer than {SMALL_PLANE_IMAGES} images"
 
 
-def _columns(problem: Problem) -> tuple[Matrix, Columns]:
+def columns_of(problem: Problem) -> tuple[Matrix, Columns]:
+    """Its columns, and the launch over them."""
     matrix = problem.matrix.folded(problem.itemsize, problem.aligned)
     return matrix, column_tiles.split(matrix.rows, matrix.size, problem.itemsize, problem.aligned)
 
 
 def _launch_columns(kernel: Kernel, plan: Columns) -> Launch:
-    return Launch(kernel, plan.grid, plan.block, template={"ALIGNED": plan.aligned})
+    template = {"ALIGNED": plan.aligned} if "ALIGNED" in kernel.template else {}
+    return Launch(kernel, plan.grid, plan.block, template=template)
 
 
 class NhwcCluster(BatchNormForm):
@@ -108,7 +110,7 @@ class NhwcClusterForward(NhwcCluster):
     kernel = batch_norm_fwd_nhwc_cluster
 
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
-        self.launch(problem, gpu)(*of[:8], *problem.matrix[:2], of.wide, of.momentum, of.eps, T=of.x.dtype)
+        self.launch(problem, gpu)(*of[:8], *problem.matrix[:2], of.wide, of.momentum, of.eps, *of.then, T=of.x.dtype)
 
 
 class NhwcClusterBackward(NhwcCluster):
@@ -116,7 +118,7 @@ class NhwcClusterBackward(NhwcCluster):
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
         given = of.grad_y, of.x, of.weight, of.mean, of.rstd, *of.gradients
-        self.launch(problem, gpu)(*given, *problem.matrix[:2], of.wide, T=of.x.dtype)
+        self.launch(problem, gpu)(*given, *problem.matrix[:2], of.wide, *of.gate, T=of.x.dtype)
 
 
 class NhwcTwoPassForward(BatchNormForm):
@@ -124,6 +126,7 @@ class NhwcTwoPassForward(BatchNormForm):
 
     name = "nhwc_two_pass"
     summary = "blocks share the rows of a tile of channels, or of the pixels of small planes; two passes"
+    kernel = batch_norm_fwd_nhwc  # of the second pass
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         return _why_not_columns(problem)
@@ -132,13 +135,13 @@ class NhwcTwoPassForward(BatchNormForm):
         return _why_columns_slower(problem)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return batch_norm_fwd_nhwc_partials, batch_norm_fwd_nhwc_finalize, batch_norm_fwd_nhwc
+        return batch_norm_fwd_nhwc_partials, batch_norm_fwd_nhwc_finalize, self.kernel
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        return _launch_columns(batch_norm_fwd_nhwc, _columns(problem)[1])
+        return _launch_columns(self.kernel, columns_of(problem)[1])
 
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
-        matrix, plan = _columns(problem)
+        matrix, plan = columns_of(problem)
         rows, size, channels, pixels = matrix
         dtype = of.x.dtype
         partials = of.x.new_empty(plan.splits * size * 2, dtype=accumulator(dtype))
@@ -146,12 +149,12 @@ class NhwcTwoPassForward(BatchNormForm):
         counts = rows, channels, pixels, matrix.folds, plan.splits
         finalize = batch_norm_fwd_nhwc_finalize[ceil_div(channels, FINALIZERS[0]), FINALIZERS]
         finalize(partials, *of.statistics, *counts, of.wide, of.momentum, of.eps, T=dtype)
-        _normalise(plan, matrix, of._replace(running_mean=None, running_var=None))
+        _normalise(self.kernel, plan, matrix, of._replace(running_mean=None, running_var=None))
 
 
-def _normalise(plan: Columns, matrix: Matrix, of: Forward) -> None:
-    launch = _launch_columns(batch_norm_fwd_nhwc, plan)
-    launch(*of[:8], *matrix, of.wide, of.eps, T=of.x.dtype)
+def _normalise(kernel: Kernel, plan: Columns, matrix: Matrix, of: Forward) -> None:
+    launch = _launch_columns(kernel, plan)
+    launch(*of[:8], *matrix, of.wide, of.eps, *of.then, T=of.x.dtype)
 
 
 class NhwcTwoPassBackward(BatchNormForm):
@@ -159,6 +162,7 @@ class NhwcTwoPassBackward(BatchNormForm):
 
     name = "nhwc_two_pass"
     summary = NhwcTwoPassForward.summary
+    first, second = batch_norm_bwd_nhwc_partials, batch_norm_bwd_nhwc  # the kernels of the two passes
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         return _why_not_columns(problem)
@@ -167,27 +171,27 @@ class NhwcTwoPassBackward(BatchNormForm):
         return _why_columns_slower(problem)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return batch_norm_bwd_nhwc_partials, batch_norm_bwd_finalize, batch_norm_bwd_nhwc
+        return self.first, batch_norm_bwd_finalize, self.second
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        kernel = batch_norm_bwd_nhwc if problem.grad_x else batch_norm_bwd_nhwc_partials
-        return _launch_columns(kernel, _columns(problem)[1])
+        kernel = self.second if problem.grad_x else self.first
+        return _launch_columns(kernel, columns_of(problem)[1])
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
-        matrix, _ = _columns(problem)
-        partials, count = _column_partials(problem, of)
+        matrix, _ = columns_of(problem)
+        partials, count = _column_partials(self.first, problem, of)
         gradient = partials.new_empty(matrix.channels, 4) if problem.grad_x else None
         _finalize_columns(of, matrix, partials, count, gradient)
         if problem.grad_x:
-            self.launch(problem, gpu)(of.grad_y, of.x, gradient, of.grad_x, *matrix, T=of.x.dtype)
+            self.launch(problem, gpu)(of.grad_y, of.x, gradient, of.grad_x, *matrix, *of.gate, T=of.x.dtype)
 
 
-def _column_partials(problem: Problem, of: Backward) -> tuple[Tensor, int]:
+def _column_partials(kernel: Kernel, problem: Problem, of: Backward) -> tuple[Tensor, int]:
     """Partial sums, and how many of each column of pixels."""
-    matrix, plan = _columns(problem)
+    matrix, plan = columns_of(problem)
     partials = of.x.new_empty(plan.splits * matrix.size * 2, dtype=accumulator(of.x.dtype))
-    launch = _launch_columns(batch_norm_bwd_nhwc_partials, plan)
-    launch(of.grad_y, of.x, *of.statistics, partials, *matrix, of.wide, of.eps, T=of.x.dtype)
+    launch = _launch_columns(kernel, plan)
+    launch(of.grad_y, of.x, *of.statistics, partials, *matrix, of.wide, of.eps, *of.gate[:1], T=of.x.dtype)
     return partials, plan.splits * matrix.folds
 
 
@@ -200,6 +204,7 @@ class NhwcInline(NhwcTwoPassBackward):
     """As nhwc_two_pass, but the blocks of the second pass combine the partials themselves, which saves a launch."""
 
     name = "nhwc_inline"
+    second = batch_norm_bwd_nhwc_inline
     summary = "as nhwc_two_pass; a warp of each block of the second pass combines the few partials of a channel"
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -207,28 +212,28 @@ class NhwcInline(NhwcTwoPassBackward):
             return reason
         if not problem.grad_x:
             return "grad_x, which a second pass writes, is not wanted"
-        matrix, plan = _columns(problem)
+        matrix, plan = columns_of(problem)
         if matrix.pixels < INLINE_PIXELS:
             return f"a channel has fewer than {INLINE_PIXELS} columns"
         return None if plan.aligned else "rows are not whole vectors"
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        matrix, plan = _columns(problem)
+        matrix, plan = columns_of(problem)
         if plan.splits * matrix.folds > INLINE_PARTIALS:
             return f"each column has more than {INLINE_PARTIALS} partials"
         return _why_columns_slower(problem)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return batch_norm_bwd_nhwc_partials, batch_norm_bwd_nhwc_inline
+        return self.first, self.second
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        _, plan = _columns(problem)
-        return Launch(batch_norm_bwd_nhwc_inline, plan.grid, plan.block)
+        _, plan = columns_of(problem)
+        return Launch(self.second, plan.grid, plan.block)
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
-        partials, count = _column_partials(problem, of)
+        partials, count = _column_partials(self.first, problem, of)
         given = of.grad_y, of.x, of.weight, of.mean, of.rstd, partials, *of.gradients
-        self.launch(problem, gpu)(*given, *_columns(problem)[0], count, of.wide, T=of.x.dtype)
+        self.launch(problem, gpu)(*given, *columns_of(problem)[0], count, of.wide, *of.gate, T=of.x.dtype)
 
 
 class NhwcInference(NhwcTwoPassForward):
@@ -238,11 +243,11 @@ class NhwcInference(NhwcTwoPassForward):
     summary = "blocks share the rows of a tile of channels, or of the pixels of small planes"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return (batch_norm_fwd_nhwc,)
+        return (self.kernel,)
 
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
-        matrix, plan = _columns(problem)
-        _normalise(plan, matrix, of)
+        matrix, plan = columns_of(problem)
+        _normalise(self.kernel, plan, matrix, of)
 
 
 class NhwcInferenceBackward(NhwcTwoPassBackward):
@@ -256,12 +261,12 @@ class NhwcInferenceBackward(NhwcTwoPassBackward):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         kernel = batch_norm_fwd_nhwc if problem.grad_x else batch_norm_bwd_nhwc_partials
-        return _launch_columns(kernel, _columns(problem)[1])
+        return _launch_columns(kernel, columns_of(problem)[1])
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> None:
-        matrix, plan = _columns(problem)
+        matrix, plan = columns_of(problem)
         if of.of_parameters:
-            _finalize_columns(of, matrix, *_column_partials(problem, of), None)
+            _finalize_columns(of, matrix, *_column_partials(self.first, problem, of), None)
         if of.grad_x is not None:
             scaled = of.grad_y, of.weight, None, of.grad_x, None, None, None, of.running_var
-            _normalise(plan, matrix, Forward(*scaled, of.wide, 0.0, of.eps))
+            _normalise(batch_norm_fwd_nhwc, plan, matrix, Forward(*scaled, of.wide, 0.0, of.eps))

@@ -90,6 +90,7 @@ class Forward(NamedTuple):
     wide: bool
     momentum: float
     eps: float
+    then: tuple[Any, ...] = ()  # of batch_norm_act: residual, mask, relu
 
     @property
     def statistics(self) -> tuple[Tensor | None, ...]:
@@ -114,6 +115,7 @@ class Backward(NamedTuple):
     grad_bias: Tensor | None
     wide: bool
     eps: float
+    gate: tuple[Any, ...] = ()  # of batch_norm_act: mask, grad_z
 
     @property
     def statistics(self) -> tuple[Tensor | None, ...]:

@@ -96,6 +96,18 @@ def batch_norm_inference(x: Any, *more: Any) -> str:
     return f"{dims}, b, b, b, b -> {dims}"
 
 
+def batch_norm_act(x: Any, *more: Any) -> str:
+    """As batch_norm; a residual is split as the result is."""
+    dims = _dims(x.ndim, {*range(x.ndim)} - {1})
+    return f"{dims}, b, b, {dims}, b, b -> {dims}"
+
+
+def batch_norm_act_inference(x: Any, *more: Any) -> str:
+    """Statistics are given."""
+    dims = _dims(x.ndim)
+    return f"{dims}, b, b, {dims}, b, b -> {dims}"
+
+
 def gated(gate: Any, up: Any, *more: Any) -> str:
     """Packed rows, whose halves go together, are whole."""
     return "...C, * -> ...C" if up is None else "..., ... -> ..."

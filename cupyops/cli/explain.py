@@ -164,6 +164,10 @@ _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
         *(x, torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)),
         *(_like(x, x.shape[1]), _like(x, x.shape[1]), True),
     ),
+    "batch_norm_act": lambda x: (
+        *(x, torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)),
+        *(_like(x, x.shape[1]), _like(x, x.shape[1]), True, 0.1, 1e-5, "relu", _like(x, *x.shape)),
+    ),
     "bias_gelu": lambda x: (x, _like(x, x.shape[-1])),
     "conv2d": lambda x: (x, _like(x, x.shape[1], x.shape[1], 3, 3), _like(x, x.shape[1]), 1, 1),
     "conv2d_relu_max_pool2d": lambda x: (x, _like(x, x.shape[1], x.shape[1], 3, 3), _like(x, x.shape[1]), 1),

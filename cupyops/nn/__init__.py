@@ -10,7 +10,16 @@ from .embedding import Embedding
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .multihead_attention import MultiheadAttention
-from .normalization import AddRMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RMSNorm
+from .normalization import (
+    AddRMSNorm,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    BatchNormAct2d,
+    GroupNorm,
+    LayerNorm,
+    RMSNorm,
+)
 from .pooling import AvgPool2d, MaxPool2d
 from .rope import RoPE
 from .scale_shift import ScaleShift
@@ -24,6 +33,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "BatchNormAct2d",
     "BiasGELU",
     "Conv2d",
     "ConvReluPool2d",

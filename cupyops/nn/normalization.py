@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._util import torch_private
+from .._util import arguments, torch_private
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
+from ..ops._batch_norm_act import batch_norm_act
 from ..ops._group_norm import group_norm
 from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
@@ -24,7 +25,7 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return _over_batch(self, input)
+        return over_batch(self, input)
 
 
 class BatchNorm2d(torch.nn.BatchNorm2d):
@@ -36,7 +37,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return _over_batch(self, input)
+        return over_batch(self, input)
 
 
 class BatchNorm3d(torch.nn.BatchNorm3d):
@@ -48,7 +49,50 @@ class BatchNorm3d(torch.nn.BatchNorm3d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return _over_batch(self, input)
+        return over_batch(self, input)
+
+
+class BatchNormAct2d(torch.nn.BatchNorm2d):
+    """relu(batch_norm(input) + residual), by `cupyops.batch_norm_act`; `torch.nn.BatchNorm2d`, and its state, otherwise.
+
+    What stands behind a convolution in ResNets, in the passes over memory that the normalisation alone takes.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype: as of `torch.nn.BatchNorm2d`.
+        activation: "relu", or None for the sum alone.
+
+    Raises:
+        InputError: `activation` is unknown.
+
+    Example:
+        >>> norm = cupyops.nn.BatchNormAct2d(3)
+        >>> x, residual = torch.randn(2, 3, 4, 5), torch.ones(2, 3, 4, 5)
+        >>> norm(x, residual).min() >= 0, norm(x).shape
+        (tensor(True), torch.Size([2, 3, 4, 5]))
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = "relu",
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        arguments.choice("activation", activation, ("relu", None))
+        self.activation = activation
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        more = () if residual is None else (residual,)
+        return over_batch(self, input, *more, function=batch_norm_act, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 class GroupNorm(torch.nn.GroupNorm):
@@ -103,12 +147,16 @@ class AddRMSNorm(torch.nn.RMSNorm):
         return add_rms_norm(input, residual, self.normalized_shape, self.weight, self.eps)
 
 
-def _over_batch(module: torch_private.BatchNorm, input: Any) -> Tensor:
+def over_batch(
+    module: torch_private.BatchNorm, input: Any, *residual: Any, function: Any = batch_norm, **more: Any
+) -> Tensor:
     """The batch's statistics in training and where none are kept; the kept ones follow in training."""
     if isinstance(input, torch.fx.Proxy):  # torch.fx does not look into PyTorch's module either
         tracer: Any = input.tracer
-        return tracer.create_proxy("call_module", tracer.path_of_module(module), (input,), {})  # type: ignore[no-any-return]
+        return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, *residual), {})  # type: ignore[no-any-return]
     module._check_input_dim(input)
+    if residual:
+        more["residual"] = residual[0]
     momentum = 0.0 if module.momentum is None else module.momentum
     if module.training and module.track_running_stats and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
@@ -118,4 +166,4 @@ def _over_batch(module: torch_private.BatchNorm, input: Any) -> Tensor:
     training = module.training or (mean is None and var is None)
     if module.training and not module.track_running_stats:
         mean = var = None
-    return batch_norm(input, mean, var, module.weight, module.bias, training, momentum, module.eps)
+    return function(input, mean, var, module.weight, module.bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from ._amax import amax as amax
 from ._attention import attention as attention
 from ._avg_pool2d import avg_pool2d as avg_pool2d
 from ._batch_norm import batch_norm as batch_norm
+from ._batch_norm_act import batch_norm_act as batch_norm_act
 from ._bias_gelu import bias_gelu as bias_gelu
 from ._conv2d import conv2d as conv2d
 from ._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d

@@ -8,14 +8,11 @@ from torch import Tensor
 from .._dispatch import batch_norm as forms
 from .._dispatch import shardings
 from .._dispatch.batch_norm import Backward, Forward, problem_of
+from .._dispatch.batch_norm_arguments import PARAMETERS, check, dense, is_wide
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
 from .._operator.floating import operator
 from .._util import arguments
-from .._util.strides import suggested_format
-from ..errors import InputError
-
-PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
 @operator(
@@ -35,12 +32,12 @@ def _batch_norm(
 
 @_batch_norm.forward
 def forward(x, weight, bias, running_mean, running_var, momentum, eps):
-    x = _dense(x)
+    x = dense(x)
     y = torch.empty_like(x)
     mean, rstd = (x.new_empty(x.shape[1], dtype=accumulator(x.dtype)) for _ in range(2))
     if is_there(x):
         weight, bias, new_mean, new_var = contiguous(weight, bias, running_mean, running_var)
-        wide = _is_wide(x, weight, bias, new_mean, new_var)
+        wide = is_wide(x, weight, bias, new_mean, new_var)
         of = Forward(x, weight, bias, y, mean, rstd, new_mean, new_var, wide, momentum, eps)
         forms.run(forms.FORWARD, problem_of(x, y), gpu(x.device), of)
         for given, new in ((running_mean, new_mean), (running_var, new_var)):
@@ -56,12 +53,12 @@ def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
 
 def _gradients(directions, grad_y, x, weight, bias, statistics, eps, needs_grad):
     """grad_x, grad_weight and grad_bias, of mean, rstd, running_mean and running_var."""
-    x = _dense(x)
+    x = dense(x)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
     if is_there(x):
         weight, *statistics = contiguous(weight, *statistics)
-        wide = _is_wide(x, weight, bias, *statistics[2:])
+        wide = is_wide(x, weight, bias, *statistics[2:])
         of = Backward(grad_y, x, weight, *statistics, grad_x, *parameters, wide, eps)
         problem = problem_of(x, grad_y, grad_x, grad_x=grad_x is not None)
         forms.run(directions, problem, gpu(x.device), of)
@@ -83,11 +80,11 @@ def _batch_norm_inference(
 
 @_batch_norm_inference.forward
 def forward_inference(x, weight, bias, running_mean, running_var, eps):
-    x = _dense(x)
+    x = dense(x)
     y = torch.empty_like(x)
     if is_there(x):
         weight, bias, running_mean, running_var = contiguous(weight, bias, running_mean, running_var)
-        of = Forward(x, weight, bias, y, None, None, running_mean, running_var, _is_wide(x, running_mean), 0.0, eps)
+        of = Forward(x, weight, bias, y, None, None, running_mean, running_var, is_wide(x, running_mean), 0.0, eps)
         forms.run(forms.INFERENCE, problem_of(x, y), gpu(x.device), of)
     return y, ()
 
@@ -143,59 +140,7 @@ def batch_norm(
     arguments.floating("input", input)
     if input.dim() == 1 and input.numel() == 0:  # no channels: PyTorch takes that too
         return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    _check(input, weight, bias, running_mean, running_var, bool(training), momentum, eps)
-    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
-        if value is not None and value.requires_grad:
-            arguments.fail(name, value, "a tensor that requires no gradient")
+    check(input, weight, bias, running_mean, running_var, bool(training), momentum, eps)
     if training:
         return _batch_norm(input, weight, bias, running_mean, running_var, float(momentum), float(eps))
     return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
-
-
-def _check(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> None:
-    if input.dim() < 2:
-        arguments.fail("input", input, "shape (n, channels, *)")
-    given = zip(PARAMETERS, (weight, bias, running_mean, running_var))
-    _check_parameters(input, {name: value for name, value in given if value is not None})
-    for name, number in (("momentum", momentum), ("eps", eps)):
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            arguments.fail(name, number, "a number")
-    if eps < 0 or (training and eps == 0):
-        arguments.fail("eps", eps, "a number above 0" if training else "a number of at least 0")
-    if training and input.numel() == input.shape[1]:
-        arguments.fail("input", input, "more than 1 value per channel when training")
-    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
-        if value is None and not training:
-            arguments.fail(name, value, "a tensor, when not training")
-
-
-def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
-    wide = input.dtype.itemsize == 2 and all(value.dtype == torch.float32 for value in given.values())
-    for name, value in given.items():
-        arguments.floating(name, value)
-        if value.dim() != 1 or value.shape[0] != input.shape[1]:
-            arguments.fail(name, value, f"shape ({input.shape[1]},), the channels of input")
-        arguments.same_device(input=input, **{name: value})
-        if not wide and value.dtype != input.dtype:
-            raise InputError(
-                f"{name} is {value.dtype}, but input is {input.dtype}; expected one dtype, or beside a half type "
-                "float32 for all of weight, bias, running_mean and running_var"
-            )
-
-
-def _dense(x: Tensor) -> Tensor:
-    return x if x.is_contiguous() else x.contiguous(memory_format=suggested_format(x))
-
-
-def _is_wide(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether the parameters are float32 beside a half type."""
-    return x.dtype.itemsize == 2 and any(p is not None and p.dtype == torch.float32 for p in parameters)

@@ -394,3 +394,24 @@ def test_scale_shift(device, features, shape, shown, bias):
     assert_same(run(layer, [x]), run(plain, [x]))
     layer.reset_parameters()
     assert torch.equal(layer(x), x)
+
+
+@pytest.mark.parametrize("activation", ["relu", None])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_act(device, momentum, activation):
+    """The state is BatchNorm2d's; in training and not, with a residual and without."""
+    ours = cupyops.nn.BatchNormAct2d(8, momentum=momentum, activation=activation).to(device)
+    theirs = nn.BatchNorm2d(8, momentum=momentum).to(device)
+    torch.nn.init.normal_(theirs.weight)
+    ours.load_state_dict(theirs.state_dict())
+    for training in (True, True, False):
+        for added in ((), (torch.randn(2, 8, 4, 5, device=device),)):
+            x = torch.randn(2, 8, 4, 5, device=device)
+            ours.train(training), theirs.train(training)
+            expected = sum(added, theirs(x))
+            expected = expected.relu() if activation else expected
+            torch.testing.assert_close(ours(x, *added), expected)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    assert repr(ours).endswith(f", activation={activation!r})")
+    with pytest.raises(cupyops.InputError, match="activation is 'gelu'"):
+        cupyops.nn.BatchNormAct2d(8, activation="gelu")

@@ -40,6 +40,7 @@ FUNCTIONS = {
 WITHOUT_ENTRY = {
     "add_rms_norm": "PyTorch has no function of this kind",
     "attention": "PyTorch has scaled_dot_product_attention, without windows and the log-sum-exp",
+    "batch_norm_act": "PyTorch has no function of this kind",
     "bias_gelu": "PyTorch has no function of this kind",
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
     "decode_attention": "PyTorch has no function of this kind",
@@ -81,6 +82,7 @@ MODULES = {
 MODULES_WITHOUT_ENTRY = {
     "AddRMSNorm": "PyTorch has no module of this kind",
     "Attention": "PyTorch has no module of this kind",
+    "BatchNormAct2d": "PyTorch has no module of this kind",
     "BiasGELU": "PyTorch has no module of this kind",
     "ConvReluPool2d": "PyTorch has no module of this kind",
     "Dropout": "the database has none",

@@ -21,6 +21,7 @@ PUBLIC = sorted(name for name, value in vars(cupyops.ops).items() if inspect.isf
 WITHOUT_TWIN = frozenset(
     (
         "add_rms_norm",
+        "batch_norm_act",
         "bias_gelu",
         "conv2d_relu_max_pool2d",
         "decode_attention",

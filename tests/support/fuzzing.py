@@ -8,6 +8,7 @@ from typing import Any
 
 import attentions
 import gemms
+import normalisations
 import torch
 from decoding import by_cache
 from hypothesis import strategies as st
@@ -148,6 +149,15 @@ def batch_normalised(draw: st.DrawFn) -> Call:
     running = (None, None) if training else (mean.detach(), var.detach().abs() + 0.5)
     parameters = [draw(st.sampled_from([None, parameter])) for parameter in (weight, bias)]
     return Call(draw(tensors(shape, dtype, special=False)), *running, *parameters, training)
+
+
+@st.composite
+def batch_normalised_and_activated(draw: st.DrawFn) -> Call:
+    """Channels of whole vectors, and others; now and then a residual."""
+    call = draw(batch_normalised())
+    x, *more = call.args
+    residual = draw(st.sampled_from([None, draw(tensors(x.shape, x.dtype, special=False))]))
+    return Call(x, *more, activation=draw(st.sampled_from(["relu", None])), residual=residual)
 
 
 @st.composite
@@ -434,6 +444,11 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "rms_norm": (cupyops.rms_norm, F.rms_norm, normalised()),
     "add_rms_norm": (cupyops.add_rms_norm, _add_rms_norm, normalised(inputs=2)),
     "batch_norm": (cupyops.batch_norm, F.batch_norm, batch_normalised()),
+    "batch_norm_act": (
+        cupyops.batch_norm_act,
+        normalisations.batch_norm_act,
+        batch_normalised_and_activated(),
+    ),
     "group_norm": (cupyops.group_norm, F.group_norm, group_normalised()),
     "embedding": (cupyops.embedding, F.embedding, lookups()),
     "amax": (cupyops.amax, torch.amax, maxima()),

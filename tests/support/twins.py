@@ -67,6 +67,22 @@ CASES = {
         lambda: [image(), values(4), values(4)],
         running,
     ),
+    "batch_norm_act": Case(
+        lambda x, w, b, r, mean, var: cupyops.batch_norm_act(x, mean, var, w, b, True, residual=r),
+        lambda x, w, b, r, mean, var: F.relu(F.batch_norm(x, mean, var, w, b, True) + r),
+        lambda: [image(), values(4), values(4), image()],
+        running,
+        "a bit for each element, in bytes for a vector, where PyTorch keeps a result that others hold too",
+        2 * 4 * 8 * 8 // 4,
+    ),
+    "batch_norm_act_inference": Case(
+        lambda x, w, b, r, mean, var: cupyops.batch_norm_act(x, mean, var, w, b, residual=r),
+        lambda x, w, b, r, mean, var: F.relu(F.batch_norm(x, mean, var, w, b) + r),
+        lambda: [image(), values(4), values(4), image()],
+        running,
+        "a bit for each element, in bytes for a vector, where PyTorch keeps a result that others hold too",
+        2 * 4 * 8 * 8 // 4,
+    ),
     "bias_gelu": Case(
         cupyops.bias_gelu,
         lambda x, b: F.gelu(x + b),

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
-from . import activations, calls, classes, norms, rotary
+from . import activations, batch_norms, calls, classes, norms, rotary
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
 from .report import Kept, Replaced, Swap, shown
@@ -142,6 +142,8 @@ def _successor(
     if ours is not None:
         twin = next(base for base in ours.__mro__ if getattr(nn, base.__name__, None) is base)
         return _refusal(module, ours) or ours, shown(twin)
+    if not exact and (recipe := batch_norms.in_sequence(module)) is not None:
+        return _made(module, recipe)
     reason = _why_not(module, name)
     if reason is None or not _may_be_derived(module):
         return reason, ""
@@ -159,7 +161,7 @@ def _successor(
 def _recognised(module: Module, exact: bool) -> Recipe | list[str]:
     """The recipe of a module by what it computes, or what may be told of why it is none."""
     reasons = []
-    for recognise in (norms.recognised, activations.recognised, activations.recognised_gate):
+    for recognise in (norms.recognised, activations.recognised, activations.recognised_gate, batch_norms.recognised):
         try:
             found = recognise(module)
         except Unknown as unknown:

@@ -24,6 +24,10 @@ CASES = {
     "amax": lambda: (leaf(3, 8), 1),
     "avg_pool2d": lambda: (leaf(2, 3, 6, 6), 2),
     "batch_norm": lambda: (leaf(2, 8, 4, 4), torch.zeros(8), torch.ones(8), leaf(8), leaf(8), True),
+    "batch_norm_act": lambda: (
+        *(leaf(2, 8, 4, 4), torch.zeros(8), torch.ones(8), leaf(8), leaf(8)),
+        *(True, 0.1, 1e-5, "relu", leaf(2, 8, 4, 4)),
+    ),
     "bias_gelu": lambda: (leaf(4, 8), leaf(8)),
     "conv2d": lambda: (leaf(2, 3, 6, 6), leaf(4, 3, 3, 3), leaf(4)),
     "cross_entropy": lambda: (leaf(8, 10), classes(10, 8)),

@@ -1,0 +1,176 @@
+"""The forms of batch_norm_act: those of batch_norm, whose passes do what follows it too (cuda_src/batch_norm_act*.cu).
+
+They take whole vectors alone. Everything else, and on a GPU what is not measured to be faster, PyTorch computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import Kernel
+from .._util.strides import suggested_format
+from . import batch_norm_nchw, batch_norm_nhwc, segments
+from .batch_norm_problem import DEFINE, HALF_AND_FLOAT, Backward, BatchNormForm, Forward, Problem, too_large
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
+from .images import spatial
+from .library import FASTER
+from .rows import is_symbolic
+
+
+def _kernel(file: str, name: str) -> Kernel:
+    return Kernel(f"{file}.cu", f"batch_norm_act_{name}<T>", T=HALF_AND_FLOAT, define=DEFINE)
+
+
+class Whole(BatchNormForm):
+    """A form of batch_norm, where all runs are whole vectors."""
+
+    columns = False  # whether the runs are rows of columns, else planes
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if reason := super().why_not(problem, gpu):
+            return reason
+        if problem.itemsize == 8:
+            return "there are no kernels for fp64"
+        if self.columns:
+            whole = batch_norm_nhwc.columns_of(problem)[1].aligned
+        else:
+            whole = segments.is_whole(problem.segments[2], problem.itemsize, problem.aligned)
+        return None if whole else "runs of channels are not whole vectors"
+
+
+class NchwClusterForward(Whole, batch_norm_nchw.NchwClusterForward):
+    kernel = _kernel("batch_norm_act", "fwd_nchw_cluster")
+
+
+class NchwTwoPassForward(Whole, batch_norm_nchw.NchwTwoPassForward):
+    summary = "blocks share a channel; two passes"
+    kernel = _kernel("batch_norm_act", "fwd_nchw")
+
+
+class NchwInference(Whole, batch_norm_nchw.NchwInference):
+    summary = "blocks share a channel"
+    kernel = NchwTwoPassForward.kernel
+
+
+class NchwClusterBackward(Whole, batch_norm_nchw.NchwClusterBackward):
+    kernel = _kernel("batch_norm_act", "bwd_nchw_cluster")
+
+
+class NchwTwoPassBackward(Whole, batch_norm_nchw.NchwTwoPassBackward):
+    summary = NchwTwoPassForward.summary
+    first = _kernel("batch_norm_act", "bwd_nchw_partials")
+    second = _kernel("batch_norm_act", "bwd_nchw")
+
+
+class NhwcClusterForward(Whole, batch_norm_nhwc.NhwcClusterForward):
+    columns = True
+    kernel = _kernel("batch_norm_act_nhwc", "fwd_nhwc_cluster")
+
+
+class NhwcTwoPassForward(Whole, batch_norm_nhwc.NhwcTwoPassForward):
+    columns = True
+    kernel = _kernel("batch_norm_act_nhwc", "fwd_nhwc")
+
+
+class NhwcInference(Whole, batch_norm_nhwc.NhwcInference):
+    columns = True
+    kernel = NhwcTwoPassForward.kernel
+
+
+class NhwcClusterBackward(Whole, batch_norm_nhwc.NhwcClusterBackward):
+    columns = True
+    kernel = _kernel("batch_norm_act_nhwc", "bwd_nhwc_cluster")
+
+
+class NhwcTwoPassBackward(Whole, batch_norm_nhwc.NhwcTwoPassBackward):
+    columns = True
+    first = _kernel("batch_norm_act_nhwc", "bwd_nhwc_partials")
+    second = _kernel("batch_norm_act_nhwc", "bwd_nhwc")
+
+
+class NhwcInline(Whole, batch_norm_nhwc.NhwcInline):
+    columns = True
+    first = NhwcTwoPassBackward.first
+    second = _kernel("batch_norm_act_nhwc", "bwd_nhwc_inline")
+
+
+class Apart(Form[Problem]):
+    """PyTorch's batch_norm, sum and relu.
+
+    Args:
+        last: where nothing else computes a problem; else where the kernels are not measured to be faster.
+    """
+
+    def __init__(self, last: bool) -> None:
+        self._last = last
+        self.name = "apart" if last else "pytorch"
+        when = "where runs are not whole vectors" if last else "where no kernel that does it all is measured as faster"
+        self.summary = f"PyTorch's batch_norm, sum and relu, {when}"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        return None if self._last or gpu.library else "kernels of ours alone are to run, as in the simulator"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        return None if self._last else why_faster(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """Nothing of its own."""
+        return Launch(None, 0, 0)  # type: ignore[arg-type]
+
+
+def why_faster(problem: Problem, gpu: Gpu) -> str | None:
+    """Why one pass for all is faster on a GPU than PyTorch's functions; None where that is not measured."""
+    return None
+
+
+FORWARD = Forms(
+    "batch_norm_act",
+    "forward",
+    [
+        Apart(last=False),
+        NhwcClusterForward(),
+        NhwcTwoPassForward(),
+        NchwClusterForward(),
+        NchwTwoPassForward(),
+        Apart(last=True),
+    ],
+)
+BACKWARD = Forms(
+    "batch_norm_act",
+    "backward",
+    [NhwcClusterBackward(), NhwcInline(), NhwcTwoPassBackward(), NchwClusterBackward(), NchwTwoPassBackward()],
+)
+INFERENCE = Forms(
+    "batch_norm_act", "inference", [Apart(last=False), NhwcInference(), NchwInference(), Apart(last=True)]
+)
+
+
+def problem_of(x: Tensor, grad_x: bool = True) -> Problem:
+    """That of `x`, dense or not; all tensors will be at 16 bytes."""
+    pixels = spatial(x)
+    nhwc = pixels == 1 or (not x.is_contiguous() and suggested_format(x) is not torch.contiguous_format)
+    return Problem(x.shape[0], x.shape[1], pixels, x.element_size(), nhwc, True, grad_x)
+
+
+def why_apart(x: Tensor, training: bool) -> str | None:
+    """Why no kernel computes `x`, None where one does."""
+    if is_symbolic(*x.shape) or not x.numel():
+        return "sizes are not known, or 0"
+    if reason := too_large(x):
+        return reason
+    form = (FORWARD if training else INFERENCE).choose(problem_of(x), gpu(x.device))
+    if not isinstance(form, Apart):
+        return None
+    return FASTER if gpu(x.device).library and form.name == "pytorch" else form.summary
+
+
+def run(forms: Forms[Problem], problem: Problem, device: torch.device, of: Forward | Backward) -> None:
+    """Compute a problem by the form that is chosen for it."""
+    card: Any = gpu(device)
+    form = forms.choose(problem, card)
+    assert isinstance(form, BatchNormForm)
+    form.run(problem, card, of)
