@@ -89,6 +89,8 @@ def compare_lowered(function, rows, size, dtype, device="cpu", offset=0, expande
     for a, b, c, what in zip(found, expected, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
         assert_as_good_as_torch(a, b, c, what)
     return found
+
+
 def batch_norm_act(
     input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, activation="relu",
     residual=None,
