@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 import cupyops
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "novel_attention", "train_gpt", "train_llama"]
+NAMES = [
+    "add_model", "mnist_cnn", "custom_layers", "custom_operator", "novel_attention", "train_gpt", "train_llama",
+    "finetune_lora", "train_resnet",
+]  # fmt: skip
 
 
 @functools.cache
@@ -334,6 +337,43 @@ def test_train_llama_of_a_config(verse, tmp_path):
     for name, said in (("other.json", "is of no Llama"), ("none.json", "cannot be read")):
         given = ["--data", verse, "--device", "cpu", "--config", tmp_path / name]
         assert said in " ".join(run("train_llama", *given, code=2).replace("│", " ").split())
+
+
+# --- finetune_lora ---
+
+LORA = ["--base-steps", 6, "--batch-size", 2, "--context", 16, "--rank", 2, "--evaluate-every", 6]
+
+
+@pytest.fixture
+def lora(verse, tmp_path):
+    """Arguments of a short run."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    pictures = ["--plot", tmp_path / "loss.png", "--base", tmp_path / "base.pt", "--checkpoint", tmp_path / "lora.pt"]
+    return ["--data", verse, "--device", "cpu", *LORA, *pictures]
+
+
+def test_finetune_lora(lora, tmp_path):
+    """The adapters learn, and are all that learns and that is kept; who computes is changed, and not what."""
+    output = run("finetune_lora", *lora, "--steps", 12, "--lr", 0.01, "--compare", "--adapters", tmp_path / "adapters")
+    flat = " ".join(output.split())
+    assert number(r"at any step: (\S+)", flat) < 1e-5
+    assert number(r"held: (\S+) of the base", flat) > number(r"of the base, (\S+) with adapters", flat) + 0.1
+    assert number(r"cupyops.swap: (\S+) replaced", output) > 20
+    kept = torch.load(tmp_path / "lora.pt", weights_only=True)["model"]
+    assert kept and all("lora_" in name for name in kept)
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").stat().st_size < 200_000
+
+
+def test_finetune_lora_goes_on(lora, tmp_path):
+    """As if it had not been stopped, from the base that was kept."""
+    whole = run("finetune_lora", *lora, "--steps", 12, "--sample", 0)
+    assert "the base reads" in whole
+    again = run("finetune_lora", *lora, "--steps", 12, "--sample", 10)
+    assert "the base reads" not in again and "12/12" in again
+    assert number(r"last loss: (\S+),", again) == number(r"last loss: (\S+),", whole)
+    other = run("finetune_lora", *lora, "--steps", 12, "--rank", 3, code=2)
+    assert "of another network or text" in " ".join(other.replace("│", " ").split())
 
 
 # --- by the kernels ---
