@@ -86,7 +86,9 @@ def main(
     lr: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 2e-3,
     every: Annotated[int, typer.Option("--evaluate-every", min=1, help="Steps between evaluations.")] = 100,
     compare: Annotated[bool, typer.Option("--compare", help="Train the model as it is beside it.")] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the adapters, and from where to go on.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Where to keep the adapters, and from where to go on.")
+    ] = None,
     adapters: Annotated[Path | None, typer.Option(help="Where to save them as peft does.")] = None,
     picture: Annotated[Path, typer.Option("--plot", help="Where to draw the loss.")] = Path("out/lora_loss.png"),
     characters: Annotated[int, typer.Option("--sample", min=0, help="Then write so many characters.")] = 200,
@@ -123,7 +125,9 @@ def main(
         seed=seed, trace=trace,
     )  # fmt: skip
     after = runs[0].evaluate(second, batch)
-    console.print(f"loss on the text that was held: {before:.3f} of the base, {after:.3f} with adapters", highlight=False)
+    console.print(
+        f"loss on the text that was held: {before:.3f} of the base, {after:.3f} with adapters", highlight=False
+    )
     if adapters is not None:
         runs[0].network.model.save_pretrained(adapters)
         size = sum(file.stat().st_size for file in adapters.iterdir())

@@ -376,7 +376,76 @@ def test_finetune_lora_goes_on(lora, tmp_path):
     assert "of another network or text" in " ".join(other.replace("│", " ").split())
 
 
+# --- train_resnet ---
+
+RESNET = ["--batch-size", 16, "--width", 8, "--blocks", 1, "--size", 16, "--lr", 0.1, "--evaluate-every", 6]
+
+
+def test_train_resnet(tmp_path):
+    """It learns; and one line changes who computes, and not what: on a CPU not a bit."""
+    picture = tmp_path / "loss.png"
+    given = ["--device", "cpu", *RESNET, "--plot", picture, "--steps", 40, "--compare", "--trace"]
+    output = " ".join(run("train_resnet", *given).split())
+    assert "1437 to train, 360 held, of 10 classes" in output
+    assert "torch.nn.BatchNorm2d now cupyops.nn.BatchNorm2d" in output
+    assert number(r"at any step: (\S+)", output) == 0 and number(r"accuracy: (\S+)%", output) > 30
+    assert "cupyops::conv2d" in output and picture.stat().st_size > 10_000
+
+
+def test_train_resnet_goes_on(tmp_path):
+    """As if it had not been stopped, bit by bit."""
+    resnet, cpu = load("train_resnet"), torch.device("cpu")
+    images, sizes = resnet.digits(8, cpu), {"classes": 10, "width": 4, "blocks": 1}
+    whole, part, rest = (resnet.Trainer(sizes, cpu, 0.1, 8, seed, True, True) for seed in (0, 0, 1))
+    resnet.train([whole], images, 8, 4, 100, None, False)
+    resnet.train([part], images, 5, 4, 5, tmp_path / "kept.pt", False)
+    resnet.load(tmp_path / "kept.pt", rest)
+    resnet.train([rest], images, 8, 4, 100, None, False)
+    assert rest.values() == whole.values() and len(whole.losses) == 8
+    assert all(map(torch.equal, rest.network.state_dict().values(), whole.network.state_dict().values()))
+    other = ["--checkpoint", tmp_path / "kept.pt", "--plot", tmp_path / "loss.png", "--device", "cpu", *RESNET]
+    assert "of another network" in " ".join(run("train_resnet", *other, code=2).replace("│", " ").split())
+
+
+def test_train_resnet_on_folders(tmp_path):
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 128)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for index in range(8):
+            pixels = generator.integers(low, low + 128, (9 + index, 12, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{index}.png")
+    given = ["--data", tmp_path / "images", "--device", "cpu", *RESNET, "--steps", 20, "--plot", tmp_path / "loss.png"]
+    output = run("train_resnet", *given)
+    assert "12 to train, 4 held, of 2 classes" in output and number(r"accuracy: (\S+)%", output) == 100
+    (tmp_path / "images" / "light" / "a.png").write_text("no image")
+    assert "a.png is no image" in "".join(run("train_resnet", *given, code=2).replace("│", " ").split("\n")).replace(
+        "  ", ""
+    )
+    (tmp_path / "none").mkdir()
+    output = run("train_resnet", "--data", tmp_path / "none", "--device", "cpu", code=2)
+    assert "has 0 images of 0 classes" in " ".join(output.replace("│", " ").split())
+
+
 # --- by the kernels ---
+
+
+@pytest.mark.gpu
+def test_train_resnet_by_kernels(tmp_path):
+    """As a graph, beside PyTorch in bfloat16: at first the losses differ by its rounding; and it learns the digits."""
+    given = ["--device", "cuda", "--plot", tmp_path / "loss.png"]
+    output = run("train_resnet", *given, "--steps", 8, "--lr", 0.005, "--compare")
+    assert number(r"at any step: (\S+)", " ".join(output.split())) < 0.15
+    assert number(r"accuracy: (\S+)%", run("train_resnet", *given, "--steps", 200)) > 95
+
+
+@pytest.mark.gpu
+def test_finetune_lora_by_kernels(lora):
+    given = ["cuda" if word == "cpu" else word for word in lora]
+    output = " ".join(run("finetune_lora", *given, "--steps", 12, "--lr", 0.01, "--compare").split())
+    assert number(r"at any step: (\S+)", output) < 0.1
+    assert number(r"held: (\S+) of the base", output) > number(r"of the base, (\S+) with adapters", output)
 
 
 @pytest.mark.gpu
