@@ -4,7 +4,7 @@ python examples/finetune_lora.py                         what has read the Pytho
 python examples/finetune_lora.py --data FILE             learns a text of yours instead
 python examples/finetune_lora.py --base base.pt          keep the first training, and take it from there if it is there
 python examples/finetune_lora.py --checkpoint lora.pt    keep the adapters after each evaluation, and go on from there
-python examples/finetune_lora.py --adapters DIR          save them in peft's own form, a few KB, for `PeftModel.from_pretrained`
+python examples/finetune_lora.py --adapters DIR          save them as peft does, for `PeftModel.from_pretrained`
 python examples/finetune_lora.py --compare               the same model without `cupyops.swap`, step by step beside it
 
 It needs transformers and peft: pip install "cupyops[examples,finetune]".

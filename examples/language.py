@@ -172,7 +172,7 @@ def shard(network: Any, devices: Devices) -> None:
 
 
 def save(path: Path, trainer: Trainer, text: Text) -> None:
-    """All that is trained in one file, the same on one device and on several; the old one stays until the new one is whole."""
+    """What is trained in one file, the same on one device and on several; the old one stays until the new one is whole."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)

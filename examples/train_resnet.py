@@ -1,11 +1,11 @@
-"""Train a ResNet on images: the network as PyTorch writes it, one line that has cupyops compute it, and a step as a CUDA graph.
+"""Train a ResNet on images: PyTorch's modules, one line that has cupyops compute them, and a step as a CUDA graph.
 
 python examples/train_resnet.py                      scikit-learn's digits, enlarged; nothing is downloaded
 python examples/train_resnet.py --data DIR           images of yours: a folder for each class
-python examples/train_resnet.py --compare            the same network without that line and as no graph, step by step beside it
+python examples/train_resnet.py --compare            the same without that line and as no graph, step by step beside it
 python examples/train_resnet.py --checkpoint rn.pt   keep it after each evaluation, and go on from there if it is there
 
-On a GPU it trains in channels_last, under autocast in bfloat16, a whole step as one CUDA graph (`--no-graph`: as it is written).
+On a GPU it trains in channels_last, under autocast in bfloat16, each step as one CUDA graph (`--no-graph`: as it is written).
 """
 
 from __future__ import annotations
