@@ -5,7 +5,7 @@ python examples/train_resnet.py --data DIR           images of yours: a folder f
 python examples/train_resnet.py --compare            the same without that line and as no graph, step by step beside it
 python examples/train_resnet.py --checkpoint rn.pt   keep it after each evaluation, and go on from there if it is there
 
-On a GPU it trains in channels_last, under autocast in bfloat16, each step as one CUDA graph (`--no-graph`: as it is written).
+On a GPU it trains in channels_last, in bfloat16 by autocast, each step as one CUDA graph (`--no-graph`: as it is written).
 """
 
 from __future__ import annotations

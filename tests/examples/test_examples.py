@@ -420,9 +420,7 @@ def test_train_resnet_on_folders(tmp_path):
     output = run("train_resnet", *given)
     assert "12 to train, 4 held, of 2 classes" in output and number(r"accuracy: (\S+)%", output) == 100
     (tmp_path / "images" / "light" / "a.png").write_text("no image")
-    assert "a.png is no image" in "".join(run("train_resnet", *given, code=2).replace("│", " ").split("\n")).replace(
-        "  ", ""
-    )
+    assert "isnoimage" in "".join(run("train_resnet", *given, code=2).replace("│", " ").split())
     (tmp_path / "none").mkdir()
     output = run("train_resnet", "--data", tmp_path / "none", "--device", "cpu", code=2)
     assert "has 0 images of 0 classes" in " ".join(output.replace("│", " ").split())
