@@ -12,6 +12,8 @@ from .._dispatch.broadcast import Broadcast, is_dense, packed_layout
 from .._dispatch.elementwise import UP_TO_FLOAT32, why_not_size
 from .._dispatch.forms import Form, Forms, Launch
 from .._dispatch.gpu import Gpu, gpu
+from .._dispatch.philox import DEFINE as philox_define
+from .._dispatch.philox import philox
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.derivation import distributed
@@ -21,12 +23,11 @@ from .._util.strides import is_dry
 
 BLOCK = 128
 RUNS_OF_HALVES, ELEMENTS = 2, 4  # neighbours, of whole vectors, that a thread owns; elements of any layout
-ROUNDS = 7
 DEFINE = {
     "DROPOUT_BLOCK": BLOCK,
     "DROPOUT_RUNS_OF_HALVES": RUNS_OF_HALVES,
     "DROPOUT_ELEMENTS": ELEMENTS,
-    "PHILOX_ROUNDS": ROUNDS,
+    **philox_define,
 }
 dropout_contiguous = Kernel("dropout.cu", "dropout_contiguous<T>", define=DEFINE, T=UP_TO_FLOAT32)
 dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", define=DEFINE, T=FLOATING)
@@ -162,13 +163,5 @@ def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
 
 def _philox(seed: Tensor, n: int) -> Tensor:
     """`n` numbers of 32 random bits, in int64: word i % 4 of Philox4x32-7 with key `seed` and counter i // 4."""
-    low = 0xFFFFFFFF
     index = torch.arange((n + 3) // 4, device=seed.device)
-    zero = torch.zeros_like(index)
-    a, b, c, d = index & low, index >> 32, zero, zero
-    key0, key1 = seed & low, (seed >> 32) & low
-    for _ in range(ROUNDS):
-        left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = (right >> 32 & low) ^ b ^ key0, right & low, (left >> 32 & low) ^ d ^ key1, left & low
-        key0, key1 = (key0 + 0x9E3779B9) & low, (key1 + 0xBB67AE85) & low
-    return torch.stack((a, b, c, d), -1).flatten()[:n]
+    return torch.stack(philox(seed, index), -1).flatten()[:n]

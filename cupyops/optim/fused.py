@@ -124,6 +124,10 @@ class Fused(torch.optim.Optimizer):
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Any) -> Hashable:
         """What entries of one launch must share, besides device and dtype."""
 
+    def _why_not(self, group: Group, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> str | None:
+        """Why the kernel cannot update this parameter; None where it can."""
+        return why_not((param, grad, *(one for one in state if one is not None)))
+
     def _options(self, group: Group) -> tuple[Any, ...]:
         """Of the group's options those that decide what is in a batch."""
         return ()
@@ -222,7 +226,7 @@ class Fused(torch.optim.Optimizer):
         for place, entry in enumerate(self._entries(group)):
             owner = entry.param
             param, grad, state, step = _local(entry) if not whole and distributed.is_spread(owner) else entry
-            reason = whole or why_not((param, grad, *(one for one in state if one is not None)))
+            reason = whole or self._why_not(group, param, grad, state)
             if reason is None:
                 key = (param.device, param.dtype, self._variant(group, param, state, step))
                 if key not in batches:
