@@ -225,7 +225,7 @@ class Fused(torch.optim.Optimizer):
         reasons = []
         for place, entry in enumerate(self._entries(group)):
             owner = entry.param
-            param, grad, state, step = _local(entry) if not whole and distributed.is_spread(owner) else entry
+            param, grad, state, step = local_part(entry) if not whole and distributed.is_spread(owner) else entry
             reason = whole or self._why_not(group, param, grad, state)
             if reason is None:
                 key = (param.device, param.dtype, self._variant(group, param, state, step))
@@ -249,7 +249,7 @@ class Fused(torch.optim.Optimizer):
         return {"grad_scale": getattr(self, "grad_scale", None), "found_inf": getattr(self, "found_inf", None)}
 
 
-def _local(entry: Entry) -> Entry:
+def local_part(entry: Entry) -> Entry:
     """A device's part of a parameter that is spread over several, where all there is lies as it does: DTensors of FSDP2."""
     param, grad, state, step = entry
     if not all(one is None or distributed.is_spread(one) for one in (grad, *state)):
