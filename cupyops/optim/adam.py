@@ -28,6 +28,8 @@ _ON_DEVICE = -1.0  # steps that the kernel reads itself
 class _Adam(Fused):
     """The step of both."""
 
+    _counts = True
+
     def _set_options(self, **options: Any) -> None:
         """What PyTorch's have not, in each group that does not say otherwise."""
         self.defaults.update(options)

@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 class Fused(torch.optim.Optimizer):
     """An optimizer of which a subclass says what its kernel and PyTorch's function do; comes before PyTorch's class."""
 
+    _counts = False  # whether the rule depends on how many steps there were
     _shown = True  # whether anybody may have a part of the state
 
     @property
@@ -183,7 +184,7 @@ class Fused(torch.optim.Optimizer):
 
     def _check_capture(self, group: Group) -> None:
         name = type(self).__name__
-        if not group.get("capturable", True):
+        if self._counts and not group["capturable"]:
             raise LaunchError(
                 f"{name}: step() is being captured in a CUDA graph, but capturable is False: what is counted on the host "
                 "stands still in a replay; make the optimizer with capturable=True"
