@@ -20,8 +20,8 @@ NAMES = {"cupyops": cupyops, "torch": torch, "np": np, "Tensor": torch.Tensor}
 
 
 def public():
-    """(name, object) of what `cupyops`, `cupyops.bench`, `cupyops.nn`, `cupyops.optim` and `cupyops.testing` offer."""
-    for module in (cupyops, cupyops.bench, cupyops.nn, cupyops.optim, cupyops.testing):
+    """(name, object) of what `cupyops` and its public parts offer."""
+    for module in (cupyops, cupyops.bench, cupyops.nn, cupyops.nn.preference, cupyops.optim, cupyops.testing):
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 yield f"{module.__name__}.{name}", value

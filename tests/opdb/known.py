@@ -84,6 +84,7 @@ MODULES_WITHOUT_ENTRY = {
     "ConvReluPool2d": "PyTorch has no module of this kind",
     "Dropout": "the database has none",
     "FusedLinearCrossEntropyLoss": "the database has none",
+    "LinearCrossEntropy": "PyTorch has no module of this kind",
     "GEGLU": "PyTorch has no module of this kind",
     "RoPE": "PyTorch has no module of this kind",
     "ScaleShift": "PyTorch has no module of this kind",
