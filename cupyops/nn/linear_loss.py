@@ -244,9 +244,9 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, split, wanted = ctx.saved_tensors, ctx.split, ctx.needs_input_grad[3:]
-        found: list[Any] = [None] * len(tensors)
         if torch.is_grad_enabled():  # create_graph: gradients that have one
             return None, None, None, *_gradients(ctx.compute, tensors, wanted, grads, create_graph=True)
+        found: list[Any] = [None] * len(tensors)
         for index in (place for place, needed in enumerate(wanted) if needed):
             one = tensors[index]  # of rows in their own dtype, since each is written once
             wide = one.dtype if index < split else torch.promote_types(one.dtype, torch.float32)

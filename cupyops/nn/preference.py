@@ -212,7 +212,7 @@ def jsd(
     Example:
         >>> x, weight = torch.eye(2), torch.eye(2)
         >>> cupyops.nn.preference.jsd(x, weight, x, 2 * weight, beta=0.0)
-        tensor(0.0672)
+        tensor(0.0671)
     """
     check(student_input, student_weight, student_bias, "student_")
     check(teacher_input, teacher_weight, teacher_bias, "teacher_")
