@@ -72,9 +72,9 @@ def linear_log_prob(
 
 
 class LinearCrossEntropy(torch.nn.Linear):
-    """A model's head and its loss in one: cross-entropy of the linear layer's outputs without all of them in memory, by
-    `cupyops.fused_linear_cross_entropy`. The weight is here, so that FSDP2 gathers it and a `state_dict` has it, as of
-    `torch.nn.Linear`; `head.weight = embedding.weight` ties it.
+    """A model's head and its loss in one: cross-entropy of the linear layer's outputs without all of them in memory,
+    by `cupyops.fused_linear_cross_entropy`. The weight is here, so that FSDP2 gathers it and a `state_dict` has it, as
+    of `torch.nn.Linear`; `head.weight = embedding.weight` ties it.
 
     With `softcap`, `z_loss` or `accuracy=True` PyTorch's functions compute a chunk of rows at a time, and again in backward;
     one that is itself to be differentiated has all the logits in memory.
