@@ -441,8 +441,8 @@ def test_train_resnet_by_kernels(tmp_path):
 @pytest.mark.gpu
 def test_finetune_lora_by_kernels(lora):
     given = ["cuda" if word == "cpu" else word for word in lora]
-    output = " ".join(run("finetune_lora", *given, "--steps", 12, "--lr", 0.01, "--compare").split())
-    assert number(r"at any step: (\S+)", output) < 0.1
+    output = " ".join(run("finetune_lora", *given, "--steps", 12, "--lr", 0.003, "--compare").split())
+    assert number(r"at any step: (\S+)", output) < 0.2
     assert number(r"held: (\S+) of the base", output) > number(r"of the base, (\S+) with adapters", output)
 
 

@@ -31,7 +31,7 @@ def near(ours, theirs, steps, lr=0.1):
     """An update is of size lr, and of bfloat16: what products in another order make of it."""
     for p, q in zip(ours, theirs):
         assert (p.shape, p.dtype, p.stride()) == (q.shape, q.dtype, q.stride())
-        assert (p.double() - q.double()).abs().max() <= steps * lr * 2**-5 + 4 * torch.finfo(p.dtype).eps
+        assert (p.double() - q.double()).abs().max() <= steps * lr * 2**-4 + 4 * torch.finfo(p.dtype).eps
 
 
 def test_signature_is_torch_s():
