@@ -56,8 +56,8 @@ template <typename T> struct MasterArrays {
     for (int k = 0; k < W; ++k) {
       const float given = to_acc(values.param.data[k]), kept = values.state[0].data[k];
       const bool same = to_acc(from_acc<T>(kept)) == given;
-      float x[5] = {same ? kept : given, to_acc(values.grad.data[k]), values.state[1].data[k],
-                    values.state[2].data[k], values.state[3].data[k]};
+      float x[5] = {same ? kept : given, to_acc(values.grad.data[k]), values.state[1].data[k], values.state[2].data[k],
+                    values.state[3].data[k]};
       rule(x);
       values.param.data[k] = from_acc<T>(x[0]);
       values.grad.data[k] = from_acc<T>(x[1]);
@@ -171,8 +171,9 @@ __device__ __forceinline__ void update_arrays(const Arrays& arrays, int count, c
 template <typename T>
 __global__ void __launch_bounds__(OPTIM_THREADS)
     adam_master(T* anchor, const __grid_constant__ Table<7> table, int tensors, float step, float lr,
-                const float* lr_tensor, float rest1, float log_beta1, float beta2, float rest2, float log_beta2, float eps,
-                float weight_decay, bool decoupled, bool maximize, const float* grad_scale, const float* found_inf) {
+                const float* lr_tensor, float rest1, float log_beta1, float beta2, float rest2, float log_beta2,
+                float eps, float weight_decay, bool decoupled, bool maximize, const float* grad_scale,
+                const float* found_inf) {
   if (found_inf != nullptr && *found_inf != 0.0f) return;
   const Chunk chunk = own_chunk<T>(table, tensors);
   const float* counted = static_cast<const float*>(table.arrays[6][chunk.tensor]);
@@ -195,9 +196,9 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
   const Chunk chunk = own_chunk<T>(table, tensors);
   const float* counted = static_cast<const float*>(table.arrays[5][chunk.tensor]);
   const float t = counted != nullptr ? *counted : step;
-  const Adam<T, true> rule = adam_rule<T, true>(
-      Gradient<T>(grad_scale, maximize), t, lr_tensor != nullptr ? *lr_tensor : lr, rest1, log_beta1, beta2, rest2,
-      log_beta2, eps, weight_decay, decoupled);
+  const Adam<T, true> rule =
+      adam_rule<T, true>(Gradient<T>(grad_scale, maximize), t, lr_tensor != nullptr ? *lr_tensor : lr, rest1, log_beta1,
+                         beta2, rest2, log_beta2, eps, weight_decay, decoupled);
   const Philox own = philox(seed, ((unsigned long long)t << 32) + (unsigned)(start + chunk.tensor));
   const unsigned long long key = ((unsigned long long)own.word[1] << 32) + own.word[0];
   update_arrays(StochasticArrays<T>(table, chunk, key), chunk.count, rule);
