@@ -190,7 +190,7 @@ def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
 
 def steps_of_halves(dtype: torch.dtype) -> Iterator[Call]:
     """With masters and by stochastic rounding, and what each does with and without amsgrad."""
-    stepped = importlib.import_module("optim.test_half").stepped
+    stepped = importlib.import_module("optim.test_adam_half").stepped
     for way in ("master_weights", *(["stochastic_rounding"] if dtype is torch.bfloat16 else [])):
         for options in ({"weight_decay": 0.1}, {"amsgrad": True, "fused": True}) if dtype in HALF else ():
             yield partial(stepped, dtype, CPU, **{way: True}, **options)
