@@ -38,6 +38,10 @@ class _Adam(Fused):
                 group.setdefault(name, value)
             half.check(group)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.defaults = {**half.OPTIONS, **state.get("defaults", self.__dict__.get("defaults", {}))}
+        super().__setstate__({**state, "defaults": self.defaults})
+
     def add_param_group(self, param_group: Group) -> None:
         """As PyTorch's, with the options of half types checked."""
         super().add_param_group(param_group)
@@ -62,8 +66,10 @@ class _Adam(Fused):
         largest: list[Tensor] = []
         steps: list[Any] = []  # tensors, unless somebody has put something else into a state
         for param in group["params"] if group["master_weights"] else ():
-            if param.grad is not None and half.has_master(group, param.dtype) and not self._states[param]:
-                self._states[param].update(half.made(param, group))
+            if param.grad is not None and half.has_master(group, param.dtype):
+                state = self._states[param]
+                if "master" not in state:
+                    state.update(half.widened_state(param, state) if state else half.made(param, group))
         self._init_group(group, params, grads, first, second, largest, steps)  # type: ignore[attr-defined]
         states: Any = zip(first, second, largest) if group["amsgrad"] else zip(first, second)
         entries = []
@@ -85,7 +91,9 @@ class _Adam(Fused):
         saved = given["param_groups"] if given else groups
         for group, names in zip(groups, saved):
             for param, name in zip(group["params"], names["params"]):
-                if half.has_master({**half.OPTIONS, **group}, param.dtype) and (of := state.get(param)):
+                if half.has_master({**half.OPTIONS, **self.defaults, **group}, param.dtype) and (
+                    of := state.get(param)
+                ):
                     of.update(half.widened_state(param, given["state"][name] if given else of))
 
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Tensor) -> float:

@@ -225,10 +225,7 @@ def test_from_a_state_without_master_and_to_one(device):
     set_grads([params], 0)
     plain.step()
     optimizer = cupyops.optim.AdamW(params, lr=0.01, **MASTER)
-    state = plain.state_dict()
-    for group in state["param_groups"]:
-        group["master_weights"] = True  # as otherwise what was saved says that there are none
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(plain.state_dict())
     for p in params:
         assert torch.equal(optimizer.state[p]["master"], p.detach().float())
         assert optimizer.state[p]["exp_avg"].dtype is torch.float32
@@ -346,6 +343,37 @@ def test_a_group_may_have_its_own(device):
     optimizer = cupyops.optim.AdamW([{"params": [p], **MASTER}, {"params": [q]}], lr=0.1)
     steps_of([p, q], optimizer, range(3), device)
     assert "master" in optimizer.state[p] and "master" not in optimizer.state[q]
+
+
+def test_masters_that_are_asked_for_later(device):
+    """The master begins as the parameter, and the moments go on."""
+    params = parameters(device, torch.bfloat16, SHAPES)
+    optimizer = cupyops.optim.AdamW(params, lr=0.1)
+    steps_of(params, optimizer, range(3), device)
+    moments = [optimizer.state[p]["exp_avg"].clone() for p in params]
+    optimizer.param_groups[0].update(MASTER, lr=0.0)
+    steps_of(params, optimizer, range(3, 6), device)
+    for p, moment in zip(params, moments):
+        assert torch.equal(optimizer.state[p]["master"], p.detach().float())
+        assert p.numel() < 2 or not torch.equal(optimizer.state[p]["exp_avg"], moment.float())
+
+
+def test_an_optimizer_of_before_there_were_these_options(device):
+    """Unpickled."""
+    params = parameters(device, torch.float32)
+    optimizer = cupyops.optim.AdamW(params, lr=0.1)
+    old = optimizer.__getstate__()
+    for options in (old["defaults"], *old["param_groups"]):
+        for name in half.OPTIONS:
+            del options[name]
+    again = cupyops.optim.AdamW.__new__(cupyops.optim.AdamW)
+    again.__setstate__(old)
+    (more,) = parameters(device, torch.bfloat16, [(3,)])
+    again.add_param_group({"params": [more]})
+    set_grads([[*params, more]], 0)
+    with running("kernel", device):
+        again.step()
+    assert again.param_groups[1]["master_weights"] is False
 
 
 @pytest.mark.parametrize("more", [MASTER, STOCHASTIC], ids=["master", "stochastic"])
