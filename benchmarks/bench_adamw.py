@@ -24,6 +24,10 @@ OPTIMIZERS: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {  # ours, PyTorch
     "sgd plain": (cupyops.optim.SGD, torch.optim.SGD, 3, {}),
     "lion": (cupyops.optim.Lion, None, 5, {}),
 }
+HALF: dict[str, tuple[dict[str, Any], int]] = {  # of bf16 parameters: options, bytes for each element
+    "adamw master": ({"master_weights": True}, 30),
+    "adamw stochastic": ({"stochastic_rounding": True}, 14),
+}
 DTYPES = (torch.bfloat16, torch.float32)
 USUAL = ("adamw", "sgd")
 
@@ -39,6 +43,43 @@ def cases() -> Iterator[Case]:
                     even = of_size(ops, f"{count}x{EVEN[size]}", EVEN[size], count, dtype, wall)
                     made = map(beside, made, even)
                 yield from made
+    for op in HALF:
+        for size, (numel, count) in (*list(LARGE.items())[:2], *SMALL.items()):
+            yield step_of_half(op, size, numel, count, wall=size in SMALL)
+
+
+def step_of_half(op: str, size: str, numel: int, count: int, wall: bool) -> Case:
+    """Beside PyTorch's fused step on bf16, which loses small updates; with masters beside a step on copies in fp32."""
+    options, moved = HALF[op]
+
+    def make(device: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+        ours = Steps(lambda cls, **how: cls(parameters(numel, count, device, dtype), 1e-3, **how))
+        return ours, Masters(lambda: parameters(numel, count, device, dtype))
+
+    return Case(
+        op=op, size=size, dtype=torch.bfloat16, make=make, ours=lambda steps, _: steps(cupyops.optim.AdamW, **options),
+        eager=(lambda _, masters: masters()) if "master" in op else lambda steps, _: steps(torch.optim.AdamW, fused=True),
+        forward_bytes=moved * numel * count, compiled=False, same=False, wall=wall,
+    )  # fmt: skip
+
+
+class Masters:
+    """What a training loop does by hand: gradients to fp32, PyTorch's fused step on fp32 copies, and back."""
+
+    def __init__(self, make: Callable[[], list[Tensor]]) -> None:
+        self._make, self._halves = make, list[Tensor]()
+
+    def __call__(self) -> None:
+        if not self._halves:
+            self._halves = self._make()
+            self._masters = [torch.nn.Parameter(half.detach().float()) for half in self._halves]
+            for master in self._masters:
+                master.grad = torch.empty_like(master)
+            self._optimizer = torch.optim.AdamW(self._masters, 1e-3, fused=True)
+        with torch.no_grad():
+            torch._foreach_copy_([master.grad for master in self._masters], [half.grad for half in self._halves])
+            self._optimizer.step()
+            torch._foreach_copy_(self._halves, self._masters)
 
 
 def of_size(ops: tuple[str, ...], size: str, numel: int, count: int, dtype: torch.dtype, wall: bool) -> Iterator[Case]:

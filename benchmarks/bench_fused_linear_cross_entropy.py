@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from common import beside
 from torch import Tensor
 
 import cupyops
+import cupyops.nn
 from cupyops.bench import Case
 
 SHAPES = [(8192, 4096, 128256), (4096, 4096, 32000)]  # rows, features, classes
@@ -22,6 +24,21 @@ def cases() -> Iterator[Case]:
     yield beside(_case((8192, 2048, 50257), torch.bfloat16), _case((8192, 2048, 50256), torch.bfloat16))
     for dtype in (torch.float16, torch.float32):
         yield _case((2048, 1000, 32000), dtype)
+    yield _softcapped((4096, 2304, 256000), torch.bfloat16)
+
+
+def _softcapped(shape: tuple[int, int, int], dtype: torch.dtype) -> Case:
+    """Gemma's head, a chunk of rows at a time, whose logits backward makes again."""
+    plain, cap = _case(shape, dtype), 30.0
+
+    def eager(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(cap * torch.tanh(F.linear(x, weight).float() / cap), target)
+
+    return replace(
+        plain, op="linear_log_prob", eager=eager, liger=None, backward_flops=3 * plain.forward_flops, together=False,
+        ours=lambda x, weight, target: -cupyops.nn.linear_log_prob(x, weight, target, softcap=cap).mean(),
+        small=lambda: _softcapped((4, 16, 33), dtype),
+    )  # fmt: skip
 
 
 def _case(shape: tuple[int, int, int], dtype: torch.dtype) -> Case:

@@ -41,25 +41,34 @@ class Text:
         drawn = part[starts.unsqueeze(1) + torch.arange(context + 1)]
         return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
+    @staticmethod
+    def of(name: str, text: str, context: int, alphabet: str | None = None) -> Text:
+        """In its own alphabet, or in one that has its characters and more."""
+        alphabet = alphabet or "".join(sorted(set(text)))
+        numbers = {character: number for number, character in enumerate(alphabet)}
+        whole = torch.tensor([numbers[character] for character in text], dtype=torch.long)
+        split = len(whole) * 9 // 10
+        if len(whole) - split <= context:
+            said = f"{name} has {len(whole)} characters, expected {10 * (context + 1)} or more"
+            raise typer.BadParameter(said, param_hint="--data")
+        return Text(name, alphabet, whole[:split], whole[split:])
 
-def read(path: Path | None, context: int) -> Text:
+
+def read(path: Path | None, context: int, alphabet: str | None = None) -> Text:
     """A file's text, or that of the package."""
-    if path is None:
-        files = sorted(Path(cupyops.__file__).parent.rglob("*.py"))
-        name, text = "cupyops' source text", "".join(file.read_text(encoding="utf-8") for file in files)
-    else:
-        try:
-            name, text = str(path), path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"{path} cannot be read as text: {error}", param_hint="--data") from error
-    alphabet = "".join(sorted(set(text)))
-    numbers = {character: number for number, character in enumerate(alphabet)}
-    whole = torch.tensor([numbers[character] for character in text], dtype=torch.long)
-    split = len(whole) * 9 // 10
-    if len(whole) - split <= context:
-        needed = 10 * (context + 1)
-        raise typer.BadParameter(f"{name} has {len(whole)} characters, expected {needed} or more", param_hint="--data")
-    return Text(name, alphabet, whole[:split], whole[split:])
+    if path is not None:
+        return Text.of(str(path), read_text(path), context, alphabet)
+    files = sorted(Path(cupyops.__file__).parent.rglob("*.py"))
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    return Text.of("cupyops' source text", text, context, alphabet)
+
+
+def read_text(path: Path) -> str:
+    """A file of `--data`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as text: {error}", param_hint="--data") from error
 
 
 # --- training ---
@@ -104,7 +113,7 @@ class Trainer:
         if devices.size > 1:
             shard(self.network, devices)
         optim: Any = cupyops.optim if ours else torch.optim
-        self.optimizer = optim.AdamW(self.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = optim.AdamW(self.trained(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
         warm = max(1, min(100, steps // 10))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer,
@@ -112,6 +121,10 @@ class Trainer:
         )
         self.clip: Any = cupyops.nn.utils.clip_grad_norm_ if ours else nn.utils.clip_grad_norm_
         self.losses: list[float | Tensor] = []
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that are not frozen."""
+        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
 
     def step(self, characters: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -159,10 +172,10 @@ def shard(network: Any, devices: Devices) -> None:
 
 
 def save(path: Path, trainer: Trainer, text: Text) -> None:
-    """All of it in one file, the same on one device and on several; the old one stays until the new one is whole."""
+    """What is trained in one file, the same on one device and on several; the old one stays until the new one is whole."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     model, optimizer = get_state_dict(trainer.network, trainer.optimizer, options=whole)
     losses = trainer.values()
     if trainer.devices.rank == 0:
@@ -172,7 +185,7 @@ def save(path: Path, trainer: Trainer, text: Text) -> None:
         part.replace(path)
 
 
-def load(path: Path, trainer: Trainer, text: Text) -> None:
+def load(path: Path, trainer: Trainer, text: Text, hint: str = "--checkpoint") -> None:
     """Go on where `save` was."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
@@ -180,14 +193,14 @@ def load(path: Path, trainer: Trainer, text: Text) -> None:
     if kept["config"] != trainer.network.sizes or kept["alphabet"] != text.alphabet:
         raise typer.BadParameter(
             f"{path} is of another network or text: {kept['config']}; give its sizes, or another file",
-            param_hint="--checkpoint",
+            param_hint=hint,
         )
     set_state_dict(
         trainer.network,
         trainer.optimizer,
         model_state_dict=kept["model"],
         optim_state_dict=kept["optimizer"],
-        options=StateDictOptions(full_state_dict=True),
+        options=StateDictOptions(full_state_dict=True, strict=False),  # what is frozen is not in it
     )
     trainer.schedule.load_state_dict(kept["schedule"])
     trainer.losses = list(kept["losses"])

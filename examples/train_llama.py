@@ -38,7 +38,10 @@ class Llama(nn.Module):
             bos_token_id=0, eos_token_id=0, pad_token_id=None,
         )  # fmt: skip
         self.model = LlamaForCausalLM(config)
-        self.blocks = self.model.model.layers
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.model.get_decoder().layers
 
     def forward(self, characters: Tensor, targets: Tensor | None = None) -> Tensor:
         """The mean loss, or without targets the scores of the character after the last."""

@@ -20,11 +20,13 @@ NAMES = {"cupyops": cupyops, "torch": torch, "np": np, "Tensor": torch.Tensor}
 
 
 def public():
-    """(name, object) of what `cupyops`, `cupyops.bench`, `cupyops.nn`, `cupyops.optim` and `cupyops.testing` offer."""
+    """(name, object) of what `cupyops` and its public parts offer."""
     for module in (cupyops, cupyops.bench, cupyops.nn, cupyops.optim, cupyops.testing):
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 yield f"{module.__name__}.{name}", value
+    for name in ("dpo", "grpo", "jsd", "kto", "orpo"):
+        yield f"cupyops.nn.preference.{name}", getattr(cupyops.nn.preference, name)
     if importlib.util.find_spec("transformers"):
         yield "cupyops.integrations.transformers.register", integration.register
         yield "cupyops.integrations.transformers.callback", integration.callback

@@ -274,6 +274,11 @@ def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, 
     return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options
 
 
+def _of_halves(m: Make, way: str, **options: Any) -> Any:
+    """A step on half types: whole chunks, a tensor that is not aligned, and one element."""
+    return m.half and (cupyops.optim.AdamW, m(9000), _off(m(33)), m(1), {way: True, "lr": 0.1, **options})
+
+
 def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int, **options: Any) -> tuple[Any, ...]:
     q, k, v = (m(1, heads[i], rows[i], width) for i in (0, 1, 1))
     return cupyops.attention, q, k, v, {"gpu": _A_CARD, **options}
@@ -656,6 +661,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.optim.Adam, m(5000), m(7, 3), m(1), {"lr": 0.1, "weight_decay": 0.01, "eps": 1e-4}),
         lambda m: (cupyops.optim.AdamW, m(4100), _off(m(33)), {"lr": 0.1, "amsgrad": True, "eps": 1e-4}),
         lambda m: (cupyops.optim.AdamW, m(1030), m(3), {"lr": 0.1, "fused": True, "grad_scale": 4.0, "eps": 1e-4}),
+    ],
+    "adam_half": [
+        lambda m: _of_halves(m, "master_weights"),
+        lambda m: _of_halves(m, "master_weights", amsgrad=True, fused=True, grad_scale=4.0),
+        lambda m: m.dtype is torch.bfloat16 and _of_halves(m, "stochastic_rounding", weight_decay=0.1),
+        lambda m: m.dtype is torch.bfloat16 and _of_halves(m, "stochastic_rounding", amsgrad=True, fused=True),
     ],
     "grad_norm": [
         *[

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 ROUNDS = 7
+DEFINE = {"PHILOX_ROUNDS": ROUNDS}
 _LOW = 0xFFFFFFFF
 
 
@@ -17,6 +18,12 @@ def philox(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
         a, b, c, d = (right >> 32 & _LOW) ^ b ^ key0, right & _LOW, (left >> 32 & _LOW) ^ d ^ key1, left & _LOW
         key0, key1 = (key0 + 0x9E3779B9) & _LOW, (key1 + 0xBB67AE85) & _LOW
     return torch.stack((a, b, c, d), -1)
+
+
+def of_counter(seed: Tensor, counter: Tensor) -> Tensor:
+    """The same for counters of 64 bits."""
+    zero = torch.zeros_like(counter)
+    return philox(seed, counter & _LOW, counter >> 32 & _LOW, zero, zero)
 
 
 def factors(p: float) -> tuple[int, float]:

@@ -1,5 +1,6 @@
 """Modules: torch.nn's, by the operators of cupyops. Each is a subclass of its twin: same constructor, same state_dict."""
 
+from . import preference as preference
 from . import utils as utils
 from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .attention import Attention
@@ -8,6 +9,8 @@ from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout
 from .embedding import Embedding
 from .linear import Linear
+from .linear_loss import LinearCrossEntropy
+from .linear_loss import linear_log_prob as linear_log_prob
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .multihead_attention import MultiheadAttention
 from .normalization import (
@@ -45,6 +48,7 @@ __all__ = [
     "KLDivLoss",
     "LayerNorm",
     "Linear",
+    "LinearCrossEntropy",
     "LogSoftmax",
     "MaxPool2d",
     "MultiheadAttention",

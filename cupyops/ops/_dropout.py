@@ -17,7 +17,8 @@ from .._operator.arrays import overwrite
 from .._operator.derivation import distributed
 from .._operator.floating import operator
 from .._util import arguments
-from .._util.philox import ROUNDS, factors, philox
+from .._util.philox import DEFINE as PHILOX
+from .._util.philox import factors, of_counter
 from .._util.strides import is_dry
 
 BLOCK = 128
@@ -26,7 +27,7 @@ DEFINE = {
     "DROPOUT_BLOCK": BLOCK,
     "DROPOUT_RUNS_OF_HALVES": RUNS_OF_HALVES,
     "DROPOUT_ELEMENTS": ELEMENTS,
-    "PHILOX_ROUNDS": ROUNDS,
+    **PHILOX,
 }
 dropout_contiguous = Kernel("dropout.cu", "dropout_contiguous<T>", define=DEFINE, T=UP_TO_FLOAT32)
 dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", define=DEFINE, T=FLOATING)
@@ -158,5 +159,4 @@ def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
 def _philox(seed: Tensor, n: int) -> Tensor:
     """`n` numbers of 32 random bits, in int64: word i % 4 of Philox4x32-7 with key `seed` and counter i // 4."""
     index = torch.arange((n + 3) // 4, device=seed.device)
-    zero = torch.zeros_like(index)
-    return philox(seed, index & 0xFFFFFFFF, index >> 32, zero, zero).flatten()[:n]
+    return of_counter(seed, index).flatten()[:n]

@@ -2,6 +2,7 @@
 
 from .adam import Adam, AdamW
 from .lion import Lion
+from .muon import Muon
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "Muon"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import MutableMapping, Sequence
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.optimizer import ParamsT
 
 from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
 from .._util import arguments
 from ..errors import LaunchError
+from . import half
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
@@ -25,6 +28,36 @@ _ON_DEVICE = -1.0  # steps that the kernel reads itself
 class _Adam(Fused):
     """The step of both."""
 
+    _counts = True
+
+    def _set_options(self, **options: Any) -> None:
+        """What PyTorch's have not, in each group that does not say otherwise."""
+        self.defaults.update(options)
+        for group in self.param_groups:
+            for name, value in options.items():
+                group.setdefault(name, value)
+            half.check(group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.defaults = {**half.OPTIONS, **state.get("defaults", self.__dict__.get("defaults", {}))}
+        super().__setstate__({**state, "defaults": self.defaults})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As PyTorch's, with the options of half types checked."""
+        super().add_param_group(param_group)
+        if "seed" in self.defaults:
+            half.check(self.param_groups[-1])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As PyTorch's, which however has all state in the parameter's dtype: that of a master is fp32."""
+        self._given = state_dict
+        seen = self.register_load_state_dict_pre_hook(lambda _, given: setattr(self, "_given", given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            seen.remove()
+            del self._given
+
     def _entries(self, group: Group) -> list[Entry]:
         params: list[Tensor] = []
         grads: list[Tensor] = []
@@ -32,10 +65,17 @@ class _Adam(Fused):
         second: list[Tensor] = []
         largest: list[Tensor] = []
         steps: list[Any] = []  # tensors, unless somebody has put something else into a state
+        for param in group["params"] if group["master_weights"] else ():
+            if param.grad is not None and half.has_master(group, param.dtype):
+                state = self._states[param]
+                if "master" not in state:
+                    state.update(half.widened_state(param, state) if state else half.made(param, group))
         self._init_group(group, params, grads, first, second, largest, steps)  # type: ignore[attr-defined]
-        states = zip(first, second, largest) if group["amsgrad"] else zip(first, second)
+        states: Any = zip(first, second, largest) if group["amsgrad"] else zip(first, second)
         entries = []
         for param, grad, of, step in zip(params, grads, states, steps):
+            if half.has_master(group, param.dtype):
+                of = (*of, self._states[param]["master"])
             if not isinstance(step, Tensor):
                 step = self._states[param]["step"] = step_count(step)
             entries.append(Entry(param, grad, of, step))
@@ -47,6 +87,14 @@ class _Adam(Fused):
             for param in group["params"]:
                 if (of := state.get(param)) and ("step" in of or "step" in group):
                     of["step"] = step_count(of.get("step", group.get("step")))
+        given = getattr(self, "_given", None)
+        saved = given["param_groups"] if given else groups
+        for group, names in zip(groups, saved):
+            for param, name in zip(group["params"], names["params"]):
+                if half.has_master({**half.OPTIONS, **self.defaults, **group}, param.dtype) and (
+                    of := state.get(param)
+                ):
+                    of.update(half.widened_state(param, given["state"][name] if given else of))
 
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Tensor) -> float:
         """The steps taken, where the host counts them: all of a launch have the same."""
@@ -57,6 +105,16 @@ class _Adam(Fused):
                 f"on {step.device}; move it to {param.device}"
             )
         return _ON_DEVICE if on_device else step.item()
+
+    def _why_not(self, group: Group, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> str | None:
+        if half.has_master(group, param.dtype):
+            return half.why_not_master(param, grad, state)
+        return super()._why_not(group, param, grad, state)
+
+    def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
+        masters = {half.has_master(group, batch.dtype) for batch in served}
+        if len(masters) <= 1:  # a plan has the same state of all
+            super()._plan(index, group, served)
 
     def _by_kernel(self, group: Group, batch: Batch) -> None:
         device, dtype, taken = batch.device, batch.dtype, batch.variant
@@ -69,17 +127,33 @@ class _Adam(Fused):
         flags = (bool(group["decoupled_weight_decay"]), bool(group["maximize"]))
         amsgrad = bool(group["amsgrad"])
         rate = learning_rate(group["lr"], device, dtype)
+        numbers = (taken + 1, *rate, *moments, group["eps"], group["weight_decay"], *flags, grad_scale, found_inf)
+        if group["master_weights"] and half.has_master(group, dtype):
+            arrays = (*states[:2], *states[-1:], states[2] if amsgrad and states else None)
+            for table, start, count, blocks in batch.launches(*arrays, counted):
+                half.adam_master[blocks, BLOCK](batch.params[start], table, count, *numbers, T=dtype)
+            return
+        if group["stochastic_rounding"] and half.is_stochastic(group, dtype):
+            seed, arrays = self._seed(group), (*states[:2], states[2] if amsgrad and states else None)
+            for table, start, count, blocks in batch.launches(*arrays, counted):
+                half.adam_stochastic[blocks, BLOCK](batch.params[start], table, count, *numbers, seed, start, T=dtype)
+            return
         for table, start, count, blocks in batch.launches(*states, counted):
-            adam_step[blocks, BLOCK](
-                batch.params[start], table, count, taken + 1, *rate, *moments,
-                group["eps"], group["weight_decay"], *flags, grad_scale, found_inf, T=dtype, AMSGRAD=amsgrad,
-            )  # fmt: skip
+            adam_step[blocks, BLOCK](batch.params[start], table, count, *numbers, T=dtype, AMSGRAD=amsgrad)
+
+    def _seed(self, group: Group) -> int:
+        return half.key_of(group["seed"], next(i for i, one in enumerate(self.param_groups) if one is group))
 
     def _options(self, group: Group) -> tuple[Any, ...]:
-        return bool(group["amsgrad"]), group["capturable"], group["fused"]
+        ways = bool(group["master_weights"]), bool(group["stochastic_rounding"])
+        return bool(group["amsgrad"]), group["capturable"], group["fused"], *ways
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
+        largest, master = ["max_exp_avg_sq"] * bool(group["amsgrad"]), ["master"] * self._all_masters(group)
+        return ("exp_avg", "exp_avg_sq", *largest, *master, "step")
+
+    def _all_masters(self, group: Group) -> bool:
+        return any(half.has_master(group, param.dtype) for param in group["params"] if param.grad is not None)
 
     def _lasts(self, batch: Batch) -> bool:
         return batch.bank is not None or batch.states[-1][0].dtype is torch.float32
@@ -111,22 +185,48 @@ class _Adam(Fused):
         batch.bank.add_(1)
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:
-        columns = [[entry.state[index] for entry in entries] for index in range(2 + bool(group["amsgrad"]))]
+        masters, stochastic, plain = [], [], []
+        for entry in entries:
+            if half.has_master(group, entry.param.dtype):
+                masters.append(entry)
+            elif half.is_stochastic(group, entry.param.dtype):
+                stochastic.append(entry)
+            else:
+                plain.append(entry)
+        step = functools.partial(self._adam, group)
+        scaled = getattr(self, "grad_scale", None) is not None
+        if plain:
+            step(*_columns(plain, 2 + bool(group["amsgrad"])))
+        if masters:
+            params, grads, (*states, kept), steps = _columns(masters, 3 + bool(group["amsgrad"]))
+            half.by_master(step, params, grads, states, kept, steps, scaled)
+        if stochastic:
+            columns = _columns(stochastic, 2 + bool(group["amsgrad"]))
+            half.by_rounding(step, *columns, scaled, self._seed(group))
+
+    def _adam(self, group: Group, params: Any, grads: Any, states: Any, steps: Any) -> None:
+        """By PyTorch's function."""
         names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
         adam(
-            [entry.param for entry in entries],
-            [entry.grad for entry in entries],
-            columns[0],
-            columns[1],
-            columns[2] if group["amsgrad"] else [],
-            [entry.step for entry in entries],
-            has_complex=any(entry.param.is_complex() for entry in entries),
+            params,
+            grads,
+            states[0],
+            states[1],
+            states[2] if group["amsgrad"] else [],
+            steps,
+            has_complex=any(param.is_complex() for param in params),
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             decoupled_weight_decay=group["decoupled_weight_decay"],
             **self._scaler_for_torch(),
             **{name: group[name] for name in names},
         )
+
+
+def _columns(entries: list[Entry], states: int) -> tuple[list[Tensor], list[Tensor], list[list[Any]], list[Any]]:
+    """Parameters, gradients, as many arrays of state, and steps."""
+    of = [[entry.state[index] for entry in entries] for index in range(states)]
+    return [e.param for e in entries], [e.grad for e in entries], of, [e.step for e in entries]
 
 
 class Adam(_Adam, torch.optim.Adam):
@@ -145,8 +245,16 @@ class Adam(_Adam, torch.optim.Adam):
             state.
         fused: True counts the steps on the GPU too, and lets a `torch.amp.GradScaler` leave unscaling and skipping to
             the kernel, with no wait.
+        master_weights: of parameters of half types keep fp32 copies, by which the steps go, as state "master", and the
+            moments in fp32 too: 16 bytes of state each, and no update is lost. A parameter that is changed from without
+            (a checkpoint, say) is noticed, and its master follows.
+        stochastic_rounding: round bf16 parameters and their state up or down with the probability that keeps the mean,
+            where rounding to the nearest loses updates below half a unit: no more memory than before.
+        seed: of that rounding. The same seed, steps and gradients give the same bits, also after a `load_state_dict`.
 
     Raises:
+        InputError: `master_weights` and `stochastic_rounding` together or beside `differentiable`, or an fp16 parameter
+            for stochastic rounding.
         ValueError: what `torch.optim.Adam` raises it for: a number out of its range.
         LaunchError: from `step()`, where it is captured in a CUDA graph and cannot be.
 
@@ -156,6 +264,31 @@ class Adam(_Adam, torch.optim.Adam):
         >>> model(torch.ones(4, 3)).sum().backward()
         >>> optimizer.step()
     """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize, capturable=capturable,
+            differentiable=differentiable, fused=fused, decoupled_weight_decay=decoupled_weight_decay,
+        )  # fmt: skip
+        self._set_options(master_weights=master_weights, stochastic_rounding=stochastic_rounding, seed=seed)
 
 
 class AdamW(_Adam, torch.optim.AdamW):
@@ -168,8 +301,16 @@ class AdamW(_Adam, torch.optim.AdamW):
         lr: learning rate. A tensor on the parameters' GPU is read there at each step, from within a CUDA graph too.
         betas, eps, weight_decay, amsgrad, maximize, foreach, differentiable: as `torch.optim.AdamW`.
         capturable, fused: as `cupyops.optim.Adam`.
+        master_weights: of parameters of half types keep fp32 copies, by which the steps go, as state "master", and the
+            moments in fp32 too: 16 bytes of state each, and no update is lost. A parameter that is changed from without
+            (a checkpoint, say) is noticed, and its master follows.
+        stochastic_rounding: round bf16 parameters and their state up or down with the probability that keeps the mean,
+            where rounding to the nearest loses updates below half a unit: no more memory than before.
+        seed: of that rounding. The same seed, steps and gradients give the same bits, also after a `load_state_dict`.
 
     Raises:
+        InputError: `master_weights` and `stochastic_rounding` together or beside `differentiable`, or an fp16 parameter
+            for stochastic rounding.
         ValueError: what `torch.optim.AdamW` raises it for: a number out of its range.
         LaunchError: from `step()`, where it is captured in a CUDA graph and cannot be.
 
@@ -179,6 +320,30 @@ class AdamW(_Adam, torch.optim.AdamW):
         >>> model(torch.ones(4, 3)).sum().backward()
         >>> optimizer.step()
     """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize, capturable=capturable,
+            differentiable=differentiable, fused=fused,
+        )  # fmt: skip
+        self._set_options(master_weights=master_weights, stochastic_rounding=stochastic_rounding, seed=seed)
 
 
 def step_count(step: Any) -> Tensor:

@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 class Fused(torch.optim.Optimizer):
     """An optimizer of which a subclass says what its kernel and PyTorch's function do; comes before PyTorch's class."""
 
+    _counts = False  # whether the rule depends on how many steps there were
     _shown = True  # whether anybody may have a part of the state
 
     @property
@@ -124,6 +125,10 @@ class Fused(torch.optim.Optimizer):
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Any) -> Hashable:
         """What entries of one launch must share, besides device and dtype."""
 
+    def _why_not(self, group: Group, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> str | None:
+        """Why the kernel cannot update this parameter; None where it can."""
+        return why_not((param, grad, *(one for one in state if one is not None)))
+
     def _options(self, group: Group) -> tuple[Any, ...]:
         """Of the group's options those that decide what is in a batch."""
         return ()
@@ -179,7 +184,7 @@ class Fused(torch.optim.Optimizer):
 
     def _check_capture(self, group: Group) -> None:
         name = type(self).__name__
-        if not group.get("capturable", True):
+        if self._counts and not group["capturable"]:
             raise LaunchError(
                 f"{name}: step() is being captured in a CUDA graph, but capturable is False: what is counted on the host "
                 "stands still in a replay; make the optimizer with capturable=True"
@@ -221,8 +226,8 @@ class Fused(torch.optim.Optimizer):
         reasons = []
         for place, entry in enumerate(self._entries(group)):
             owner = entry.param
-            param, grad, state, step = _local(entry) if not whole and distributed.is_spread(owner) else entry
-            reason = whole or why_not((param, grad, *(one for one in state if one is not None)))
+            param, grad, state, step = local_part(entry) if not whole and distributed.is_spread(owner) else entry
+            reason = whole or self._why_not(group, param, grad, state)
             if reason is None:
                 key = (param.device, param.dtype, self._variant(group, param, state, step))
                 if key not in batches:
@@ -245,7 +250,7 @@ class Fused(torch.optim.Optimizer):
         return {"grad_scale": getattr(self, "grad_scale", None), "found_inf": getattr(self, "found_inf", None)}
 
 
-def _local(entry: Entry) -> Entry:
+def local_part(entry: Entry) -> Entry:
     """A device's part of a parameter that is spread over several, where all there is lies as it does: DTensors of FSDP2."""
     param, grad, state, step = entry
     if not all(one is None or distributed.is_spread(one) for one in (grad, *state)):

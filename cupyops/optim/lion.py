@@ -35,7 +35,8 @@ class Lion(Fused):
         weight_decay: decoupled; three to ten times more than AdamW's.
         maximize: go up instead of down.
         foreach, differentiable: update in PyTorch; `differentiable` lets autograd go through the step.
-        capturable: the step may be captured in a CUDA graph, after one that made the state.
+        capturable: taken as other optimizers take it; Lion counts no steps, and any step after the one that made the state
+            may be captured in a CUDA graph.
         fused: True lets a `torch.amp.GradScaler` leave unscaling and skipping to the kernel, with no wait; False updates
             in PyTorch.
 

@@ -130,6 +130,10 @@ INSIDE = {"Call", "Failure", "Hazard", "NotApplicable", "Row"}  # what reports a
 
 
 LIBRARY = {*(f"cupyops.optim.{name}" for name in cupyops.optim.__all__), "cupyops.nn.utils.clip_grad_norm_"}
+LIBRARY |= {
+    "cupyops.nn.linear_log_prob",
+    *(f"cupyops.nn.preference.{n}" for n in ("dpo", "grpo", "jsd", "kto", "orpo")),
+}
 LIBRARY.add("cupyops.bench.Case")  # imported where a benchmark is declared
 
 

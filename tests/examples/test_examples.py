@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 import cupyops
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "novel_attention", "train_gpt", "train_llama"]
+NAMES = [
+    "add_model", "mnist_cnn", "custom_layers", "custom_operator", "novel_attention", "train_gpt", "train_llama",
+    "finetune_lora", "train_resnet",
+]  # fmt: skip
 
 
 @functools.cache
@@ -336,7 +339,111 @@ def test_train_llama_of_a_config(verse, tmp_path):
         assert said in " ".join(run("train_llama", *given, code=2).replace("│", " ").split())
 
 
+# --- finetune_lora ---
+
+LORA = ["--base-steps", 6, "--batch-size", 2, "--context", 16, "--rank", 2, "--evaluate-every", 6]
+
+
+@pytest.fixture
+def lora(verse, tmp_path):
+    """Arguments of a short run."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    pictures = ["--plot", tmp_path / "loss.png", "--base", tmp_path / "base.pt", "--checkpoint", tmp_path / "lora.pt"]
+    return ["--data", verse, "--device", "cpu", *LORA, *pictures]
+
+
+def test_finetune_lora(lora, tmp_path):
+    """The adapters learn, and are all that learns and that is kept; who computes is changed, and not what."""
+    output = run("finetune_lora", *lora, "--steps", 12, "--lr", 0.01, "--compare", "--adapters", tmp_path / "adapters")
+    flat = " ".join(output.split())
+    assert number(r"at any step: (\S+)", flat) < 1e-5
+    assert number(r"held: (\S+) of the base", flat) > number(r"of the base, (\S+) with adapters", flat) + 0.1
+    assert number(r"cupyops.swap: (\S+) replaced", output) > 20
+    kept = torch.load(tmp_path / "lora.pt", weights_only=True)["model"]
+    assert kept and all("lora_" in name for name in kept)
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").stat().st_size < 200_000
+
+
+def test_finetune_lora_goes_on(lora, tmp_path):
+    """As if it had not been stopped, from the base that was kept."""
+    whole = run("finetune_lora", *lora, "--steps", 12, "--sample", 0)
+    assert "the base reads" in whole
+    again = run("finetune_lora", *lora, "--steps", 12, "--sample", 10)
+    assert "the base reads" not in again and "12/12" in again
+    assert number(r"last loss: (\S+),", again) == number(r"last loss: (\S+),", whole)
+    other = run("finetune_lora", *lora, "--steps", 12, "--rank", 3, code=2)
+    assert "of another network or text" in " ".join(other.replace("│", " ").split())
+
+
+# --- train_resnet ---
+
+RESNET = ["--batch-size", 16, "--width", 8, "--blocks", 1, "--size", 16, "--lr", 0.1, "--evaluate-every", 6]
+
+
+def test_train_resnet(tmp_path):
+    """It learns; and one line changes who computes, and not what: on a CPU not a bit."""
+    picture = tmp_path / "loss.png"
+    given = ["--device", "cpu", *RESNET, "--plot", picture, "--steps", 40, "--compare", "--trace"]
+    output = " ".join(run("train_resnet", *given).split())
+    assert "1437 to train, 360 held, of 10 classes" in output
+    assert "torch.nn.BatchNorm2d now cupyops.nn.BatchNorm2d" in output
+    assert number(r"at any step: (\S+)", output) == 0 and number(r"accuracy: (\S+)%", output) > 30
+    assert "cupyops::conv2d" in output and picture.stat().st_size > 10_000
+
+
+def test_train_resnet_goes_on(tmp_path):
+    """As if it had not been stopped, bit by bit."""
+    resnet, cpu = load("train_resnet"), torch.device("cpu")
+    images, sizes = resnet.digits(8, cpu), {"classes": 10, "width": 4, "blocks": 1}
+    whole, part, rest = (resnet.Trainer(sizes, cpu, 0.1, 8, seed, True, True) for seed in (0, 0, 1))
+    resnet.train([whole], images, 8, 4, 100, None, False)
+    resnet.train([part], images, 5, 4, 5, tmp_path / "kept.pt", False)
+    resnet.load(tmp_path / "kept.pt", rest)
+    resnet.train([rest], images, 8, 4, 100, None, False)
+    assert rest.values() == whole.values() and len(whole.losses) == 8
+    assert all(map(torch.equal, rest.network.state_dict().values(), whole.network.state_dict().values()))
+    other = ["--checkpoint", tmp_path / "kept.pt", "--plot", tmp_path / "loss.png", "--device", "cpu", *RESNET]
+    assert "of another network" in " ".join(run("train_resnet", *other, code=2).replace("│", " ").split())
+
+
+def test_train_resnet_on_folders(tmp_path):
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 128)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for index in range(8):
+            pixels = generator.integers(low, low + 128, (9 + index, 12, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{index}.png")
+    given = ["--data", tmp_path / "images", "--device", "cpu", *RESNET, "--steps", 20, "--plot", tmp_path / "loss.png"]
+    output = run("train_resnet", *given)
+    assert "12 to train, 4 held, of 2 classes" in output and number(r"accuracy: (\S+)%", output) == 100
+    (tmp_path / "images" / "light" / "a.png").write_text("no image")
+    assert "isnoimage" in "".join(run("train_resnet", *given, code=2).replace("│", " ").split())
+    (tmp_path / "none").mkdir()
+    output = run("train_resnet", "--data", tmp_path / "none", "--device", "cpu", code=2)
+    assert "has 0 images of 0 classes" in " ".join(output.replace("│", " ").split())
+
+
 # --- by the kernels ---
+
+
+@pytest.mark.gpu
+def test_train_resnet_by_kernels(tmp_path):
+    """As a graph, beside PyTorch in bfloat16: at first the losses differ by its rounding; and it learns the digits."""
+    given = ["--device", "cuda", "--plot", tmp_path / "loss.png"]
+    output = run("train_resnet", *given, "--steps", 8, "--lr", 0.005, "--compare")
+    assert number(r"at any step: (\S+)", " ".join(output.split())) < 0.15
+    assert number(r"accuracy: (\S+)%", run("train_resnet", *given, "--steps", 200)) > 95
+
+
+@pytest.mark.gpu
+def test_finetune_lora_by_kernels(lora):
+    given = ["cuda" if word == "cpu" else word for word in lora]
+    output = " ".join(run("finetune_lora", *given, "--steps", 12, "--lr", 0.003, "--compare").split())
+    assert number(r"at any step: (\S+)", output) < 0.2
+    assert number(r"held: (\S+) of the base", output) > number(r"of the base, (\S+) with adapters", output)
 
 
 @pytest.mark.gpu

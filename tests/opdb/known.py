@@ -88,11 +88,12 @@ MODULES_WITHOUT_ENTRY = {
     "Dropout": "the database has none",
     "FusedLinearCrossEntropyLoss": "the database has none",
     "GEGLU": "PyTorch has no module of this kind",
+    "LinearCrossEntropy": "PyTorch has no module of this kind",
     "RoPE": "PyTorch has no module of this kind",
     "ScaleShift": "PyTorch has no module of this kind",
     "SwiGLU": "PyTorch has no module of this kind",
 }
-OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "SGD": "sgd"}
+OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "Muon": "muon", "SGD": "sgd"}
 OPTIMIZERS_WITHOUT_ENTRY = {"Lion": "PyTorch has no optimizer of this kind"}
 
 FUSED_SGD = "PyTorch's own `SGD(momentum=, fused=True)` on a CPU is wrong in half types, and ours is PyTorch's there"

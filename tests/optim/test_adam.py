@@ -9,6 +9,7 @@ from torch import nn
 
 import cupyops
 from cupyops.optim.adam import Adam, AdamW, adam_step
+from cupyops.optim.half import OPTIONS as OPTIONS_OF_HALF
 
 BAD = [{"lr": -1.0}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}, {"weight_decay": -1.0}]
 EPS = 1e-4  # which float16 has too
@@ -22,6 +23,7 @@ OPTIONS = [
 
 
 class TestAdam(OptimizerContract):
+    more = tuple(OPTIONS_OF_HALF)
     ours, theirs, kernel, arrays = Adam, torch.optim.Adam, adam_step, 5
     usual = {"weight_decay": 0.1, "betas": (0.8, 0.95)}
     options = OPTIONS
@@ -31,6 +33,7 @@ class TestAdam(OptimizerContract):
 
 
 class TestAdamW(OptimizerContract):
+    more = tuple(OPTIONS_OF_HALF)
     ours, theirs, kernel, arrays = AdamW, torch.optim.AdamW, adam_step, 5
     usual = {"weight_decay": 0.1, "amsgrad": True}
     options = OPTIONS

@@ -45,6 +45,8 @@ def checks(rank, size, store):
                 clips(mesh, norm_type, max_norm)
         clips_what_lies_otherwise(mesh)
         a_device_without_a_part(mesh)
+        half_types(mesh)
+    muon_of_parts(mesh, size)
     dist.destroy_process_group()
 
 
@@ -126,6 +128,58 @@ def clips_what_lies_otherwise(mesh):
     spread[2].grad.mul_(float("nan"))
     with pytest.raises(RuntimeError, match="non-finite"):
         cupyops.nn.utils.clip_grad_norm_(spread, 0.5, error_if_nonfinite=True)
+
+
+def half_types(mesh):
+    """bf16 parameters, with masters and by stochastic rounding, beside masters on one device."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    weights = {}
+    for name, options in (("one", "master_weights"), ("master", "master_weights"), ("rounded", "stochastic_rounding")):
+        model = network().bfloat16()
+        if name != "one":
+            fully_shard(model, mesh=mesh)
+        optimizer = cupyops.optim.AdamW(model.parameters(), 0.01, **{options: True})
+        for index in range(STEPS):
+            optimizer.zero_grad()
+            model(batch(index).bfloat16()).square().mean().backward()
+            with cupyops.trace() as trace:
+                optimizer.step()
+            assert {record.route for record in trace.records} == {"simulator"}, trace.records
+        found = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+        weights[name] = [one.detach().float() for one in found]
+        if name == "master":
+            state = [optimizer.state[p]["master"] for p in model.parameters()]
+            assert all(isinstance(one, DTensor) and one.dtype is torch.float32 for one in state)
+    for one, master, rounded in zip(*weights.values()):
+        torch.testing.assert_close(master, one, rtol=0.02, atol=2e-3)  # gradients are of bf16
+        torch.testing.assert_close(rounded, one, rtol=0.03, atol=6e-3)
+
+
+def muon_of_parts(mesh, size):
+    """Matrices split by rows, of which a device may have none, and by columns: the update is that of the whole."""
+    from optim.contract import parameters, set_grads
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    shapes = [(9, 6), (1, 8), (9, 6), (6, 10), (4, 4)]
+    lies = [Shard(0), Shard(0), Shard(0), Shard(1), Replicate()]
+    plain = parameters(torch.device("cpu"), torch.float32, shapes)
+    parts = [torch.nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [one])) for p, one in zip(plain, lies)]
+    optimizers = cupyops.optim.Muon(plain, lr=0.1), cupyops.optim.Muon(parts, lr=0.1)
+    for step in range(STEPS):
+        set_grads([plain], step)
+        for p, q, one in zip(plain, parts, lies):
+            q.grad = distribute_tensor(p.grad.clone(), mesh, [one])
+        if step == 2:  # one that is still to be summed
+            parts[4].grad = DTensor.from_local(plain[4].grad / size, mesh, [Partial()], run_check=False)
+        for optimizer in optimizers:
+            optimizer.step()
+    for p, q in zip(plain, parts):
+        assert isinstance(optimizers[1].state[q]["momentum_buffer"], DTensor)
+        torch.testing.assert_close(q.full_tensor(), p.detach())
+    again = cupyops.optim.Muon(parts, lr=0.1)
+    again.load_state_dict(optimizers[1].state_dict())
 
 
 def a_device_without_a_part(mesh):

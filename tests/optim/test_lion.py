@@ -39,8 +39,6 @@ class TestLion(OptimizerContract):
     options = [{}, {"weight_decay": 0.1, "maximize": True}, {"betas": (0.0, 0.5)}]
     simulated = [{"weight_decay": 0.1}]
     bad = [{"lr": -1.0}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"weight_decay": -1.0}]
-    capturable = {"capturable": True}
-
     test_signature_is_torch_s = None  # which has none
 
     def test_what_was_asked_for_is_pytorch_s(self, device):

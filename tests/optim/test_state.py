@@ -148,3 +148,38 @@ def test_groups_of_an_older_pytorch(ours, theirs, options):
         with cupyops.simulate(check=False) if simulated else cupyops.plans():
             found, _ = go_on(ours, params, state)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: cupyops.optim.Lion(p), None),
+        (lambda p: cupyops.optim.SGD(p, momentum=0.9), None),
+        (lambda p: cupyops.optim.Muon(p), None),
+        (lambda p: cupyops.optim.AdamW(p, capturable=True), None),
+        (lambda p: cupyops.optim.AdamW(p), "capturable is False"),
+        (lambda p: cupyops.optim.Adam(p, fused=True), "capturable is False"),
+    ],
+    ids=["Lion", "SGD", "Muon", "AdamW capturable", "AdamW", "Adam fused"],
+)
+def test_what_a_capture_needs(monkeypatch, make, words):
+    """State that is there, and no count on the host."""
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    p.grad = torch.ones_like(p)
+    optimizer = make([p])
+    capturing = lambda: monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with cupyops.simulate():
+        capturing()
+        with pytest.raises(cupyops.LaunchError, match=words or "run a step before the capture"):
+            optimizer.step()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        optimizer.step()
+        capturing()
+        if words is None:
+            before = p.detach().clone()
+            optimizer.step()
+            assert not torch.equal(p, before)
+        else:
+            with pytest.raises(cupyops.LaunchError, match=words):
+                optimizer.step()

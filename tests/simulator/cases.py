@@ -189,6 +189,14 @@ def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
         yield partial(test.compare, partial(parameters, CPU, dtype), {"lr": 0.1, **options}, steps=2)
 
 
+def steps_of_halves(dtype: torch.dtype) -> Iterator[Call]:
+    """With masters and by stochastic rounding, and what each does with and without amsgrad."""
+    stepped = importlib.import_module("optim.test_adam_half").stepped
+    for way in ("master_weights", *(["stochastic_rounding"] if dtype is torch.bfloat16 else [])):
+        for options in ({"weight_decay": 0.1}, {"amsgrad": True, "fused": True}) if dtype in HALF else ():
+            yield partial(stepped, dtype, CPU, **{way: True}, **options)
+
+
 def gradients_clipped(dtype: torch.dtype) -> Iterator[Call]:
     """The norms of gradients, and what is too large."""
     yield partial(importlib.import_module("optim.test_clip").clipped, dtype, CPU)
@@ -296,6 +304,7 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "conv2d": convolved,
     "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),
     "adam": partial(optimizer_steps, "test_adam.TestAdam"),
+    "adam_half": steps_of_halves,
     "grad_norm": gradients_clipped,
     "lion": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),

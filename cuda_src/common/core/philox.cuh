@@ -3,7 +3,7 @@
 // margin, but take longer than an element of bf16 takes to move.
 #pragma once
 
-constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by who includes this; _util/philox.py has the same in PyTorch
+constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by _util/philox.py, which has the same in PyTorch
 
 struct Philox { unsigned word[4]; };
 
