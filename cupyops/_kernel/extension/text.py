@@ -12,7 +12,7 @@ from ...errors import SourceError
 from ..compile import source
 from ..compile.source import Source, Stamp
 from . import device
-from .known import PRELUDE, STANDARD, is_host_header
+from .known import PRELUDE, STANDARD, THRUST, is_host_header
 from .tokens import Token, line_of, tokens
 
 # a macro that is defined anew, as CUDA_KERNEL_LOOP is in many files, is worth no warning
@@ -59,8 +59,8 @@ class _Reader:
 
     def _instead(self, line: Token, spelled: str, quoted: bool, text: str, name: str, folder: Path) -> str | None:
         """The directive in the place of an `#include`; None where kernels do not need it."""
-        if spelled in _INSTEAD:
-            return self._shipped(_INSTEAD[spelled])
+        if spelled in _INSTEAD or spelled.startswith("thrust/"):
+            return self._shipped(_INSTEAD.get(spelled, THRUST))
         beside = [folder, folder / "include", folder.parent / "include", folder.parent]  # as their setup.py names them
         candidates = [one / spelled for one in (*beside, *self.folders)]
         path = next((one for one in candidates if os.path.isfile(one)), None)
