@@ -82,6 +82,12 @@ def is_host(path: list[str]) -> bool:
     return _CALLS.fullmatch(last) is not None and _OF_DEVICE.fullmatch(last) is None
 
 
+def is_host_namespace(path: list[str]) -> bool:
+    """Whether a namespace is of the host's libraries, and has nothing that is in the prelude."""
+    of_pytorch = path[0] in _PYTORCH or path[0] == "std"
+    return path[0] in _LIBRARIES - {"thrust"} or (of_pytorch and not set(path[1:]) <= declared())
+
+
 @functools.cache
 def declared(header: str = "") -> frozenset[str]:
     """The words of a header of ours, of all but thrust's by default: among them are the names that it declares."""
