@@ -66,7 +66,7 @@ class Operator:
         self.uses = uses(self.forward, self.program, self.kernels)
         self.place = f"{self.forward.file}:{self.forward.body.start_point[0] + 1}"
         given = [(ctype, name) for ctype, name in self.forward.parameters if "cudaStream_t" not in ctype]
-        self.outputs = _returned(self.forward)
+        self.outputs = _returned(self.forward, self.program)
         tensors = [name for ctype, name in given if kind_of_type(ctype) == "tensor"]
         self.allocated = [] if self.outputs else [one for one in tensors if self.uses.get(one, Use()).written]
         if self.allocated == tensors:
@@ -152,7 +152,8 @@ class Operator:
 
     def _allocations(self) -> None:
         """Outputs that the caller hands in: their dtypes are those of the kernels, their shapes nobody says."""
-        what = f"{self.forward.name} writes to {', '.join(self.allocated)}: give their shapes"
+        what = f"{self.forward.name} writes to {', '.join(self.allocated)}: give their shapes; one that it reads too is an "
+        what += "argument, named in mutates=(...)"
         self.lines.append(self.note(what))
         like = next(iter(self.differentiable or self.tensors), "")
         device = f"{like}.device" if like else '"cuda"'
@@ -177,7 +178,8 @@ class _Backward:
         self.saved: list[str] = []
         self.body: list[str] = []
         self.unknown: list[str] = []
-        self.results = _returned(function)
+        self.taken: dict[str, str] = {}  # what the forward has under the same name
+        self.results = _returned(function, operator.program)
         parameters = [(ctype, name) for ctype, name in function.parameters if "cudaStream_t" not in ctype]
         written = [name for ctype, name in parameters if self.uses.get(name, Use()).written]
         self.allocated = [] if self.results else written
@@ -191,6 +193,10 @@ class _Backward:
             self.lines.append(operator.note(what, self.place))
         if self.saved:
             self.lines.append(f"    {', '.join(self.saved)}{',' if len(self.saved) == 1 else ''} = saved")
+        if self.taken:
+            what = f"{', '.join(self.taken)}: taken to be what {operator.forward.name} has under these names"
+            self.lines.append(operator.note(what, self.place))
+            self.lines.append(f"    {', '.join(self.taken)} = {', '.join(self.taken.values())}")
         self.lines += self.body
         self._return(f"{name_of(function.name)}({', '.join(given)})")
         self.saved = [name_of(one) for one in self.saved]
@@ -209,9 +215,8 @@ class _Backward:
         if is_tensor and _OF_THE_OUTPUT.fullmatch(name) and len(self.grads) == 1:
             return next(iter(self.grads.values()))
         if not is_tensor and (found := _defined(operator.forward, name, operator)):
-            what = f"{name} is taken to be {found}, as {operator.forward.name} has it"
-            self.body.append(operator.note(what, self.place))
-            return found
+            self.taken[name_of(name)] = found
+            return name_of(name)
         self.unknown.append(name)
         return operator.need(name)
 
@@ -248,18 +253,25 @@ class _Backward:
         self.lines.append(f"    return {', '.join(names.get(one, 'None') for one in inputs)}")
 
 
-def _returned(function: Function) -> list[str]:
+def _returned(function: Function, program: Program) -> list[str]:
     """The names that it returns, `?` for what has none; empty where it returns no tensor."""
     returned = [one for one in walk(function.body) if one.type == "return_statement" and one.named_children]
     if not returned or function.returns in ("void", "int", "bool"):
         return []
     value = returned[-1].named_children[0]
-    parts = [value]
     if value.type == "initializer_list":
-        parts = value.named_children
-    elif value.type == "call_expression" and re.search(r"make_tuple|tie", text(value.child_by_field_name("function"))):
-        parts = value.child_by_field_name("arguments").named_children
-    return [text(one) if one.type == "identifier" else "?" for one in parts]
+        return [_name(one) for one in value.named_children]
+    if value.type == "call_expression":
+        called = text(value.child_by_field_name("function"))
+        if re.search(r"make_tuple|tie", called):
+            return [_name(one) for one in value.child_by_field_name("arguments").named_children]
+        if bare(called) in program.functions and bare(called) != function.name:
+            return _returned(program.functions[bare(called)], program)
+    return [_name(value)]
+
+
+def _name(node: Node) -> str:
+    return text(node) if node.type == "identifier" else "?"
 
 
 def _dtype(use: Use, like: str) -> str:
