@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .launches import Kernel
@@ -27,6 +27,20 @@ class Use:
 def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) -> dict[str, Use]:
     """Of each name inside the function that reaches a kernel, what kernels do with it."""
     return _uses(function, program, kernels, frozenset())
+
+
+def launched(functions: Sequence[Function], program: Program) -> set[str]:
+    """The names of the kernels that functions launch, themselves or through others."""
+    found: set[str] = set()
+    pending, seen = list(functions), set()
+    while pending:
+        function = pending.pop()
+        seen.add(function.name)
+        for node in walk(function.body):
+            if node.type == "kernel_call_syntax" and node.parent is not None:
+                found.add(bare(text(node.parent).partition("<<<")[0]))
+        pending += [program.functions[one] for one in function.calls if one in program.functions and one not in seen]
+    return found
 
 
 def _uses(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .expressions import python
-from .flow import Use, uses
+from .flow import Use, launched, uses
 from .launches import Kernel
 from .program import Function, Node, Program, bare, text, walk
 from .scope import NotTranslated, Scope
@@ -95,6 +95,7 @@ class Operator:
         backward = _Backward(self, self.backward) if self.backward is not None else None
         saved = [] if backward is None else backward.saved
         self._head()
+        self._unsupported()
         self._forward(saved)
         if backward is not None:
             self.lines += ["", "", *backward.lines]
@@ -115,7 +116,7 @@ class Operator:
         returns = "torch.Tensor" if count < 2 else f"tuple[{', '.join(['torch.Tensor'] * count)}]"
         self.problems.append(f"{self.place}: to write: the reference of {self.name}, in PyTorch")
         self.lines += [
-            f'@cupyops.operator("ported::{self.name}")',
+            f'@cupyops.operator("ported::{self.name}"{self._atomics()})',
             f"def {self.name}({signature}) -> {returns}:",
             f'    """{self.place}: what it means, in PyTorch: CPU tensors, double backward and torch.func take it."""',
             f'    raise NotImplementedError("write the reference of {self.name}: what {self.forward.name} computes, in '
@@ -124,6 +125,16 @@ class Operator:
             "",
         ]
 
+    def _atomics(self) -> str:
+        """A declaration where a kernel adds by atomics, in an order that is another each time."""
+        functions = [self.forward] + ([] if self.backward is None else [self.backward])
+        names = launched(functions, self.program)
+        return (
+            ', nondeterministic="atomicAdd"'
+            if any(self.kernels[one].atomics for one in names & set(self.kernels))
+            else ""
+        )
+
     def _parameter(self, ctype: str, name: str) -> str:
         known = {"tensor": "torch.Tensor", "int": "int", "float": "float"}.get(kind_of_type(ctype), "object")
         annotation = "bool" if re.search(r"\bbool\b", ctype) else known
@@ -131,10 +142,26 @@ class Operator:
         default = self.forward.defaults.get(name)
         return f"{name}: {annotation}{optional}" + (f" = {default}" if default is not None else "")
 
+    def _unsupported(self) -> None:
+        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken."""
+        asked = " and ".join(
+            f"{name}.numel()" if "optional" not in ctype else f"({name} is None or {name}.numel())"
+            for ctype, name in self.inputs
+            if name in self.tensors
+        )
+        self.lines += [
+            f"@{self.name}.unsupported",
+            f"def _({', '.join(self.names)}):",
+            f'    return None if {asked} else "tensors without elements"',
+            "",
+            "",
+        ]
+
     def _forward(self, saved: Sequence[str]) -> None:
         self.lines += [f"@{self.name}.forward", f"def _({', '.join(self.names)}):"]
         call = f"{name_of(self.forward.name)}({', '.join(self.given)})"
         kept = f"({', '.join(saved)}{',' if len(saved) == 1 else ''})"
+        self.lines += _contiguous(self.tensors)
         if not self.outputs:
             what = f"{self.forward.name} returns nothing: allocate the outputs, or name what it changes, mutates=(...)"
             self.lines += [self.note(what), f"    raise NotImplementedError({f'{self.place}: {what}'!r})"]
@@ -191,6 +218,7 @@ class _Backward:
         if self.unknown:
             what = f"{function.name} also takes {', '.join(self.unknown)}: give what forward computes of it"
             self.lines.append(operator.note(what, self.place))
+        self.lines += _contiguous([*(one for one in self.grads.values() if one in given), *operator.tensors])
         if self.saved:
             self.lines.append(f"    {', '.join(self.saved)}{',' if len(self.saved) == 1 else ''} = saved")
         if self.taken:
@@ -251,6 +279,11 @@ class _Backward:
         else:
             self.lines.append(f"    {', '.join(names.values())} = {call}")
         self.lines.append(f"    return {', '.join(names.get(one, 'None') for one in inputs)}")
+
+
+def _contiguous(tensors: Sequence[str]) -> list[str]:
+    """A copy of what has strides, which the C++ refuses or does not see."""
+    return [f"    {', '.join(tensors)} = cupyops.contiguous({', '.join(tensors)})"] if tensors else []
 
 
 def _returned(function: Function, program: Program) -> list[str]:

@@ -13,7 +13,7 @@ from .expressions import python
 from .flow import Use
 from .launches import Kernel
 from .operators import Operator, pairs
-from .program import Function, Program, bare, parser, read, walk
+from .program import Function, Program, adding, bare, parser, read, walk
 from .scope import NotTranslated, Scope
 from .statements import Writer
 from .vocabulary import DTYPES, kind_of_type, name_of
@@ -106,6 +106,7 @@ def _missing(what):
 
 def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
     extension = extension_text.load(path.resolve(), None, options)
+    atomics = adding("\n".join([extension.source.text, *extension.source.includes.values()]))
     found = {}
     for full in extension.kernels:
         function = declarations.function(extension.source, full)
@@ -114,7 +115,7 @@ def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
             types = [ctype for ctype, _ in function.parameters]
         except CupyopsError:
             types = []
-        found[bare(full)] = Kernel(bare(full), template, types)
+        found[bare(full)] = Kernel(bare(full), template, types, bare(full) in atomics)
     return found
 
 
@@ -214,6 +215,9 @@ def _tests(stem: str, file: str, operators: list[Operator]) -> str:
         "import cupyops",
         f"import {stem}",
         "",
+        "# what such files leave open: indices beyond the end, and NaN; take a name out to see what these kernels do",
+        'LEFT_OPEN = ("indices", "special_values")',
+        "",
         "",
         "def test_nothing_is_left_to_check():",
         '    """Take each mark away when you have looked at its line."""',
@@ -230,7 +234,7 @@ def _tests(stem: str, file: str, operators: list[Operator]) -> str:
             f"def test_{name}(backend):",
             "    # check this: arguments that the operator takes; this test fails until they are given",
             f'    args = pytest.fail("give the arguments of {name}: {samples}")',
-            f"    cupyops.testing.check({stem}.{name}, args, backends=backend).raise_if_failed()",
+            f"    cupyops.testing.check({stem}.{name}, args, backends=backend, skip=LEFT_OPEN).raise_if_failed()",
         ]
     return "\n".join(lines) + "\n"
 

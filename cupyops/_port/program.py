@@ -89,6 +89,20 @@ def bare(name: str) -> str:
     return re.sub(r"<.*>", "", name, flags=re.DOTALL).rpartition("::")[2].strip()
 
 
+def adding(code: str) -> set[str]:
+    """The functions of device code that add by atomics, themselves or through others."""
+    bodies: dict[str, set[str]] = {}
+    for node in walk(parser().parse(code.encode()).root_node):
+        declarator = node.child_by_field_name("declarator") if node.type == "function_definition" else None
+        if declarator is not None:
+            name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
+            bodies[name] = bodies.get(name, set()) | set(re.findall(r"\w+", text(node.child_by_field_name("body"))))
+    found = {name for name, words in bodies.items() if any(re.search(r"[aA]tomic\w*Add", one) for one in words)}
+    while more := {name for name, words in bodies.items() if name not in found and words & found}:
+        found |= more
+    return found
+
+
 _MARKED = re.compile(r"__global__|__device__")
 _QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
