@@ -213,7 +213,7 @@ class _Backward:
         given = [self._argument(ctype, name) for ctype, name in parameters]
         self.lines = [
             f"@{operator.name}.backward",
-            f"def _(saved, {', '.join([*self.grads.values(), *operator.names])}):",
+            f"def _(saved, {', '.join([*self.grads.values(), *operator.names, 'needs_grad'])}):",
         ]
         if self.unknown:
             what = f"{function.name} also takes {', '.join(self.unknown)}: give what forward computes of it"
@@ -225,6 +225,9 @@ class _Backward:
             what = f"{', '.join(self.taken)}: taken to be what {operator.forward.name} has under these names"
             self.lines.append(operator.note(what, self.place))
             self.lines.append(f"    {', '.join(self.taken)} = {', '.join(self.taken.values())}")
+        if self.allocated:
+            what = f"{', '.join(self.allocated)}: each as large as what it is the gradient of, by its name"
+            self.lines.append(operator.note(what, self.place))
         self.lines += self.body
         self._return(f"{name_of(function.name)}({', '.join(given)})")
         self.saved = [name_of(one) for one in self.saved]
@@ -270,15 +273,11 @@ class _Backward:
             self.lines.append(operator.note(what, self.place))
             self.lines.append(f"    return {', '.join(map(name_of, self.allocated)) or call}")
             return
-        if len(inputs) == len(results) and of == inputs:
-            self.lines.append(f"    return {', '.join(map(name_of, self.allocated)) or call}")
-            return
-        names = {one: f"grad_{one}" for one in of}
-        if self.allocated:
-            names = dict(zip(of, map(name_of, self.allocated)))
-        else:
+        names = dict(zip(of, map(name_of, self.allocated))) or {one: f"grad_{one}" for one in of}
+        if not self.allocated:
             self.lines.append(f"    {', '.join(names.values())} = {call}")
-        self.lines.append(f"    return {', '.join(names.get(one, 'None') for one in inputs)}")
+        found = {one: f"{name} if needs_grad.{one} else None" for one, name in names.items()}
+        self.lines.append(f"    return {', '.join(found.get(one, 'None') for one in inputs)}")
 
 
 def _contiguous(tensors: Sequence[str]) -> list[str]:
