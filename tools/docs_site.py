@@ -30,6 +30,7 @@ from cupyops.doctor.surroundings import SETTINGS
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
+GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
@@ -161,6 +162,19 @@ def figures(path: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def gallery(path: Path = GALLERY) -> str:
+    """What benchmarks/gallery.py has measured; nothing where it has not."""
+    if not path.is_file():
+        return ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
+    table = [f"On {about['gpu']}, in microseconds:", "", "| operator | problem | | cupyops | PyTorch | times as fast |"]
+    table.append("|---|---|---|---|---|---|")
+    table += [f"| {' | '.join(row.values())} |" for row in rows]
+    return "\n".join(table)
+
+
 def matrix(path: Path = MATRIX) -> str:
     """What `make test-matrix` has found of each Python."""
     with open(path, encoding="utf-8", newline="") as file:
@@ -179,6 +193,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "figures": figures,
+    "gallery": gallery,
     "matrix": matrix,
     "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),

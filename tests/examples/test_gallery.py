@@ -171,6 +171,18 @@ def test_the_list_names_every_program():
     assert sorted(re.findall(r"\[(\w+)\.py\]", text)) == NAMES == sorted(TASKS)
 
 
+def test_the_page_shows_what_each_prints():
+    """Each section's picture passes what the program's own output does, and says what the gallery's table says."""
+    root = GALLERY.parents[1]
+    page, table = ((root / one).read_text(encoding="utf-8") for one in ("docs/gallery.md", "examples/gallery/README.md"))
+    sections = dict(re.findall(r"^## (\w+): (.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sorted(sections) == NAMES
+    for name, text in sections.items():
+        kind, picture = text.partition("\n")[0], "\n".join(re.findall(r"^    (.*)$", text, re.MULTILINE))
+        assert TASKS[name](picture + "\n"), name
+        assert f"| [{name}.py]({name}.py) | {kind} |" in table
+
+
 def bench():
     spec = importlib.util.spec_from_file_location("gallery_bench", GALLERY.parents[1] / "benchmarks" / "gallery.py")
     found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
