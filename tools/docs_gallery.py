@@ -1,6 +1,6 @@
 """docs/gallery.md: what each program of examples/gallery is, and the picture that it prints.
 
-    python tools/docs_gallery.py      runs them, in the simulator where there is no GPU, and writes the page anew
+python tools/docs_gallery.py      runs them, in the simulator where there is no GPU, and writes the page anew
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEAD = """\
 # A gallery
 
 One operator of each kind that kernels come in, with the small task that it is for, and what the program prints. Each is one
-file of `examples/gallery`: CUDA, reference, forward, backward, task. On a GPU its kernels run there, elsewhere in the simulator.
+file of `examples/gallery`: CUDA, reference, forward, backward, task. On a GPU its kernels run there, else in the simulator.
 `python benchmarks/gallery.py` measures each beside plain PyTorch, on problems of a real size.
 
 <!-- gallery -->

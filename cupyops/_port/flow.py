@@ -23,6 +23,16 @@ class Use:
         """Whether its elements are integers or bools, which have no gradient."""
         return self.element in DTYPES and "float" not in DTYPES[self.element]
 
+    @property
+    def alignment(self) -> int:
+        """How many bytes are read at once, where they are elements of a vector type, as `float4`; else 1."""
+        match = re.fullmatch(r"(?:__)?([a-z_]+?)(?:16)?([248])", self.element)
+        return 1 if match is None else min(16, _BYTES.get(match[1], 0) * int(match[2])) or 1
+
+
+_BYTES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat": 2, "int": 4, "uint": 4, "float": 4}
+_BYTES |= {"double": 8, "longlong": 8, "ulonglong": 8, "long": 8, "ulong": 8}
+
 
 def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) -> dict[str, Use]:
     """Of each name inside the function that reaches a kernel, what kernels do with it."""

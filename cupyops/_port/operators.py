@@ -152,6 +152,11 @@ class Operator:
         self.lines += [
             f"@{self.name}.unsupported",
             f"def _({', '.join(self.names)}):",
+            *(
+                f'    if not cupyops.aligned({one}, {size}):\n        return "{one} is not aligned to {size} bytes"'
+                for one in self.tensors
+                if (size := self.uses.get(one, Use()).alignment) > 1
+            ),
             f'    return None if {asked} else "tensors without elements"',
             "",
             "",

@@ -174,13 +174,14 @@ def test_the_list_names_every_program():
 def test_the_page_shows_what_each_prints():
     """Each section's picture passes what the program's own output does, and says what the gallery's table says."""
     root = GALLERY.parents[1]
-    page, table = ((root / one).read_text(encoding="utf-8") for one in ("docs/gallery.md", "examples/gallery/README.md"))
-    sections = dict(re.findall(r"^## (\w+): (.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    assert sorted(sections) == NAMES
-    for name, text in sections.items():
-        kind, picture = text.partition("\n")[0], "\n".join(re.findall(r"^    (.*)$", text, re.MULTILINE))
-        assert TASKS[name](picture + "\n"), name
-        assert f"| [{name}.py]({name}.py) | {kind} |" in table
+    page, table = (
+        (root / one).read_text(encoding="utf-8") for one in ("docs/gallery.md", "examples/gallery/README.md")
+    )
+    found = re.findall(r"^## (\w+): (.*)\n\nThe task: (.*)\.\n\n((?:    .*\n|\n)*?)(?=\n## |\Z)", page, re.MULTILINE)
+    assert sorted(name for name, *_ in found) == NAMES
+    for name, kind, task, picture in found:
+        assert TASKS[name](re.sub("^    ", "", picture, flags=re.MULTILINE)), name
+        assert f"| [{name}.py]({name}.py) | {kind} | {task} |" in table
 
 
 def bench():

@@ -92,7 +92,9 @@ def is_host_namespace(path: list[str]) -> bool:
 def declared(header: str = "") -> frozenset[str]:
     """The words of a header of ours, of all but thrust's by default: among them are the names that it declares."""
     folder = cuda_src() / "extension"
-    paths = [cuda_src() / header] if header else [one for one in sorted(folder.glob("*.cuh")) if one.name != "thrust.cuh"]
+    paths = (
+        [cuda_src() / header] if header else [one for one in sorted(folder.glob("*.cuh")) if one.name != "thrust.cuh"]
+    )
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     built_in = ("initializer_list", "move", "forward")  # of NVRTC
     return frozenset((*re.findall(r"[A-Za-z_]\w*", strip_comments(text)), *built_in))

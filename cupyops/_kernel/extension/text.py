@@ -140,7 +140,9 @@ def _cure(spelled: str, folder: Path) -> str:
         left = _LOOKED_THROUGH
         for at, folders, files in os.walk(root):
             folders[:] = sorted(one for one in folders if not one.startswith("."))
-            if Path(spelled).name in files and (found := Path(at, Path(spelled).name).as_posix()).endswith(f"/{spelled}"):
+            if Path(spelled).name in files and (found := Path(at, Path(spelled).name).as_posix()).endswith(
+                f"/{spelled}"
+            ):
                 return f'it is in {at}, so give options=("-I{found[: -len(spelled) - 1]}",)'
             left -= len(files) + 1
             if left < 0:

@@ -17,7 +17,9 @@ from ..._util.strides import has_bits
 from ...errors import LaunchError
 from .ctype import VARIABLE_DTYPES
 
-_NAME = re.compile(r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (?:unsigned )?(int|long long|long)>")
+_NAME = re.compile(
+    r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (?:unsigned )?(int|long long|long)>"
+)
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,10 @@ HINTS = {
         "if Python decides this constant, give define={'BLOCK_SIZE': ...} to Kernel or extension "
         "(--option=-DBLOCK_SIZE=... to simulate)",
     ),
-    "a constant with bars": (body("x[0] = _N_;"), "if Python decides this constant, give define={'_N_': ...} to Kernel"),
+    "a constant with bars": (
+        body("x[0] = _N_;"),
+        "if Python decides this constant, give define={'_N_': ...} to Kernel",
+    ),
     "common": (body("x[0] = to_acc(x[0]);"), '#include "cupyops.cuh" is missing, which declares it'),
     "common type": (
         body("", "__global__ void one(Vec<float, 4>* x) {}"),
