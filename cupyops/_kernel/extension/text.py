@@ -136,20 +136,20 @@ _LOOKED_THROUGH = 4_000  # files below a folder, in which a missing header is lo
 
 def _cure(spelled: str, folder: Path) -> str:
     """What to do about a missing header: the folder of `-I`, where it lies elsewhere in the same repository."""
-    for root in (folder, *folder.parents[:5]):
+    for root in (folder, *list(folder.parents)[:5]):
         left = _LOOKED_THROUGH
         for at, folders, files in os.walk(root):
             folders[:] = sorted(one for one in folders if not one.startswith("."))
             if Path(spelled).name in files and (found := Path(at, Path(spelled).name).as_posix()).endswith(
                 f"/{spelled}"
             ):
-                return f'it is in {at}, so give options=("-I{found[: -len(spelled) - 1]}",)'
+                return f'it is in {at}, so give options=("-I{found[: -len(spelled) - 1]}",), or --option'
             left -= len(files) + 1
             if left < 0:
                 break
         if left < 0 or any((root / one).exists() for one in (".git", "setup.py", "pyproject.toml")):
             break
-    return 'put it there, or give its folder, options=("-I...",)'
+    return 'put it there, or give its folder, options=("-I...",), or --option=-I... on the command line'
 
 
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b(.*)", re.MULTILINE)
