@@ -31,6 +31,7 @@ from cupyops.doctor.surroundings import SETTINGS
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
+GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 GPU_REPORT = ROOT / "tests" / "gpu_report.json"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
@@ -182,6 +183,17 @@ def models() -> str:
     return "\n".join(
         [*lines, "", *(f"- {name}: {about}" for name, about in {one.model: one.about for one in found}.items())]
     )
+def gallery(path: Path = GALLERY) -> str:
+    """What benchmarks/gallery.py has measured; nothing where it has not."""
+    if not path.is_file():
+        return ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
+    table = [f"On {about['gpu']}, in microseconds:", "", "| operator | problem | | cupyops | PyTorch | times as fast |"]
+    table.append("|---|---|---|---|---|---|")
+    table += [f"| {' | '.join(row.values())} |" for row in rows]
+    return "\n".join(table)
 
 
 def matrix(path: Path = MATRIX) -> str:
@@ -211,6 +223,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
     "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
     "models": models,
+    "gallery": gallery,
     "matrix": matrix,
     "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),

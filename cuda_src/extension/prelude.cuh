@@ -4,6 +4,9 @@
 
 #include "extension/accessor.cuh"
 
+#ifndef WITH_CUDA  // which the setup.py of many define
+#define WITH_CUDA 1
+#endif
 #define __asm__ asm
 #define __volatile__ volatile
 #define C10_DEVICE __device__

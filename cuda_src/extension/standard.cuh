@@ -251,6 +251,13 @@ __host__ __device__ void swap(T& a, T& b) {
   template <typename T = void>                                                                       \
   struct name {                                                                                      \
     __host__ __device__ constexpr auto operator()(const T& a, const T& b) const { return a sign b; } \
+  };                                                                                                 \
+  template <>                                                                                        \
+  struct name<void> {                                                                                \
+    template <typename A, typename B>                                                                \
+    __host__ __device__ constexpr auto operator()(const A& a, const B& b) const {                    \
+      return a sign b;                                                                               \
+    }                                                                                                \
   };
 CUPYOPS_FUNCTIONAL(plus, +)
 CUPYOPS_FUNCTIONAL(minus, -)

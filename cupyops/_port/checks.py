@@ -11,6 +11,9 @@ from .scope import Scope
 _ASSERTS = re.compile(r"(TORCH_|AT_)(CHECK\w*|ASSERTM?|INTERNAL_ASSERT)|AT_ASSERT|assert|TORCH_CHECK_\w+")
 _OWN = re.compile(r"CHECK\w*|IS_\w+|ASSERT\w*")
 _LEFT = re.compile(r"is_cuda\(\)|device\(\)\s*\.\s*(type|is_cuda)\(\)|kCUDA")  # which a launch checks itself
+_DTYPE = re.compile(  # of a constant, which a launch checks too: the signature of a kernel has it
+    r"\s*!?\s*\w+\s*(\.|->)\s*(dtype|scalar_type|type)\(\)\s*(\.\s*scalarType\(\))?\s*==\s*((at|torch|c10)::)?(ScalarType::\w+|k\w+)\s*"
+)
 _SIGNS = {"EQ": "==", "NE": "!=", "GT": ">", "GE": ">=", "LT": "<", "LE": "<="}
 
 
@@ -27,7 +30,7 @@ def refusals(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
 def _of_pytorch(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
     """TORCH_CHECK and its kin."""
     values = [one for one in given.named_children if one.type != "comment"]
-    if not values or _LEFT.search(text(values[0])):
+    if not values or _LEFT.search(text(values[0])) or all(map(_DTYPE.fullmatch, text(values[0]).split("&&"))):
         return []
     last = name.rpartition("_")[2]
     if last in _SIGNS:

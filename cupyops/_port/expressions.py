@@ -194,7 +194,7 @@ def _standard(node: Node, base: str, name: str, values: list[Node], scope: Scope
 
 def _method(node: Node, function: Node, given: Node, scope: Scope) -> str:
     of, method = function.child_by_field_name("argument"), bare(text(function.child_by_field_name("field")))
-    if is_options(node):
+    if is_options(node, scope):
         return f"dict({options(node, scope)})"
     base, values = python(of, scope), arguments(given, scope)
     if of.type not in ("identifier", "call_expression", "field_expression", "subscript_expression"):

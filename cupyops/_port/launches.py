@@ -14,11 +14,19 @@ from .vocabulary import DTYPES, name_of
 
 @dataclass
 class Kernel:
-    """What is known of a kernel: its template parameters, (name, whether it is a type), and the C types that it takes."""
+    """What is known of a kernel.
+
+    Attributes:
+        name: its name, without namespaces.
+        template: (name, whether it is a type) of each template parameter.
+        types: the C types that it takes.
+        atomics: whether it, or a device function that it calls, adds by atomics.
+    """
 
     name: str
     template: Sequence[tuple[str, bool]]
     types: Sequence[str]
+    atomics: bool = False
 
 
 def launch(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import keyword
 import re
-import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +10,13 @@ from .._kernel.compile import declarations
 from .._kernel.extension import text as extension_text
 from ..errors import CupyopsError, InputError
 from .expressions import python
+from .flow import Use
 from .launches import Kernel
-from .program import Function, Program, bare, parser, read, walk
+from .operators import Operator, pairs
+from .program import Function, Program, adding, bare, parser, read, walk
 from .scope import NotTranslated, Scope
 from .statements import Writer
-from .vocabulary import kind_of_type, name_of
+from .vocabulary import DTYPES, kind_of_type, name_of
 
 
 @dataclass
@@ -56,11 +56,20 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
         used |= found
         parts.append("\n".join(lines))
     helpers = _helpers(program, used, ported)
-    pairs = _pairs(program, order)
-    for name, forward, backward in pairs:
-        parts.append(_operator(name, program.functions[forward], program.functions.get(backward), ported))
-        ported.operators.append((name, forward, backward))
     stem = re.sub(r"\W", "_", paths[0].stem)
+    operators = [
+        Operator(name, program.functions[forward], program.functions.get(backward), program, kernels)
+        for name, forward, backward in pairs(program, order, paths[0].stem)
+    ]
+    for one in operators:
+        one.write()
+        parts.append("\n".join(one.lines))
+        ported.problems += one.problems
+        ported.operators.append((one.name, one.forward.name, "" if one.backward is None else one.backward.name))
+    if any(one.missing for one in operators):
+        parts.append(_MISSING)
+    if aliases := _aliases(program, order, operators):
+        parts.append(aliases)
     ported.functions = [one.name for one in order]
     given = f", options={options!r}" if options else ""
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
@@ -70,7 +79,7 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
     ported.files[f"{stem}.py"] = (
         "\n\n\n".join(["\n".join([head.rstrip(), *(["", *helpers] if helpers else [])]), *parts]) + "\n"
     )
-    ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, pairs, program)
+    ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, operators)
     return ported
 
 
@@ -90,8 +99,14 @@ ext = cupyops.extension({source!r}{given})
 '''
 
 
+_MISSING = """\
+def _missing(what):
+    raise NotImplementedError(f"to be given: {what}")"""
+
+
 def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
     extension = extension_text.load(path.resolve(), None, options)
+    atomics = adding("\n".join([extension.source.text, *extension.source.includes.values()]))
     found = {}
     for full in extension.kernels:
         function = declarations.function(extension.source, full)
@@ -100,7 +115,7 @@ def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
             types = [ctype for ctype, _ in function.parameters]
         except CupyopsError:
             types = []
-        found[bare(full)] = Kernel(bare(full), template, types)
+        found[bare(full)] = Kernel(bare(full), template, types, bare(full) in atomics)
     return found
 
 
@@ -128,7 +143,11 @@ def _translated(
             scope.dtypes[name] = f"{name_of(name)}.dtype"
     writer = Writer(function, scope, kernels)
     writer.block(function.body.named_children)
-    parameters = [name_of(name) for ctype, name in function.parameters if "cudaStream_t" not in ctype]
+    parameters = [
+        name_of(name) + (f"={function.defaults[name]}" if name in function.defaults else "")
+        for ctype, name in function.parameters
+        if "cudaStream_t" not in ctype
+    ]
     place = f"{function.file}:{function.body.start_point[0] + 1}"
     ported.problems += writer.problems
     return [f"def {name_of(function.name)}({', '.join(parameters)}):", f'    """{place}."""', *writer.lines], scope.used
@@ -173,127 +192,18 @@ def _helper(name: str, parameters: list[str] | None, value: str, place: str, sco
     return f"\n\n{notes}def {name}({', '.join(parameters)}):  # {place}\n    return {written}"
 
 
-# --- operators -------------------------------------------------------------------------------------------------------
-
-_FORWARD = re.compile(r"_?(forward|fwd|fw)(?=_|$)|(?<=_)(cuda|gpu|launcher|kernel|wrapper)(?=_|$)", re.IGNORECASE)
-_BACKWARD = re.compile(
-    r"_?(backward|bwd|bw|grad)(?=_|$)|(?<=_)(cuda|gpu|launcher|kernel|wrapper)(?=_|$)", re.IGNORECASE
-)
-_IS_BACKWARD = re.compile(r"backward|bwd|(^|_)bw(_|$)|(^|_)grad(_|$)", re.IGNORECASE)
-
-
-def _pairs(program: Program, order: list[Function]) -> list[tuple[str, str, str]]:
-    """(name, forward, backward) of the operators: the functions that the bindings name, else those that nobody calls."""
-    names = {one.name for one in order}
-    called = {name for one in order for name in one.calls}
-    tops = [name for name in program.bound.values() if name in names] or [
-        one.name for one in order if one.name not in called
+def _aliases(program: Program, order: list[Function], operators: list[Operator]) -> str:
+    """The functions by the names that the bindings give them: what called the extension calls this module."""
+    taken = {one.name for one in order} | {one.name for one in operators}
+    found = [
+        f"{name} = {name_of(function)}"
+        for name, function in program.bound.items()
+        if function in {one.name for one in order} and name not in taken and name.isidentifier()
     ]
-    tops = list(dict.fromkeys(tops))
-    stems = {_stem(name, _BACKWARD): name for name in tops if _IS_BACKWARD.search(name)}
-    found = []
-    for forward in tops:
-        if not _IS_BACKWARD.search(forward):
-            stem = _stem(forward, _FORWARD)
-            found.append((f"{stem or 'extension'}_op", forward, stems.get(stem, "")))
-    return found
+    return "\n".join(["# as the bindings name them", *found]) if found else ""
 
 
-def _stem(name: str, pattern: re.Pattern[str]) -> str:
-    return re.sub("_+", "_", pattern.sub("", name)).strip("_").lower()
-
-
-def _annotation(ctype: str) -> str:
-    return {"tensor": "torch.Tensor", "int": "int", "float": "float"}.get(kind_of_type(ctype), "object")
-
-
-def _operator(name: str, forward: Function, backward: Function | None, ported: Ported) -> str:
-    """An operator with a reference that is to be written; what its roles pass on by name alone is marked."""
-    inputs = [name_of(one) for ctype, one in forward.parameters if "cudaStream_t" not in ctype]
-    signature = ", ".join(
-        f"{name_of(one)}: {'bool' if 'bool' in ctype else _annotation(ctype)}"
-        for ctype, one in forward.parameters
-        if "cudaStream_t" not in ctype
-    )
-    outputs = _outputs(forward)
-    place = f"{forward.file}:{forward.body.start_point[0] + 1}"
-    ported.problems.append(f"{place}: to write: the reference of {name}, in PyTorch")
-    returns = "torch.Tensor" if len(outputs) < 2 else f"tuple[{', '.join(['torch.Tensor'] * len(outputs))}]"
-    lines = [
-        f'@cupyops.operator("ported::{name}")',
-        f"def {name}({signature}) -> {returns}:",
-        f'    """{place}: what it means, in PyTorch: CPU tensors, double backward and torch.func take it."""',
-        f'    raise NotImplementedError("write the reference of {name}: what {forward.name} computes, in PyTorch")',
-        "",
-        "",
-        f"@{name}.forward",
-        f"def _({', '.join(inputs)}):",
-    ]
-    if not outputs:
-        ported.problems.append(f"{place}: check: {forward.name} returns nothing: it writes to its arguments")
-        lines += [
-            f"    # check this ({place}): it returns nothing, and writes to its arguments; allocate the outputs here",
-            f"    raise NotImplementedError({f'{place}: allocate the outputs, call {forward.name}, return them'!r})",
-        ]
-    else:
-        many = len(outputs) > 1
-        lines.append(f"    outputs = {name_of(forward.name)}({', '.join(inputs)})")
-        lines.append(f"    return {'tuple(outputs)' if many else 'outputs'}, ()")
-    if backward is not None:
-        lines += ["", "", *_backward(name, forward, backward, inputs, outputs, ported)]
-    return "\n".join(lines)
-
-
-def _outputs(function: Function) -> list[str]:
-    """The names that it returns, `?` for what has none; empty where it returns no tensor."""
-    returned = [one for one in walk(function.body) if one.type == "return_statement" and one.named_children]
-    if not returned or function.returns in ("void", "int"):
-        return []
-    value = returned[-1].named_children[0]
-    parts = [value]
-    if value.type == "initializer_list":
-        parts = value.named_children
-    elif value.type == "call_expression" and re.search(
-        r"make_tuple|tie", str(value.child_by_field_name("function").text)
-    ):
-        parts = value.child_by_field_name("arguments").named_children
-    return [one.text.decode() if one.type == "identifier" else "?" for one in parts]
-
-
-def _backward(
-    name: str, forward: Function, backward: Function, inputs: list[str], outputs: list[str], ported: Ported
-) -> list[str]:
-    place = f"{backward.file}:{backward.body.start_point[0] + 1}"
-    count = max(len(outputs), 1)
-    grads = ["grad_y"] if count == 1 else [f"grad_y{index}" for index in range(count)]
-    free = list(grads)
-    given, unknown = [], []
-    for ctype, one in backward.parameters:
-        parameter = name_of(one)
-        if parameter in inputs:
-            given.append(parameter)
-        elif free and kind_of_type(ctype) == "tensor" and re.match(r"d?_?grad|d(L|o)|g[a-z]?$|dout|top_diff", one):
-            given.append(free.pop(0))
-        else:
-            unknown.append(one)
-            given.append(f"_missing({one!r})")
-    lines = [f"@{name}.backward", f"def _(saved, {', '.join([*grads, *inputs])}):"]
-    if unknown:
-        what = f"{backward.name} also takes {', '.join(unknown)}: give what forward computes of it, by `saved` or anew"
-        ported.problems.append(f"{place}: check: {what}")
-        lines.append(f"    # check this ({place}): {what}")
-    what = "the order of its results, and which arguments have none: one gradient, or None, for each tensor of forward"
-    ported.problems.append(f"{place}: check: {what}")
-    lines.append(f"    # check this ({place}): {what}")
-    lines.append(f"    return {name_of(backward.name)}({', '.join(given)})")
-    if unknown:
-        lines += ["", "", *textwrap.dedent('''\
-            def _missing(name):
-                raise NotImplementedError(f"backward needs {name}")''').split("\n")]  # fmt: skip
-    return lines
-
-
-def _tests(stem: str, file: str, pairs: list[tuple[str, str, str]], program: Program) -> str:
+def _tests(stem: str, file: str, operators: list[Operator]) -> str:
     lines = [
         f'"""What was ported from {file}, against its reference; it fails until what is marked has been looked at."""',
         "",
@@ -305,31 +215,33 @@ def _tests(stem: str, file: str, pairs: list[tuple[str, str, str]], program: Pro
         "import cupyops",
         f"import {stem}",
         "",
+        "# What such files leave open: indices beyond the end, NaN, tensors of shapes that do not belong together. Take a",
+        "# name out, where the operator has a check of its own, to see what it does.",
+        'LEFT_OPEN = ("indices", "special_values", "size_one", "zero_dim", "tails", "many_rows")',
+        "",
         "",
         "def test_nothing_is_left_to_check():",
         '    """Take each mark away when you have looked at its line."""',
         f'    left = [line for line in Path({stem}.__file__).read_text().splitlines() if "check this" in line]',
         "    assert not left",
     ]
-    for name, forward, _ in pairs:
-        samples = ", ".join(_sample(ctype, one) for ctype, one in program.functions[forward].parameters)
+    for one in operators:
+        name, samples = one.name, ", ".join(_sample(ctype, given, one) for ctype, given in one.inputs)
         lines += [
             "",
             "",
             '@pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.skipif('
             'not torch.cuda.is_available(), reason="no CUDA GPU"))])',
-            f"def test_{keyword_free(name)}(backend):",
+            f"def test_{name}(backend):",
             "    # check this: arguments that the operator takes; this test fails until they are given",
             f'    args = pytest.fail("give the arguments of {name}: {samples}")',
-            f"    cupyops.testing.check({stem}.{name}, args, backends=backend).raise_if_failed()",
+            f"    cupyops.testing.check({stem}.{name}, args, backends=backend, skip=LEFT_OPEN).raise_if_failed()",
         ]
     return "\n".join(lines) + "\n"
 
 
-def keyword_free(name: str) -> str:
-    """A name that Python can have."""
-    return name + "_" if keyword.iskeyword(name) else name
-
-
-def _sample(ctype: str, name: str) -> str:
-    return f"{name} (a {kind_of_type(ctype) or ctype})"
+def _sample(ctype: str, name: str, operator: Operator) -> str:
+    what = kind_of_type(ctype) or ctype
+    if what == "tensor" and operator.uses.get(name, Use()).element in DTYPES:
+        what = f"tensor of {DTYPES[operator.uses[name].element]}"
+    return f"{name} (a {what})"

@@ -44,13 +44,14 @@ def walk(node: Node) -> Iterator[Node]:
 
 @dataclass
 class Function:
-    """A host function: its name, (C type, name) of its parameters, its body, and the file it is in."""
+    """A host function: its name, (C type, name) of its parameters, its body, the file it is in, defaults in Python."""
 
     name: str
     parameters: list[tuple[str, str]]
     body: Node
     file: str
     returns: str = ""
+    defaults: dict[str, str] = field(default_factory=dict)
 
     @property
     def launches(self) -> bool:
@@ -73,17 +74,33 @@ class Program:
         constants: the values of constants and of macros that have one, by name, with their places.
         macros: macros with parameters: (parameters, what they stand for, place).
         bound: functions that the bindings name, by the name that Python has for them.
+        defaults: what declarations and bindings say of the parameters of a function, in order; None for no default.
     """
 
     functions: dict[str, Function] = field(default_factory=dict)
     constants: dict[str, tuple[str, str]] = field(default_factory=dict)
     macros: dict[str, tuple[list[str], str, str]] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, list[str | None]] = field(default_factory=dict)
 
 
 def bare(name: str) -> str:
     """A name without namespaces and template arguments."""
     return re.sub(r"<.*>", "", name, flags=re.DOTALL).rpartition("::")[2].strip()
+
+
+def adding(code: str) -> set[str]:
+    """The functions of device code that add by atomics, themselves or through others."""
+    bodies: dict[str, set[str]] = {}
+    for node in walk(parser().parse(code.encode()).root_node):
+        declarator = node.child_by_field_name("declarator") if node.type == "function_definition" else None
+        if declarator is not None:
+            name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
+            bodies[name] = bodies.get(name, set()) | set(re.findall(r"\w+", text(node.child_by_field_name("body"))))
+    found = {name for name, words in bodies.items() if any(re.search(r"[aA]tomic\w*Add", one) for one in words)}
+    while more := {name for name, words in bodies.items() if name not in found and words & found}:
+        found |= more
+    return found
 
 
 _MARKED = re.compile(r"__global__|__device__")
@@ -105,7 +122,31 @@ def read(paths: list[Path]) -> Program:
             if header is not None and header.resolve() not in seen:
                 seen.add(header.resolve())
                 pending.append(header)
+    for name, values in found.defaults.items():
+        _give_defaults(found.functions.get(name), values)
     return found
+
+
+def _give_defaults(function: Function | None, values: list[str | None]) -> None:
+    """Those of a declaration or of the bindings, where they are as many as the parameters, and the last of them."""
+    if function is None or len(values) != len(function.parameters):
+        return
+    given = [one is not None for one in values]
+    if given == sorted(given):
+        function.defaults |= {name: one for (_, name), one in zip(function.parameters, values) if one is not None}
+
+
+_LITERAL = re.compile(r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[fFlLuU]*")
+_WORDS = {"true": "True", "false": "False", "True": "True", "False": "False", "None": "None", "nullptr": "None"}
+_NOTHING = re.compile(r"(\w+::)*(nullopt|none\(\)|Tensor\(\))|(\w+::)*optional<.*>\(\)|\{\}")
+
+
+def literal(value: str) -> str | None:
+    """The Python of a default value of C++ that is a number, a truth value or nothing; None for any other."""
+    value = value.strip()
+    if match := _LITERAL.fullmatch(value):
+        return match[1]
+    return "None" if _NOTHING.fullmatch(value) else _WORDS.get(value)
 
 
 def _gather(node: Node, file: str, found: Program) -> None:
@@ -121,6 +162,8 @@ def _gather(node: Node, file: str, found: Program) -> None:
             value = text(child.child_by_field_name("value")).strip()
             name = text(child.child_by_field_name("name"))
             found.macros.setdefault(name, (parameters, value, f"{file}:{line(child)}"))
+        elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
+            pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
             for one in child.children_by_field_name("declarator"):
                 if one.type == "init_declarator" and one.child_by_field_name("declarator").type == "identifier":
@@ -147,7 +190,24 @@ def _function(node: Node, file: str, found: Program) -> None:
         parameters = [
             one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
         ]
-        found.functions.setdefault(name, Function(name, parameters, body, file, returns))
+        function = found.functions.setdefault(name, Function(name, parameters, body, file, returns))
+        given = declarator.child_by_field_name("parameters").named_children
+        _give_defaults(
+            function,
+            [literal(text(one.child_by_field_name("default_value"))) for one in given if one.type != "comment"],
+        )
+
+
+def _declared(node: Node, found: Program) -> bool:
+    """Whether it declares a function; its default arguments."""
+    declarator = node.child_by_field_name("declarator")
+    if declarator is None or declarator.type != "function_declarator":
+        return False
+    given = declarator.child_by_field_name("parameters").named_children
+    values = [literal(text(one.child_by_field_name("default_value"))) for one in given if one.type != "comment"]
+    if any(values):
+        found.defaults.setdefault(bare(text(declarator.child_by_field_name("declarator"))), values)
+    return True
 
 
 def _parameter(node: Node) -> tuple[str, str] | None:
@@ -170,4 +230,16 @@ def _bindings(body: Node, found: Program) -> None:
         if names and target is not None:
             wrapped = re.search(r"(?:TORCH_FN|TORCH_BOX|wrap)\s*\(\s*&?\s*([\w:]+)", text(node))
             name = re.sub(r"\(.*|.*::", "", text(names[0]).strip('"'))
-            found.bound.setdefault(name, bare(wrapped[1]) if wrapped else target)
+            function = found.bound.setdefault(name, bare(wrapped[1]) if wrapped else target)
+            if values := _arguments(given, text(names[0]).strip('"')):
+                found.defaults.setdefault(function, values)
+
+
+def _arguments(given: list[Node], schema: str) -> list[str | None]:
+    """The defaults that a binding gives, of each argument in order: `py::arg("n") = 1`, or a schema's `int n=1`."""
+    found = [re.search(r'(?:arg\(\s*"\w+"\s*\)|"\w+"_a)\s*(?:=(.*))?$', text(one), re.DOTALL) for one in given]
+    values = [literal(one[1] or "") for one in found if one is not None]
+    if "(" in schema and not values:
+        inside = schema[schema.index("(") + 1 : schema.rfind(")", 0, schema.rfind("->") if "->" in schema else None)]
+        values = [literal(one.partition("=")[2]) for one in inside.split(",") if one.strip() and one.strip() != "*"]
+    return values if any(values) else []

@@ -132,6 +132,8 @@ class Writer:
                 raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
             found = python(value.named_children[0], self.scope)
             self.scope.kinds[name] = kind_of_type(ctype)
+            if self.scope.kinds[name] == "options":
+                found = f"dict({'device' if re.search('device', found) else 'dtype'}={found})"
         else:
             found = python(value, self.scope)
             of = kind(value, self.scope)

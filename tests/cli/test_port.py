@@ -176,3 +176,152 @@ def test_dispatches_over_sizes_become_conditions(tmp_path):
         with pytest.raises(ValueError, match="4 or 8"):
             made["add"](x, 5)
     assert x.tolist() == [8, 8, 8]
+
+
+WRITES = """
+#include <torch/extension.h>
+__device__ void add(float* at, float value) { atomicAdd(at, value); }
+__global__ void nearest_kernel(int n, int m, const float* a, const float* b, float* far, int* at) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    far[i] = 1e30f;
+    for (int j = 0; j < m; ++j) {
+      const float d = (a[i] - b[j]) * (a[i] - b[j]);
+      if (d < far[i]) { far[i] = d; at[i] = j; }
+    }
+  }
+}
+__global__ void nearest_grad_kernel(
+    int n, const float* a, const float* b, const float* grad, const int* at, float* da, float* db) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const float g = 2 * grad[i] * (a[i] - b[at[i]]);
+    da[i] = g;
+    add(db + at[i], -g);
+  }
+}
+void nearest_launcher(int n, int m, at::Tensor a, at::Tensor b, at::Tensor far, at::Tensor at) {
+  auto places = (int*)at.data_ptr<int>();
+  nearest_kernel<<<1, 32>>>(n, m, a.data_ptr<float>(), b.data_ptr<float>(), far.data_ptr<float>(), places);
+}
+int nearest_forward(at::Tensor a, at::Tensor b, at::Tensor far, at::Tensor at, int unused = 3, bool quick = false) {
+  TORCH_CHECK(a.dtype() == at::kFloat && b.scalar_type() == torch::kFloat32, "floats");
+  nearest_launcher(a.size(0), b.size(0), a, b, far, at);
+  return 1;
+}
+int nearest_backward(at::Tensor a, at::Tensor b, at::Tensor at, at::Tensor grad_far, at::Tensor grad_a, at::Tensor grad_b) {
+  nearest_grad_kernel<<<1, 32>>>(a.size(0), a.data_ptr<float>(), b.data_ptr<float>(), grad_far.data_ptr<float>(),
+      at.data_ptr<int>(), grad_a.data_ptr<float>(), grad_b.data_ptr<float>());
+  return 1;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("forward", &nearest_forward);
+  m.def("backward", &nearest_backward);
+}
+"""
+
+
+def finished(tmp_path, code, edits):
+    """The module of a port, after a few edits; each finds its place."""
+    found = ported(tmp_path, code)
+    text = found.files["x.py"].replace("'x.cu'", repr(str(tmp_path / "x.cu")))
+    for old, new in edits.items():
+        assert old in text, (old, text)
+        text = text.replace(old, new)
+    (tmp_path / "x.py").write_text(text)
+    return found, loaded(tmp_path, "x")
+
+
+def nearest(a, b):
+    far, at = (a[:, None] - b).square().min(1)
+    return far, at.int()
+
+
+def test_outputs_that_the_caller_hands_in(tmp_path):
+    """Where a forward writes to its arguments, these are the outputs; backward finds them by their names."""
+    edits = {
+        "_missing('the shape of far')": "a.shape",
+        "_missing('the shape of at')": "a.shape",
+        'raise NotImplementedError("write the reference': 'return nearest(a, b)  # ("',
+    }
+    found, made = finished(tmp_path, WRITES, edits)
+    made["nearest"] = nearest
+    said = "\n".join(found.problems)
+    assert "x.cu:25: check: nearest_forward writes to far, at: give their shapes" in said
+    assert "x.cu:30: check: grad_a, grad_b: each as large as what it is the gradient of" in said
+    assert len(found.problems) == 3 and "not translated" not in said
+    text = found.files["x.py"]
+    assert "def nearest_op(a: torch.Tensor, b: torch.Tensor, unused: int = 3, quick: bool = False) ->" in text
+    assert "at = torch.zeros(_missing('the shape of at'), dtype=torch.int32, device=a.device)" in text
+    assert "def nearest_forward(a, b, far, at, unused=3, quick=False):" in text
+    assert 'nondeterministic="atomicAdd"' in text and "floats" not in text
+    assert made["forward"] is made["nearest_forward"] and made["backward"] is made["nearest_backward"]
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 2)[:, 0].requires_grad_(), torch.randn(5, requires_grad=True)  # of which one has strides
+    grad_far = torch.randn(9)
+    with cupyops.simulate():
+        far, at = made["nearest_op"](a, b)
+        gradients = torch.autograd.grad(far, (a, b), grad_far)
+    expected = (a[:, None] - b).square().min(1)
+    torch.testing.assert_close(far, expected.values)
+    assert torch.equal(at.long(), expected.indices)
+    for one, other in zip(gradients, torch.autograd.grad(expected.values, (a, b), grad_far)):
+        torch.testing.assert_close(one, other)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        made["nearest_op"](a[:0], b)
+    assert trace.routes() == {"reference"}
+
+
+NAMED = """
+#include <torch/extension.h>
+template <typename scalar_t>
+__global__ void blend_kernel(const float4* x, const scalar_t* w, scalar_t* y, scalar_t* mixed, int n) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    mixed[i] = w[i] * w[i];
+    y[i] = x[i].x + mixed[i];
+  }
+}
+__global__ void blend_grad_kernel(const float* g, const float* mixed, const float* w, float* gw, int count) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) gw[i] = 2 * g[i] * w[i];
+}
+std::vector<torch::Tensor> blend_cuda(torch::Tensor x, torch::Tensor w) {
+  const int count = w.size(0);
+  auto y = torch::empty_like(w);
+  auto mixed = torch::empty_like(w);
+  blend_kernel<float><<<1, 32>>>(reinterpret_cast<const float4*>(x.data_ptr<float>()), w.data_ptr<float>(),
+      y.data_ptr<float>(), mixed.data_ptr<float>(), count);
+  return {y, mixed};
+}
+std::vector<torch::Tensor> blend_forward(torch::Tensor x, torch::Tensor w, float eps) { return blend_cuda(x, w); }
+torch::Tensor blend_backward(torch::Tensor grad_y, torch::Tensor mixed, torch::Tensor w, int count, int other) {
+  auto grad_w = torch::empty_like(w);
+  blend_grad_kernel<<<1, 32>>>(grad_y.data_ptr<float>(), mixed.data_ptr<float>(), w.data_ptr<float>(),
+      grad_w.data_ptr<float>(), count);
+  return grad_w;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("blend", &blend_forward, py::arg("x"), py::arg("w"), py::arg("eps") = 1e-5f);
+  m.def("blend_backward", &blend_backward);
+}
+"""
+
+
+def test_what_backward_takes_is_found_by_its_name(tmp_path):
+    """Outputs are saved, gradients are those of what they are named after, sizes are what the forward calls so."""
+    text = ported(tmp_path, NAMED).files["x.py"]
+    assert (
+        "def blend_op(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-5) -> tuple[torch.Tensor, torch.Tensor]:"
+        in text
+    )
+    assert "y, mixed = blend_forward(x, w, eps)\n    return (y, mixed), (mixed,)" in text
+    assert "def _(saved, grad_y, grad_mixed, x, w, eps, needs_grad):" in text
+    assert "also takes count, other: give" in text  # the forward has no such name itself
+    assert "grad_w = blend_backward(grad_y, mixed, w, _missing('count'), _missing('other'))" in text
+    assert "return None, grad_w if needs_grad.w else None" in text
+    assert "if not cupyops.aligned(x, 16):" in text and "cupyops.aligned(w" not in text
+    assert "blend = blend_forward" in text and "nondeterministic" not in text
+
+
+def test_sizes_that_the_forward_has_under_the_same_name(tmp_path):
+    code = NAMED.replace("float eps) { return", "float eps) { const int count = w.size(0); return")
+    text = ported(tmp_path, code).files["x.py"]
+    assert "check: count: taken to be what blend_forward has under these names" in text
+    assert "\n    count = w.size(0)\n" in text and "_missing('other')" in text and "_missing('count')" not in text

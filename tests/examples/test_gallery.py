@@ -169,3 +169,41 @@ def test_of_equally_far_points_the_first_is_taken(load, points, count):
 def test_the_list_names_every_program():
     text = (GALLERY / "README.md").read_text()
     assert sorted(re.findall(r"\[(\w+)\.py\]", text)) == NAMES == sorted(TASKS)
+
+
+def test_the_page_shows_what_each_prints():
+    """Each section's picture passes what the program's own output does, and says what the gallery's table says."""
+    root = GALLERY.parents[1]
+    page, table = (
+        (root / one).read_text(encoding="utf-8") for one in ("docs/gallery.md", "examples/gallery/README.md")
+    )
+    found = re.findall(r"^## (\w+): (.*)\n\nThe task: (.*)\.\n\n((?:    .*\n|\n)*?)(?=\n## |\Z)", page, re.MULTILINE)
+    assert sorted(name for name, *_ in found) == NAMES
+    for name, kind, task, picture in found:
+        assert TASKS[name](re.sub("^    ", "", picture, flags=re.MULTILINE)), name
+        assert f"| [{name}.py]({name}.py) | {kind} | {task} |" in table
+
+
+def bench():
+    spec = importlib.util.spec_from_file_location("gallery_bench", GALLERY.parents[1] / "benchmarks" / "gallery.py")
+    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_what_is_measured_is_compared(tmp_path):
+    """The benchmark's small twins agree with PyTorch, all ten of them; one that does not is named."""
+    import cupyops
+
+    module = bench()
+    torch.manual_seed(0)
+    with cupyops.simulate():
+        found = list(module.cases("cpu", small=True))
+        assert [module.differ(case) for case in found] == [""] * len(NAMES)
+        assert sorted(case.name for case in found) == NAMES
+        wrong = module.Case("x", "", lambda: torch.ones(2), lambda: torch.tensor([1.0, 1.01]))
+        assert module.differ(wrong) == "x: a result differs from PyTorch's by 0.01, of 1.01"
+    path = tmp_path / "figures.csv"
+    module.keep(path, "a GPU", [module.Result("x", "a, b", "forward", 1.5, 30, 20)])
+    assert path.read_text().splitlines()[0] == "# gpu: a GPU"
+    assert path.read_text().splitlines()[-1] == 'x,"a, b",forward,1.5,30,20'

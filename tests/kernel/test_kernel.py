@@ -335,6 +335,7 @@ class TestMismatches:
         for value in (np.zeros(8, np.float32), 17):
             message = self.refused(cpu, value, x32(), 1.0, 8)
             assert "scale<float>: x is " in message and "first pointer of a kernel must be a tensor" in message
+            assert ("give x itself, not x.data_ptr()" in message) == isinstance(value, int)
             assert (
                 message.endswith(": torch.from_numpy(x) is one") == isinstance(value, np.ndarray) and "[" not in message
             )

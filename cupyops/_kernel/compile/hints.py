@@ -72,7 +72,7 @@ _CCCL = (
 )
 _THRUST = (
     "thrust has host code, which NVRTC cannot compile, in device functions too; write the loop, or take what the kernel "
-    "needs of <cub/block/...>"
+    "needs of <cub/block/...>; cupyops.extension has scans, sums, searches and sorts of thrust as a thread calls them"
 )
 _COOPERATIVE = "__syncthreads, __syncwarp and __shfl_*_sync need no header, cooperative_groups needs CCCL: "
 _CURAND = (
@@ -218,8 +218,8 @@ def _for_name(name: str) -> str | None:
         return f'#include "{_common()[name]}" is missing, which declares it'
     if found := _first(_UNKNOWN, name):
         return found
-    if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-        given = f"define={{'{name}': ...}} to Kernel (--option=-D{name}=... to simulate)"
+    if re.fullmatch(r"(?=.*[A-Z])[A-Z_][A-Z0-9_]*", name):  # a macro, which a setup.py may define, by its form
+        given = f"define={{'{name}': ...}} to Kernel or extension (--option=-D{name}=... to simulate)"
         return f"if Python decides this constant, give {given}"
     return None
 
@@ -244,7 +244,7 @@ def _common() -> dict[str, str]:
 
 def _for_member(namespace: str, name: str) -> str | None:
     if namespace != "std":
-        return None
+        return _first(_UNKNOWN, namespace)
     if name in BUILT_IN:
         return f"NVRTC has no C++ library; write {name} without `std::`"
     if name == "numeric_limits":

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .known import is_host
+from .known import is_host, is_host_namespace
 from .tokens import Token, tokens
 
 MARKS = frozenset(("__global__", "__device__", "__constant__", "__shared__", "__managed__"))
@@ -255,7 +255,7 @@ def _decide(scan: _Scan, item: Item, namespace: str, member: bool) -> None:
         if keep:
             _items(scan, item.body + 1, close, "", True)
     else:
-        keep = not _is_host(code[item.start : item.end])
+        keep = not _is_host(code[item.start : item.end]) and not _is_host_namespace(code[item.start : item.end])
     if not keep and item.end > item.start:
         scan.blank.append((code[item.start].start, code[item.end - 1].end))
 
@@ -288,6 +288,13 @@ def name_of(head: Sequence[Token]) -> str:
         else:
             at += 1
     return name
+
+
+def _is_host_namespace(code: Sequence[Token]) -> bool:
+    """Whether it is `using namespace at::cuda::detail;`, of a namespace that is not there."""
+    if [one.text for one in code[:2]] != ["using", "namespace"]:
+        return False
+    return is_host_namespace([one.text for one in code[2:] if one.kind == "name"])
 
 
 def _is_host(code: Sequence[Token]) -> bool:

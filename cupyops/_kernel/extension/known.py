@@ -8,6 +8,7 @@ import re
 from ..compile.source import cuda_src, strip_comments
 
 PRELUDE = "extension/prelude.cuh"
+THRUST = "extension/thrust.cuh"  # what a thread may call of it
 # headers of the C and C++ libraries, for those of others that include them: the prelude is in their place
 STANDARD = (
     "algorithm",
@@ -72,6 +73,8 @@ def is_host(path: list[str]) -> bool:
     first, last = path[0], path[-1]
     if first in _PYTORCH or first == "std":
         return len(path) > 1 and not set(path[1:]) & declared()
+    if first == "thrust" and path[1:] and set(path[1:]) <= declared(THRUST):
+        return False
     if first in _LIBRARIES and len(path) > 1:
         return True
     if len(path) == 1 and first in _TYPES:
@@ -79,9 +82,19 @@ def is_host(path: list[str]) -> bool:
     return _CALLS.fullmatch(last) is not None and _OF_DEVICE.fullmatch(last) is None
 
 
+def is_host_namespace(path: list[str]) -> bool:
+    """Whether a namespace is of the host's libraries, and has nothing that is in the prelude."""
+    of_pytorch = path[0] in _PYTORCH or path[0] == "std"
+    return path[0] in _LIBRARIES - {"thrust"} or (of_pytorch and not set(path[1:]) <= declared())
+
+
 @functools.cache
-def declared() -> frozenset[str]:
-    """The words of the prelude, among which are all names that it declares."""
-    text = "".join(path.read_text(encoding="utf-8") for path in sorted((cuda_src() / "extension").glob("*.cuh")))
+def declared(header: str = "") -> frozenset[str]:
+    """The words of a header of ours, of all but thrust's by default: among them are the names that it declares."""
+    folder = cuda_src() / "extension"
+    paths = (
+        [cuda_src() / header] if header else [one for one in sorted(folder.glob("*.cuh")) if one.name != "thrust.cuh"]
+    )
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
     built_in = ("initializer_list", "move", "forward")  # of NVRTC
     return frozenset((*re.findall(r"[A-Za-z_]\w*", strip_comments(text)), *built_in))

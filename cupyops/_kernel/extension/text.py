@@ -12,7 +12,7 @@ from ...errors import SourceError
 from ..compile import source
 from ..compile.source import Source, Stamp
 from . import device
-from .known import PRELUDE, STANDARD, is_host_header
+from .known import PRELUDE, STANDARD, THRUST, is_host_header
 from .tokens import Token, line_of, tokens
 
 # a macro that is defined anew, as CUDA_KERNEL_LOOP is in many files, is worth no warning
@@ -31,6 +31,7 @@ class _Reader:
     names: dict[Path, str] = field(default_factory=dict)  # one file has one name, however it is spelled
     stamps: dict[Path, Stamp | None] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
+    uncertain: bool = False  # whether what is read stands under an `#if`, which may leave it out
 
     def reduced(self, text: str, name: str, folder: Path) -> str:
         """The device code of a text; the headers of its own are read before it."""
@@ -59,33 +60,36 @@ class _Reader:
 
     def _instead(self, line: Token, spelled: str, quoted: bool, text: str, name: str, folder: Path) -> str | None:
         """The directive in the place of an `#include`; None where kernels do not need it."""
-        if spelled in _INSTEAD:
-            return self._shipped(_INSTEAD[spelled])
+        if spelled in _INSTEAD or spelled.startswith("thrust/"):
+            return self._shipped(_INSTEAD.get(spelled, THRUST))
         beside = [folder, folder / "include", folder.parent / "include", folder.parent]  # as their setup.py names them
         candidates = [one / spelled for one in (*beside, *self.folders)]
         path = next((one for one in candidates if os.path.isfile(one)), None)
+        uncertain = self.uncertain or bool(line.branch) or _is_conditional(text, line.start)
         if path is not None and (quoted or not is_host_header(spelled)):
-            return self._own(spelled, path.resolve())
+            return self._own(spelled, path.resolve(), uncertain)
         if is_host_header(spelled):
             return None
         if not quoted or os.path.isfile(source.cuda_src() / spelled):
             return line.text if not quoted else self._shipped(spelled)
-        if line.branch or _is_conditional(text, line.start):
+        if uncertain:
             return None
-        looked = ", ".join(str(one.parent) for one in candidates)
+        looked = ", ".join(dict.fromkeys(str(one.parent) for one in candidates))
         raise SourceError(
             f'{name}:{line_of(text, line.start)}: #include "{spelled}" not found in {looked}; it is a header of the '
-            'extension\'s own repository: put it there, or give its folder, options=("-I...",)'
+            f"extension's own repository: {_cure(spelled, folder)}"
         )
 
-    def _own(self, spelled: str, path: Path) -> str:
+    def _own(self, spelled: str, path: Path, uncertain: bool) -> str:
         if path not in self.names:
             name = self.names[path] = spelled if spelled not in self.includes else f"{path.parent.name}/{path.name}"
             while list(self.names.values()).count(name) > 1:
                 name = self.names[path] = f"other/{name}"
             self.includes[name] = ""  # while it is read, for headers that include each other
             self.stamps[path] = source.stamp(path)
+            before, self.uncertain = self.uncertain, uncertain
             self.includes[name] = self.reduced(source.read(path), name, path.parent)
+            self.uncertain = before
         return f'#include "{self.names[path]}"'
 
     def _shipped(self, spelled: str) -> str:
@@ -125,6 +129,27 @@ def load(code: str | Path, beside: Path | None, options: Sequence[str]) -> Exten
     reduced = reader.reduced(source.read(path), path.name, path.parent)
     stamps = {path: before} | reader.stamps
     return Extension(Source(source.plain(path.name), reduced, path, reader.includes, {}, stamps), tuple(reader.kernels))
+
+
+_LOOKED_THROUGH = 4_000  # files below a folder, in which a missing header is looked for
+
+
+def _cure(spelled: str, folder: Path) -> str:
+    """What to do about a missing header: the folder of `-I`, where it lies elsewhere in the same repository."""
+    for root in (folder, *list(folder.parents)[:5]):
+        left = _LOOKED_THROUGH
+        for at, folders, files in os.walk(root):
+            folders[:] = sorted(one for one in folders if not one.startswith("."))
+            if Path(spelled).name in files and (found := Path(at, Path(spelled).name).as_posix()).endswith(
+                f"/{spelled}"
+            ):
+                return f'it is in {at}, so give options=("-I{found[: -len(spelled) - 1]}",), or --option'
+            left -= len(files) + 1
+            if left < 0:
+                break
+        if left < 0 or any((root / one).exists() for one in (".git", "setup.py", "pyproject.toml")):
+            break
+    return 'put it there, or give its folder, options=("-I...",), or --option=-I... on the command line'
 
 
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b(.*)", re.MULTILINE)

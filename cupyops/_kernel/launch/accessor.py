@@ -17,7 +17,9 @@ from ..._util.strides import has_bits
 from ...errors import LaunchError
 from .ctype import VARIABLE_DTYPES
 
-_NAME = re.compile(r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (int|long long|long)>")
+_NAME = re.compile(
+    r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (?:unsigned )?(int|long long|long)>"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Accessor:
         dtype: of the tensor; None where the element is no dtype of PyTorch.
         rank: how many dimensions the tensor has.
         is_wide: whether sizes and strides have 64 bits.
-        is_written: whether the kernel may write through it: its elements are not const.
+        is_written: whether the kernel may write through it: neither it nor its elements are const.
     """
 
     dtype: torch.dtype | None
@@ -42,7 +44,8 @@ class Accessor:
         match = _NAME.fullmatch(ctype)
         if match is None:
             return None
-        found = cls(VARIABLE_DTYPES.get(match[2]), int(match[3]), match[4] != "int", match[1] is None)
+        is_written = match[1] is None and not ctype.startswith("const ")
+        found = cls(VARIABLE_DTYPES.get(match[2]), int(match[3]), match[4] != "int", is_written)
         return found if struct.calcsize(found._format) == size else None
 
     @property

@@ -106,12 +106,18 @@ def join(
             "write them without #if, each with its type and its name"
         )
     known = [
-        ctype if real is None or _means(ctype, real[index], types) else real[index]
+        ctype if real is None or _means(ctype, real[index], types) else _constant(ctype, real[index])
         for index, (ctype, _) in enumerate(declared)
     ]
     return tuple(
         _argument(ctype, arg, parameter, types) for ctype, (_, arg), parameter in zip(known, declared, compiled)
     )
+
+
+def _constant(said: str, real: str) -> str:
+    """The compiler's type, const where the text has a const accessor, which a kernel cannot write through."""
+    is_constant = re.match(r"const\b[^<]*Accessor(32|64)?<", said) and "PackedTensorAccessor<" in real
+    return f"const {real}" if is_constant else real
 
 
 def _means(said: str, real: str, types: dict[str, str]) -> bool:

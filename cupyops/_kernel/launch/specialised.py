@@ -158,6 +158,8 @@ class Specialised:
             )
         name = self.declared[self._first][1]
         found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
+        if isinstance(anchor, int):
+            found += f": give {name} itself, not {name}.data_ptr(), or an address with a tensor before it"
         return LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")
 
     def _is_number(self, ctype: str) -> bool:

@@ -158,7 +158,12 @@ HINTS = {
     "bfloat16": (body("nv_bfloat16 h;"), "#include <cuda_bf16.h> is missing"),
     "a constant": (
         body("x[0] = BLOCK_SIZE;"),
-        "if Python decides this constant, give define={'BLOCK_SIZE': ...} to Kernel (--option=-DBLOCK_SIZE=... to simulate)",
+        "if Python decides this constant, give define={'BLOCK_SIZE': ...} to Kernel or extension "
+        "(--option=-DBLOCK_SIZE=... to simulate)",
+    ),
+    "a constant with bars": (
+        body("x[0] = _N_;"),
+        "if Python decides this constant, give define={'_N_': ...} to Kernel",
     ),
     "common": (body("x[0] = to_acc(x[0]);"), '#include "cupyops.cuh" is missing, which declares it'),
     "common type": (

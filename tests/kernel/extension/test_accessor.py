@@ -27,8 +27,14 @@ def test_what_a_type_says():
     assert x.accessor == Accessor(torch.float32, 2, False, True) and x.is_written and not x.takes_map
     assert y.accessor == Accessor(torch.float16, 1, True, False) and not y.is_written
     assert factor.accessor is None
+    for index in ("unsigned long", "unsigned long long", "long"):  # `size_t` and its like
+        assert Accessor.read(WIDE.replace("long long", index), 24) == y.accessor
+    assert Accessor.read(NARROW.replace("int", "unsigned int"), 24) == x.accessor
     for other in ("Row<float, 2>", NARROW + "*", NARROW.replace("int>", "short>")):
         assert Accessor.read(other, 24) is None
+    said = [("const torch::PackedTensorAccessor32<float, 2>", "x")]  # what is const itself is not written either
+    (constant,) = signature.join("f", said, [Parameter("b8", 24, 8)], {}, real=[NARROW])
+    assert not constant.is_written and constant.accessor.dtype is torch.float32
     assert Accessor.read(NARROW, 128) is None  # of another layout than ours
 
 

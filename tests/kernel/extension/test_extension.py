@@ -179,7 +179,7 @@ def test_lines_are_those_of_the_file():
 
 
 def test_what_a_kernel_cannot_have_is_named_with_its_line():
-    code = "#include <thrust/sort.h>\n__global__ void k(float* x) {\n  thrust::sort(thrust::device, x, x + 4);\n}\n"
+    code = "#include <thrust/unique.h>\n__global__ void k(float* x) {\n  thrust::unique(thrust::seq, x, x + 4);\n}\n"
     with cupyops.simulate(), pytest.raises(cupyops.CompileError, match=r"<text>.cu:3(.|\n)*thrust has host code"):
         cupyops.extension(code).k[1, 1](torch.zeros(4))
     missing = '#include <torch/extension.h>\n#include "their_helpers.h"\n__global__ void k(float* x) {}\n'
@@ -213,6 +213,74 @@ def test_template_values_as_they_are_written():
         assert x.item() == 5
         ext["f<float, 7>"][1, 1](x)
     assert x.item() == 7
+
+
+THRUST = """
+#include <thrust/execution_policy.h>
+#include <thrust/scan.h>
+#include <thrust/sort.h>
+__global__ void k(const float* x, const float* w, float* y, long long* at, float* sums) {
+  thrust::inclusive_scan(thrust::device, x, x + 9, y);
+  thrust::exclusive_scan(thrust::device, x, x + 9, y + 9);
+  thrust::copy(thrust::seq, x, x + 9, y + 18);
+  thrust::inclusive_scan(thrust::seq, y + 18, y + 27, y + 18, thrust::maximum<float>());  // in place
+  thrust::copy(x, x + 9, y + 27);
+  thrust::exclusive_scan(y + 27, y + 36, y + 27, 5.0f);
+  thrust::copy_n(thrust::seq, x, 9, y + 36);
+  thrust::sort(thrust::seq, y + 36, y + 45);
+  thrust::copy(x, x + 9, y + 45);
+  thrust::sequence(thrust::seq, at, at + 9);
+  thrust::sort_by_key(y + 45, y + 54, at, thrust::greater<float>());
+  thrust::transform(x, x + 9, w, y + 54, thrust::multiplies<>());
+  thrust::fill(thrust::seq, y + 63, y + 72, 2.0f);
+  sums[0] = thrust::reduce(thrust::device, x, x + 9, 1.0f);
+  sums[1] = thrust::reduce(x, x + 9);
+  sums[2] = thrust::inner_product(thrust::seq, x, x + 9, w, 0.0f);
+  sums[3] = thrust::transform_reduce(thrust::seq, x, x + 9, [](float a) { return a * a; }, 0.0f, thrust::plus<float>());
+  sums[4] = *thrust::max_element(x, x + 9);
+  sums[5] = thrust::min_element(thrust::seq, x, x + 9) - x;
+  sums[6] = thrust::lower_bound(thrust::seq, y + 36, y + 45, x[3]) - (y + 36);
+  sums[7] = thrust::count_if(x, x + 9, [](float a) { return a > 0; });
+  thrust::inclusive_scan(thrust::seq, x, x, y + 71);  // of nothing
+}
+"""
+
+
+def test_what_a_thread_calls_of_thrust():
+    torch.manual_seed(0)
+    x, w = torch.randn(9), torch.randn(9)
+    y, at, sums = torch.empty(8, 9), torch.empty(9, dtype=torch.int64), torch.empty(8)
+    with cupyops.simulate():
+        cupyops.extension(THRUST).k[1, 1](x, w, y, at, sums)
+    before = torch.cat([torch.zeros(1), x.double().cumsum(0)[:-1]])
+    order = x.argsort(descending=True)
+    rows = (x.double().cumsum(0), before, x.cummax(0).values, before + 5, x.sort().values, x[order], x * w, 2 + 0 * x)
+    torch.testing.assert_close(y, torch.stack([one.float() for one in rows]))
+    assert torch.equal(at, order)
+    rank = (x < x[3]).sum()
+    found = x.sum() + 1, x.sum(), x @ w, x @ x, x.max(), x.argmin(), rank, (x > 0).sum()
+    torch.testing.assert_close(sums, torch.stack([one.float() for one in found]))
+
+
+def test_headers_elsewhere_in_the_repository(tmp_path):
+    """The message has the option that finds it; what an `#if` may leave out does not have to be there."""
+    (tmp_path / "setup.py").touch()
+    near, far = tmp_path / "csrc" / "cuda", tmp_path / "common" / "parts"
+    near.mkdir(parents=True), far.mkdir(parents=True)
+    (near / "x.cu").write_text(
+        '#include "parts/far.h"\nusing namespace at::cuda::detail;\n'
+        "__global__ void k(float* x) {\n#ifdef WITH_CUDA\n  x[0] = FAR;\n#endif\n}\n"
+    )
+    (far / "far.h").write_text('#define FAR 3\n#ifdef WITH_OTHER\n#include "other.h"\n#endif\n')
+    (far / "other.h").write_text('#include "nowhere.h"\n')
+    with pytest.raises(cupyops.SourceError, match="x.cu:1: .*not found") as caught:
+        list(cupyops.extension(near / "x.cu"))
+    option = f"-I{tmp_path / 'common'}"
+    assert str(caught.value).endswith(f'it is in {far}, so give options=("{option}",), or --option')
+    x = torch.zeros(1)
+    with cupyops.simulate():
+        cupyops.extension(near / "x.cu", options=(option,)).k[1, 1](x)
+    assert x.item() == 3
 
 
 SPLITS = {

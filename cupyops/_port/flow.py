@@ -1,0 +1,137 @@
+"""Where the values of a host function go: which names kernels read and write, and as which C types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .launches import Kernel
+from .program import Function, Node, Program, bare, text, walk
+from .vocabulary import DTYPES, kind_of_type
+
+
+@dataclass
+class Use:
+    """What kernels do with a tensor: the C type of its elements, empty where it is not known, and whether they write."""
+
+    element: str = ""
+    written: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its elements are integers or bools, which have no gradient."""
+        return self.element in DTYPES and "float" not in DTYPES[self.element]
+
+    @property
+    def alignment(self) -> int:
+        """How many bytes are read at once, where they are elements of a vector type, as `float4`; else 1."""
+        match = re.fullmatch(r"(?:__)?([a-z_]+?)(?:16)?([248])", self.element)
+        return 1 if match is None else min(16, _BYTES.get(match[1], 0) * int(match[2])) or 1
+
+
+_BYTES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat": 2, "int": 4, "uint": 4, "float": 4}
+_BYTES |= {"double": 8, "longlong": 8, "ulonglong": 8, "long": 8, "ulong": 8}
+
+
+def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) -> dict[str, Use]:
+    """Of each name inside the function that reaches a kernel, what kernels do with it."""
+    return _uses(function, program, kernels, frozenset())
+
+
+def launched(functions: Sequence[Function], program: Program) -> set[str]:
+    """The names of the kernels that functions launch, themselves or through others."""
+    found: set[str] = set()
+    pending, seen = list(functions), set()
+    while pending:
+        function = pending.pop()
+        seen.add(function.name)
+        for node in walk(function.body):
+            if node.type == "kernel_call_syntax" and node.parent is not None:
+                found.add(bare(text(node.parent).partition("<<<")[0]))
+        pending += [program.functions[one] for one in function.calls if one in program.functions and one not in seen]
+    return found
+
+
+def _uses(
+    function: Function, program: Program, kernels: Mapping[str, Kernel], within: frozenset[str]
+) -> dict[str, Use]:
+    found: dict[str, Use] = {}
+    aliases = _aliases(function.body)
+    for node in walk(function.body):
+        if node.type != "call_expression":
+            continue
+        given = [one for one in node.child_by_field_name("arguments").named_children if one.type != "comment"]
+        for argument, use in zip(given, _of_call(node, program, kernels, within | {function.name})):
+            name = _root(argument, aliases)
+            if use is not None and name:
+                one = found.setdefault(name, Use())
+                one.element, one.written = one.element or use.element, one.written or use.written
+    return found
+
+
+def _of_call(node: Node, program: Program, kernels: Mapping[str, Kernel], within: frozenset[str]) -> list[Use | None]:
+    """What is done with each argument of a call; None for what is no tensor."""
+    called = text(node.child_by_field_name("function"))
+    name = bare(called.partition("<<<")[0])
+    if any(one.type == "kernel_call_syntax" for one in walk(node.child_by_field_name("function"))) or any(
+        one.type == "kernel_call_syntax" for one in node.named_children
+    ):
+        return [_of_type(ctype) for ctype in kernels[name].types] if name in kernels else []
+    function = program.functions.get(name)
+    if function is None or name in within:
+        return []
+    inner = _uses(function, program, kernels, within)
+    return [inner.get(one) if kind_of_type(ctype) == "tensor" else None for ctype, one in function.parameters]
+
+
+def _of_type(ctype: str) -> Use | None:
+    """`const float*`, `PackedTensorAccessor32<int64_t, 2>`: a kernel writes where it is not const."""
+    if "Accessor" in ctype:
+        element = ctype.partition("<")[2].partition(",")[0].strip()
+        return Use(element, not ctype.lstrip().startswith("const"))
+    if ctype.count("*") != 1:
+        return None
+    before = ctype.partition("*")[0]
+    element = re.sub(r"\b(const|volatile|__restrict__)\b", " ", before).strip()
+    return Use(element, re.search(r"\bconst\b", before) is None)
+
+
+def _aliases(body: Node) -> dict[str, str]:
+    """`auto p = x.data_ptr<float>()`: of each name that stands for a tensor's memory, the tensor."""
+    found: dict[str, str] = {}
+    for node in walk(body):
+        if node.type == "init_declarator" and re.search(
+            r"(data|data_ptr|accessor\w*)\s*(<[^;]*>)?\s*\(\)", text(node.child_by_field_name("value"))
+        ):
+            declarator = node.child_by_field_name("declarator")
+            name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
+            found[name] = _root(node.child_by_field_name("value"), found)
+    return found
+
+
+def _root(node: Node, aliases: Mapping[str, str]) -> str:
+    """The tensor whose memory an argument is: the name with which the expression begins, past casts and templates."""
+    inner = node
+    while True:
+        if inner.type == "identifier":
+            return aliases.get(text(inner), text(inner))
+        field = {
+            "call_expression": "function",
+            "field_expression": "argument",
+            "cast_expression": "value",
+            "pointer_expression": "argument",
+            "subscript_expression": "argument",
+            "binary_expression": "left",
+        }.get(inner.type)
+        if inner.type == "call_expression" and re.match(
+            r"(reinterpret|static|const)_cast\b", text(inner.child_by_field_name("function"))
+        ):
+            following = next(iter(inner.child_by_field_name("arguments").named_children), None)
+        elif inner.type in ("parenthesized_expression", "template_function"):
+            following = next(iter(inner.named_children), None)
+        else:
+            following = None if field is None else inner.child_by_field_name(field)
+        if following is None:
+            return ""
+        inner = following
