@@ -91,7 +91,7 @@ SHAPES = [
     ((2, 2, 2504), False),
     ((17, 8, 3), False),
     ((18, 8, 33), False),
-    ((9, 8), False),
+    ((11, 8), False),
     ((70, 16), False),
     ((3, 8, 5, 7), True),
 ]  # for the forms of the kernels, all whole vectors
