@@ -183,6 +183,8 @@ def models() -> str:
     return "\n".join(
         [*lines, "", *(f"- {name}: {about}" for name, about in {one.model: one.about for one in found}.items())]
     )
+
+
 def gallery(path: Path = GALLERY) -> str:
     """What benchmarks/gallery.py has measured; nothing where it has not."""
     if not path.is_file():

@@ -77,8 +77,3 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:
         call("torch.mm", y, lambda: torch.mm(a, b, out=y))
     else:
         call("torch.addmm", y, lambda: torch.addmm(bias, a, b, out=y))
-
-
-def multiply_wide(a: Tensor, b: Tensor, y: Tensor) -> None:
-    """y = a b of matrices of a half type, y float32 and contiguous: the sum itself, which is not rounded before."""
-    call("torch.mm", y, lambda: torch.mm(a, b, out_dtype=y.dtype, out=y))

@@ -94,19 +94,6 @@ def multiply(
     return wgmma.run(launch, linear_sum, (a, b, bias), (y, column))
 
 
-def wide_gradient(grad_rows: Tensor, rows: Tensor) -> Tensor:
-    """grad_rows.T rows of matrices of a half type, in float32: not rounded to the half type where PyTorch has that."""
-    shape = grad_rows.shape[1], rows.shape[1]
-    wide = rows.new_empty(shape, dtype=torch.float32)
-    if is_dry(rows):
-        return wide
-    if library.is_wanted(rows) and rows.numel() and grad_rows.numel():
-        library.multiply_wide(grad_rows.T, rows, wide)
-        return wide
-    multiply(grad_rows, rows, None, half := rows.new_empty(shape), turn_a=True)
-    return wide.copy_(half)
-
-
 @functools.lru_cache(maxsize=4096)
 def problem(
     shape_a: tuple[int, ...],

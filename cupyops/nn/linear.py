@@ -10,11 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
-from ..ops._linear import linear, linear_lowered
-
-# Both wait for a measurement.
-WIDE_GRADIENTS = False  # float32 parameters get their gradients, under autocast, from the product's float32 sums
-SHARES_CASTS = False  # layers that read one float32 tensor under autocast have one copy of it in the half type
+from ..ops._linear import linear
 
 
 class Linear(torch.nn.Linear):
@@ -26,23 +22,9 @@ class Linear(torch.nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if SHARES_CASTS and not is_dynamo_compiling():
+        if not is_dynamo_compiling():
             input = _in_half(input)
-        if WIDE_GRADIENTS and (half := _of_wide_gradients(self, input)) is not None:
-            weight = self.weight
-            return linear_lowered(input.to(half), weight, weight.detach().to(half), self.bias)
         return linear(input, self.weight, self.bias)
-
-
-def _of_wide_gradients(module: Linear, input: Tensor) -> torch.dtype | None:
-    """The half type to which autocast lowers a layer whose float32 weight is to get a gradient; None elsewhere."""
-    weight, bias = module.weight, module.bias
-    if not (isinstance(input, Tensor) and weight.requires_grad and torch.is_grad_enabled()):
-        return None
-    wide = all(one is None or (one.dtype is torch.float32 and one.device == input.device) for one in (weight, bias))
-    if not wide or type(weight) not in (Tensor, torch.nn.Parameter) or input.shape[-1:] != weight.shape[1:]:
-        return None
-    return of_autocast(input) if input.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
 
 
 # --- one cast for all readers ---------------------------------------------------------------------------------------

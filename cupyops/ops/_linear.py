@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import library
-from .._dispatch.gemm import HALF
-from .._dispatch.linear import PRODUCT, check, gradients, multiply, problem, rows_of, too_large, wide_gradient
+from .._dispatch.linear import PRODUCT, check, gradients, multiply, problem, rows_of, too_large
 from .._dispatch.rows import is_symbolic
 from .._operator.floating import operator
 
@@ -43,46 +42,6 @@ def unsupported(x, weight, bias):
     rows = rows_of(x) if x.dim() == 2 or x.is_contiguous() else x.new_empty((m, k), device="meta")
     found = problem(rows.shape, rows.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
     return library.faster(PRODUCT, found, x.device)
-
-
-# --- under autocast, with gradients of float32 parameters that are not rounded to the half type before ---
-
-
-@operator(
-    "cupyops::linear_lowered",
-    dtypes=(*HALF, torch.float32),
-    mixed=("weight", "bias"),
-    sharding="...k, nk, nk, +n -> ...n",
-)
-def linear_lowered(x: Tensor, weight: Tensor, lowered: Tensor, bias: Tensor | None) -> Tensor:
-    """linear of x of a half type and float32 parameters; `lowered` is the weight, rounded, and has no gradient."""
-    return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-@linear_lowered.forward
-def forward_lowered(x, weight, lowered, bias):
-    return forward(x, lowered, bias if bias is None else bias.to(x.dtype))
-
-
-@linear_lowered.backward(reads={"x": ("weight",), "lowered": ("x",), "weight": (), "bias": ()})
-def backward_lowered(saved, grad_y, x, weight, lowered, bias, needs_grad):
-    rows, grad_rows = rows_of(x), rows_of(grad_y)
-    grad_x = grad_weight = grad_bias = None
-    if needs_grad.x:
-        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-        multiply(grad_rows, lowered, None, grad_x)
-    if needs_grad.weight:
-        grad_weight = wide_gradient(grad_rows, rows)
-    if needs_grad.bias and bias is not None:
-        grad_bias = grad_rows.sum(0, dtype=bias.dtype)
-    return grad_x, grad_weight, None, grad_bias
-
-
-@linear_lowered.unsupported
-def unsupported_lowered(x, weight, lowered, bias):
-    if x.dtype not in HALF:
-        return f"x is {x.dtype}, which is no half type"
-    return too_large(math.prod(x.shape[:-1]), *weight.shape)
 
 
 # --- the public function ---

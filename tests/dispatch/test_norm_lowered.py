@@ -75,7 +75,8 @@ def test_special_values(run):
         parameters = [torch.ones(64, device=device)] * (2 if function is cupyops.layer_norm else 1)
         with context():
             y = ours(x, *parameters)
-        torch.testing.assert_close(y, theirs(x, *parameters).half(), equal_nan=True)
+        expected = theirs(x.cpu(), *(one.cpu() for one in parameters))  # on a GPU PyTorch's own differs for 1e30
+        torch.testing.assert_close(y.cpu(), expected.half(), equal_nan=True)
 
 
 def test_partial_gradients_and_none(run):

@@ -3,7 +3,6 @@
 import copy
 import gc
 import io
-import sys
 import weakref
 
 import pytest
@@ -15,11 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import cupyops
 
 HALF = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def shares(monkeypatch):
-    monkeypatch.setattr(sys.modules["cupyops.nn.linear"], "SHARES_CASTS", True)
 
 
 class PostNorm(nn.Module):

@@ -54,7 +54,7 @@ WITHOUT_ENTRY = {
     "swiglu": "PyTorch has no function of this kind",
 }
 # operators under autocast, that no sample of a database comes to
-UNDER_AUTOCAST = {"cross_entropy_fp32", "layer_norm_lowered", "linear_lowered", "rms_norm_lowered"}
+UNDER_AUTOCAST = {"cross_entropy_fp32", "layer_norm_lowered", "rms_norm_lowered"}
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {

@@ -273,5 +273,4 @@ def test_the_librarys_own_declare_theirs(name):
     )
     served = (torch.float16, torch.bfloat16, torch.float32) if "decode_attention" in name else served
     served = (torch.float32,) if name.endswith("_norm_lowered") else served
-    served = (torch.float16, torch.bfloat16, torch.float32) if name.endswith("linear_lowered") else served
     assert cupyops.operators()[name].definition.dtypes == served
