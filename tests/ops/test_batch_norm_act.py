@@ -318,9 +318,15 @@ def test_transforms_of_functions():
 
 
 def test_a_gpu_takes_what_is_measured():
-    """Until then batch_norm and PyTorch's functions; with kernels of ours alone, one pass."""
+    """Of half types, from the smallest size of ResNet-50 on, in training; elsewhere PyTorch's functions."""
     of = Problem(128, 256, 56 * 56, 2, True, True)
     with cupyops.simulate("sm_90"), assume_gpu(**H200, library=True):
+        assert forms.FORWARD.choose(of, gpu(CPU)).name == "nhwc_two_pass"
+        assert forms.FORWARD.choose(of._replace(nhwc=False), gpu(CPU)).name == "nchw_cluster"
+        for other in (of._replace(itemsize=4), of._replace(images=3), of._replace(channels=255, nhwc=False, pixels=49)):
+            assert isinstance(forms.FORWARD.choose(other, gpu(CPU)), forms.Apart)
+        assert forms.INFERENCE.choose(of, gpu(CPU)).name == "pytorch"
+    with cupyops.simulate("sm_80"), assume_gpu(library=True):
         assert forms.FORWARD.choose(of, gpu(CPU)).name == "pytorch"
     with cupyops.simulate("sm_90"), assume_gpu(**H200):
         chosen = [one.choose(of, gpu(CPU)).name for one in (forms.FORWARD, forms.BACKWARD, forms.INFERENCE)]
