@@ -31,6 +31,7 @@ from cupyops.doctor.surroundings import SETTINGS
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
+DEVICES = ROOT / "benchmarks" / "results" / "h100x2_distributed.csv"
 GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 GPU_REPORT = ROOT / "tests" / "gpu_report.json"
@@ -198,6 +199,20 @@ def gallery(path: Path = GALLERY) -> str:
     return "\n".join(table)
 
 
+def devices(path: Path = DEVICES) -> str:
+    """What tools/distributed.py has measured."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    about = [line[2:] for line in lines if line.startswith("# ")]
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
+    table = [
+        f"On {about[0].removeprefix('gpu: ')}, {about[2]}:",
+        "",
+        "| | model | ms a step | peak GiB | collectives of a step | losses |",
+    ]
+    table += ["|---|---|---|---|---|---|", *(f"| {' | '.join(row.values())} |" for row in rows)]
+    return "\n".join(table)
+
+
 def matrix(path: Path = MATRIX) -> str:
     """What `make test-matrix` has found of each Python."""
     with open(path, encoding="utf-8", newline="") as file:
@@ -226,6 +241,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
     "models": models,
     "gallery": gallery,
+    "devices": devices,
     "matrix": matrix,
     "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
