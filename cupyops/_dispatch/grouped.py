@@ -14,10 +14,10 @@ from torch import Tensor
 from .._kernel.kernel import Kernel, ceil_div
 from .._util.strides import aligned, is_dry
 from . import gemm, library, wgmma
-from .forms import Form, Forms, Launch
+from .forms import Forms, Launch
 from .gemm import HALF
 from .gpu import Gpu, gpu
-from .wgmma import K, THREADS, Operand
+from .wgmma import THREADS, K, Operand
 
 VECTOR = 8  # elements of a half type in 16 bytes
 MOST_GROUPS = 512  # of which tiles are counted in shared memory

@@ -16,27 +16,28 @@ from ..errors import InputError
 
 
 @operator("cupyops::grouped_mm", autocast="lower", dtypes=gemm.HALF)
-def _grouped_mm(input: Tensor, mat2: Tensor, offs: Tensor | None) -> Tensor:
+def _grouped_mm(input: Tensor, mat2: Tensor, offs: Tensor | None, turned: bool = False) -> Tensor:
     if offs is None:
         return torch.bmm(input, mat2)
-    if torch_private.functorch_active() or torch.jit.is_tracing():  # what depends on the values of offs is hidden there
-        return _by_masks(input, mat2, offs)
-    if _pytorch_takes(input) and _pytorch_takes(mat2):
+    if not torch_private.functorch_active() and _pytorch_takes(input) and _pytorch_takes(mat2):
         return F.grouped_mm(input, mat2, offs=offs)
-    return _by_slices(input, mat2, offs)
+    by = _by_masks if torch_private.functorch_active() or not arguments.readable(offs) else _by_slices
+    return by(input, mat2, offs)
 
 
 @_grouped_mm.forward
-def forward(input, mat2, offs):
+def forward(input, mat2, offs, turned):
     if input.dim() == 2 and mat2.dim() == 3:
         return grouped.multiply_rows(input, mat2, offs), ()
     # a dry run alone: the reference computes the others
-    groups = mat2.shape[:1] if mat2.dim() == 3 and input.dim() == 3 else offs.shape if mat2.dim() == 2 == input.dim() else ()
+    groups = (
+        mat2.shape[:1] if mat2.dim() == 3 and input.dim() == 3 else offs.shape if mat2.dim() == 2 == input.dim() else ()
+    )
     return input.new_empty((*groups, input.shape[-2], mat2.shape[-1])), ()
 
 
 @_grouped_mm.backward(reads={"input": ("mat2",), "mat2": ("input",)})
-def backward(saved, grad_y, input, mat2, offs, needs_grad):
+def backward(saved, grad_y, input, mat2, offs, turned, needs_grad):
     grad_input = grad_mat2 = None
     if input.dim() == 3 or mat2.dim() == 2:
         if not is_dry(grad_y):
@@ -44,7 +45,7 @@ def backward(saved, grad_y, input, mat2, offs, needs_grad):
         return input.new_empty(input.shape), mat2.new_empty(mat2.shape)
     if needs_grad.input:
         grad_input = grouped.multiply_rows(grad_y, mat2.mT, offs)
-    if needs_grad.mat2 and mat2.stride(1) == 1:  # of a transposed weight: as the weight lies
+    if needs_grad.mat2 and turned:  # as a transposed weight lies
         grad_mat2 = grouped.multiply_shares(grad_y, input, offs).mT
     elif needs_grad.mat2:
         grad_mat2 = grouped.multiply_shares(input, grad_y, offs)
@@ -52,7 +53,7 @@ def backward(saved, grad_y, input, mat2, offs, needs_grad):
 
 
 @_grouped_mm.unsupported
-def unsupported(input, mat2, offs):
+def unsupported(input, mat2, offs, turned):
     if input.dim() != 2 or mat2.dim() != 3:
         return "other than groups of rows, each with a matrix of its own"
     if is_symbolic(*input.shape, *mat2.shape):
@@ -164,10 +165,12 @@ def grouped_mm(
     gemm.check_dtypes(input=input, mat2=mat2)
     _check(input, mat2, offs)
     if bias is not None:
-        raise InputError("bias is given, expected None: as in PyTorch, none is added; add bias[group of each row] to the result")
+        raise InputError(
+            "bias is given, expected None: as in PyTorch, none is added; add bias[group of each row] to the result"
+        )
     if out_dtype is not None and out_dtype != input.dtype:
         raise InputError(f"out_dtype is {out_dtype}, expected that of input, {input.dtype}; cast the result")
-    return _grouped_mm(input, mat2, offs)
+    return _grouped_mm(input, mat2, offs, mat2.dim() == 3 and mat2.stride(1) == 1 != mat2.stride(2))
 
 
 def _check(input: Tensor, mat2: Tensor, offs: Tensor | None) -> None:
