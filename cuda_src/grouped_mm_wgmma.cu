@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   multiply<T, S, false, B_MN, OfRows>(problem, memory);
 }
 
-// The same grid, block and shared memory. A stage begins at the group's row, and ends with zeros where the next group begins. An
-// empty group's y is zeros.
+// The same grid, block and shared memory. A stage begins at the group's row, and ends with zeros where the next group begins; of an
+// empty group it is zeros.
 template <typename T, int M, int N, int STAGES, int SLOTS, bool LATE>
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     grouped_mm_shares(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,

@@ -127,8 +127,8 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       float sums[S::ROWS][S::COLUMNS / 2];
       if (S::PINGPONG) mbarrier::wait(block.turns + 8 * me, turn), turn ^= 1;
       if constexpr (E::SHARES) {
-        const int size = block.group(block.place(tile).batch).size(), blocks = (size + kK - 1) / kK;
-        multiply(sums, blocks, size - (blocks - 1) * kK);
+        const int batch = block.place(tile).batch, blocks = block.template range<E>(batch).blocks;
+        multiply(sums, blocks, block.group(batch).size() - (blocks - 1) * kK);
       } else {
         multiply(sums, E::PARTIAL ? block.template range<E>(block.place(tile).batch).blocks : block.blocks);
       }
@@ -158,15 +158,6 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   // The sums over all of this block's k; meanwhile, with LATE, the pieces of the tile before are stored.
   // last: lines of the last stage that are this group's.
   __device__ __forceinline__ void multiply(float (&sums)[S::ROWS][S::COLUMNS / 2], int blocks, int last = kK) {
-    if (E::SHARES && blocks == 0) {
-      while (S::LATE && unstored) store_next();
-#pragma unroll
-      for (int j = 0; j < S::ROWS; ++j) {
-#pragma unroll
-        for (int i = 0; i < S::COLUMNS / 2; ++i) sums[j][i] = 0.f;
-      }
-      return;
-    }
     const unsigned long long a_first = wgmma::descriptor<A_MN>(block.stages + down * 128);
     const unsigned long long b_first = wgmma::descriptor<B_MN>(block.stages + S::A_BYTES + across * 128);
     unsigned before = 0;

@@ -175,9 +175,10 @@ template <typename T, class S> struct Block {
     return at;
   }
 
-  // What of k a tile sums up: in partial sums a share, which its batch is; of a group of k from the group's first row on.
+  // What of k a tile sums up: in partial sums a share, which its batch is; of a group of k from the group's first row on,
+  // of an empty one a stage that will be zeros.
   template <class E> __device__ __forceinline__ Range range(int batch) const {
-    if constexpr (E::SHARES) return {0, (group(batch).size() + kK - 1) / kK};
+    if constexpr (E::SHARES) return {0, max((group(batch).size() + kK - 1) / kK, 1)};
     if constexpr (!E::PARTIAL) return {start, blocks};
     const int all = (p.k + kK - 1) / kK, first = batch * all / p.batches;
     return {first, (batch + 1) * all / p.batches - first};

@@ -1,7 +1,7 @@
 """Forms of products of groups on Hopper's tensor cores (cuda_src/grouped_mm_wgmma.cu), for mixtures of experts.
 
-A group is some rows of one operand; where they end is read on the device. Rows are multiplied by a matrix of their group, or, as
-of that matrix's gradient, groups of two operands' rows by each other.
+A group is some rows of one operand; where they end is read on the device. Rows are multiplied by a matrix of their group,
+or, as for that matrix's gradient, groups of two operands' rows by each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_GROUPS = 512  # of which tiles are counted in shared memory
 
 
 class Problem(NamedTuple):
-    """Of groups of rows: y[rows, n], with n times k elements for each group. Of shares of k, which are rows: y[groups, m, n].
+    """Of groups of rows, y[rows, n], with a matrix [k, n] of each; or of shares of k, which are rows, y[groups, m, n].
 
     Attributes:
         outside: whether the second operand is stored with k outside.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -76,7 +78,7 @@ def _by_slices(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
     """One product after the other; rows or columns of no group are zeros."""
     size = input.shape[0] if mat2.dim() == 3 else mat2.shape[0 if input.dim() == 2 else 1]
     ends = [0, *offs.tolist(), size]
-    sizes = [end - first for first, end in zip(ends, ends[1:])]
+    sizes = [end - first for first, end in itertools.pairwise(ends)]
     if any(one < 0 for one in sizes):
         raise InputError(f"offs is {ends[1:-1]}, expected ends of groups that do not decrease, from 0 to {size}")
     if mat2.dim() == 3:
@@ -165,9 +167,7 @@ def grouped_mm(
     gemm.check_dtypes(input=input, mat2=mat2)
     _check(input, mat2, offs)
     if bias is not None:
-        raise InputError(
-            "bias is given, expected None: as in PyTorch, none is added; add bias[group of each row] to the result"
-        )
+        raise InputError("bias is given, expected None: as in PyTorch, none is added; add each row's to the result")
     if out_dtype is not None and out_dtype != input.dtype:
         raise InputError(f"out_dtype is {out_dtype}, expected that of input, {input.dtype}; cast the result")
     return _grouped_mm(input, mat2, offs, mat2.dim() == 3 and mat2.stride(1) == 1 != mat2.stride(2))

@@ -137,6 +137,12 @@ CASES = {
         "the weights, on which second derivatives depend in a frozen layer too, and both products",
         4 * (2 * 16 * COLS + ROWS * 16),
     ),
+    "grouped_mm": Case(
+        lambda x, w, offs: cupyops.grouped_mm(x, w, offs=offs),
+        lambda x, w, offs: torch.cat([x[:10] @ w[0], x[10:] @ w[1]]),
+        lambda: [rows(), values(2, COLS, 8)],
+        lambda: [torch.tensor([10, ROWS], dtype=torch.int32)],
+    ),
     "geglu": Case(cupyops.geglu, lambda gate, up: F.gelu(gate) * up, lambda: [rows(), rows()]),
     "gelu": Case(cupyops.gelu, F.gelu, lambda: [rows()]),
     "group_norm": Case(
