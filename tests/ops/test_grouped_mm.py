@@ -15,7 +15,7 @@ class TestGroupedMm(OperatorContract):
     function = staticmethod(cupyops.grouped_mm)
     torch_function = staticmethod(by_torch)
     dtypes = HALF
-    kernels = {"grouped_mm_rows", "grouped_mm_shares"}
+    kernels = set()  # apart from Hopper none
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
@@ -36,7 +36,7 @@ def test_on_hopper(dtype):
     with cupyops.trace() as trace:
         for call in groups.calls(dtype, "cuda"):
             call()
-    assert {launch.kernel.partition("<")[0] for launch in trace.launches()} >= TestGroupedMm.kernels
+    assert {launch.kernel.partition("<")[0] for launch in trace.launches()} >= {"grouped_mm_rows", "grouped_mm_shares"}
 
 
 @pytest.mark.gpu
