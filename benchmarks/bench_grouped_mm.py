@@ -1,4 +1,4 @@
-"""grouped_mm: the products of experts, beside PyTorch's own. `tools/forms_ab.py grouped_mm` has the kernels beside it."""
+"""grouped_mm: the products of experts, beside PyTorch's own, which they are unless `cupyops.never_slower(False)` says other."""
 
 import torch
 from common import HALF
@@ -8,6 +8,12 @@ from cupyops.bench import Case
 
 QWEN3_30B = 128, 2048, 768  # experts, width, width of an expert
 MIXTRAL = 8, 4096, 14336
+
+
+def eager(x, weight, offs):
+    if x.dtype is torch.float64:  # which PyTorch's has not
+        return torch.cat([of @ one.mT for of, one in zip(x.tensor_split(offs[:-1].long().cpu()), weight)])
+    return torch.nn.functional.grouped_mm(x, weight.mT, offs=offs)
 
 
 def case(rows, groups, k, n, skewed=False):
@@ -25,7 +31,7 @@ def case(rows, groups, k, n, skewed=False):
     return Case(
         op="grouped_mm", size=f"{rows} in {groups}, {k}x{n}" + ", skewed" * skewed, dtype=HALF, make=make,
         ours=lambda x, weight, offs: cupyops.grouped_mm(x, weight.mT, offs=offs),
-        eager=lambda x, weight, offs: torch.nn.functional.grouped_mm(x, weight.mT, offs=offs), liger=None,
+        eager=eager, liger=None,
         forward_flops=flops, backward_flops=2 * flops, forward_bytes=elements * HALF.itemsize,
         backward_bytes=2 * elements * HALF.itemsize, compiled=False,
         small=lambda: case(24, 3, 16, 8, skewed),
