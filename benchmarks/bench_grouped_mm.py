@@ -1,4 +1,4 @@
-"""grouped_mm: the products of experts, beside PyTorch's own, which they are unless `cupyops.never_slower(False)` says other."""
+"""grouped_mm: the products of experts, beside PyTorch's own, which they are but for `cupyops.never_slower(False)`."""
 
 import torch
 from common import HALF

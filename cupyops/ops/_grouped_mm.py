@@ -23,8 +23,9 @@ def _grouped_mm(input: Tensor, mat2: Tensor, offs: Tensor | None, turned: bool =
         return torch.bmm(input, mat2)
     if not torch_private.functorch_active() and _pytorch_takes(input) and _pytorch_takes(mat2):
         return F.grouped_mm(input, mat2, offs=offs)
-    by = _by_masks if torch_private.functorch_active() or not arguments.readable(offs) else _by_slices
-    return by(input, mat2, offs)
+    if _hidden():
+        return _by_masks(input, mat2, offs)
+    return _of_one_group(input, mat2, offs) if is_dry(offs) else _by_slices(input, mat2, offs)
 
 
 @_grouped_mm.forward
@@ -74,9 +75,15 @@ def _pytorch_takes(x: Tensor) -> bool:
     return steps[0] == 1 and steps[1] % grouped.VECTOR == 0 and steps[1] >= min(x.shape[-2:]) and aligned(x)
 
 
+def _hidden() -> bool:
+    """Whether the values of offs are not to be read, or not those of other calls of what is being recorded."""
+    recorded = torch_private.proxy_mode() or torch.jit.is_tracing() or torch.compiler.is_compiling()
+    return recorded or torch_private.functorch_active()
+
+
 def _by_slices(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
     """One product after the other; rows or columns of no group are zeros."""
-    size = input.shape[0] if mat2.dim() == 3 else mat2.shape[0 if input.dim() == 2 else 1]
+    size = _shared_size(input, mat2)
     ends = [0, *offs.tolist(), size]
     sizes = [end - first for first, end in itertools.pairwise(ends)]
     if any(one < 0 for one in sizes):
@@ -93,27 +100,26 @@ def _by_slices(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
 
 
 def _by_masks(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
-    """The same whatever the values of offs are: each group's product of all, of which the rest is zeros."""
-    size = input.shape[0] if mat2.dim() == 3 else mat2.shape[0 if input.dim() == 2 else 1]
-    at, first, found = torch.arange(size, device=offs.device), torch.zeros_like(offs[:1]).sum(), []
-    for group in range(offs.shape[0]):
-        inside = (at >= first) & (at < offs[group])
-        first = offs[group]
-        a = torch.where(inside[:, None] if mat2.dim() == 3 else inside, input, 0) if input.dim() == 2 else input[group]
-        if mat2.dim() == 3:
-            b = mat2[group]
-        else:
-            b = torch.where(inside[:, None] if input.dim() == 2 else inside, mat2, 0)
-        y = a @ b
-        if mat2.dim() == 3:
-            y = torch.where(inside[:, None], y, 0)
-        elif input.dim() == 3:
-            y = torch.where(inside, y, 0)
-        found.append(y)
-    shape = (input.shape[-2], mat2.shape[-1])
+    """The same whatever the values of offs are: of each group a product of all, of which the rest is zeros."""
+    at = torch.arange(_shared_size(input, mat2), device=offs.device)
+    firsts = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
+    inside = (at >= firsts[:, None]) & (at < offs[:, None])
+    a = input if input.dim() == 3 else torch.where(inside[:, :, None] if mat2.dim() == 3 else inside[:, None], input, 0)
+    b = mat2 if mat2.dim() == 3 else torch.where(inside[:, :, None] if input.dim() == 2 else inside[:, None], mat2, 0)
     if input.dim() == mat2.dim():
-        return torch.stack(found) if found else input.new_zeros((0, *shape))
-    return torch.stack(found).sum(0) if found else input.new_zeros(shape)
+        return a @ b
+    return torch.where(inside[:, :, None] if mat2.dim() == 3 else inside[:, None], a @ b, 0).sum(0)
+
+
+def _of_one_group(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
+    """The shape, by as many operations as all groups take together."""
+    y = input.flatten(0, -2)[: input.shape[-2]] @ mat2.flatten(0, -2)[: mat2.shape[-2]]
+    return y.expand(*offs.shape, *y.shape).contiguous() if input.dim() == mat2.dim() else y
+
+
+def _shared_size(input: Tensor, mat2: Tensor) -> int:
+    """Of the dimension that groups are parts of."""
+    return input.shape[0] if mat2.dim() == 3 else mat2.shape[0 if input.dim() == 2 else 1]
 
 
 @_grouped_mm.interface

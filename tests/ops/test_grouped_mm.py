@@ -131,6 +131,24 @@ def test_the_gradient_of_a_transposed_weight_lies_as_the_weight_does():
     assert grad.mT.is_contiguous()
 
 
+@pytest.mark.parametrize("frozen", ["x", "weight", None])
+def test_what_is_kept_for_backward(frozen):
+    """Each operand for the gradient of the other alone, and where groups end."""
+    x, weight, at = torch.randn(10, 16).half(), torch.randn(2, 16, 24).half(), ends(4, 10)
+    x.requires_grad_(frozen != "x"), weight.requires_grad_(frozen != "weight")
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), use_form(groups.BY_WGMMA), hooks:
+        cupyops.grouped_mm(x, weight, offs=at)
+    needed = (at, *([x] if frozen != "weight" else []), *([weight] if frozen != "x" else []))
+    assert sum(kept.values()) == sum(t.nbytes for t in needed)
+
+
 KINDS = [
     ((12, 5), (3, 5, 7), (2, 2, 9)),
     ((3, 4, 5), (5, 12), (2, 2, 9)),

@@ -37,6 +37,8 @@ def by_torch(
     """A product of each group by PyTorch; rows and columns of none are zeros."""
     if offs is None:
         return input @ mat2
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(offs):
+        return _whatever_the_ends(input, mat2, offs)
     ends = offs.tolist()
     bounds = [0, *ends, input.shape[0] if mat2.dim() == 3 else mat2.shape[input.dim() - 2]]
     if sorted(bounds) != bounds:
@@ -49,6 +51,18 @@ def by_torch(
         return torch.cat([*parts, 0 * input[ends[-1] :] @ mat2[0]])
     parts = [input[g] @ mat2[:, a:b] for g, (a, b) in enumerate(zip(firsts, ends))]
     return torch.cat([*parts, 0 * input[0] @ mat2[:, ends[-1] :]], 1)
+
+
+def _whatever_the_ends(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
+    """By a matrix that says which row is of which group."""
+    size = input.shape[0] if mat2.dim() == 3 else mat2.shape[input.dim() - 2]
+    group = (torch.arange(size)[:, None] >= offs).sum(1)
+    of = (group[:, None] == torch.arange(offs.shape[0])).to(input.dtype)
+    if input.dim() == mat2.dim():
+        return torch.einsum("mr,rg,rn->gmn", input, of, mat2)
+    if input.dim() == 2:
+        return torch.einsum("rg,rk,gkn->rn", of, input, mat2)
+    return torch.einsum("gmk,kr,rg->mr", input, mat2, of)
 
 
 def ends(*values: int, device: Any = "cpu") -> Tensor:

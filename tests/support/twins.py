@@ -28,6 +28,7 @@ class Case(NamedTuple):
     others: Callable[[], list[Tensor]] = list
     more: str = ""  # why ours may keep more than PyTorch, and
     bytes: int = 0  # how much
+    kernels: bool = True  # whether there are some for every architecture
 
 
 image = lambda: values(2, 4, 8, 8)
@@ -142,6 +143,7 @@ CASES = {
         lambda x, w, offs: torch.cat([x[:10] @ w[0], x[10:] @ w[1]]),
         lambda: [rows(), values(2, COLS, 8)],
         lambda: [torch.tensor([10, ROWS], dtype=torch.int32)],
+        kernels=False,
     ),
     "geglu": Case(cupyops.geglu, lambda gate, up: F.gelu(gate) * up, lambda: [rows(), rows()]),
     "gelu": Case(cupyops.gelu, F.gelu, lambda: [rows()]),
