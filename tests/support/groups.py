@@ -48,9 +48,9 @@ def by_torch(
         return torch.stack([input[:, a:b] @ mat2[a:b] for a, b in zip(firsts, ends)])
     if input.dim() == 2:
         parts = [input[a:b] @ mat2[g] for g, (a, b) in enumerate(zip(firsts, ends))]
-        return torch.cat([*parts, input.new_zeros(input.shape[0] - ends[-1], mat2.shape[2])])
+        return torch.cat([*parts, parts[0].new_zeros(input.shape[0] - ends[-1], mat2.shape[2])])
     parts = [input[g] @ mat2[:, a:b] for g, (a, b) in enumerate(zip(firsts, ends))]
-    return torch.cat([*parts, mat2.new_zeros(input.shape[1], mat2.shape[1] - ends[-1])], 1)
+    return torch.cat([*parts, parts[0].new_zeros(input.shape[1], mat2.shape[1] - ends[-1])], 1)
 
 
 def _whatever_the_ends(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
