@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import epilogues, gemm, rows, wgmma
+from cupyops._dispatch import epilogues, gemm, grouped, rows, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops.ops._layer_norm import layer_norm_lowered
@@ -330,6 +330,16 @@ def _gated(m: Make, activation: str) -> Any:
     return cupyops.gated_linear, *given, {"gpu": _A_CARD, "forms": [f"gated_linear:{epilogues.GATED.name}"]}
 
 
+def _grouped(m: Make, ends: list[int], turned: bool) -> Any:
+    """Rows of groups, some of which are of none."""
+    if not m.half or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    x, weight = m(200, 72), m(len(ends), *((264, 72) if turned else (72, 264)))
+    offs = torch.tensor(ends, dtype=torch.int32, device=m.device)
+    options = {"gpu": _A_CARD, "forms": [f"grouped_mm:{grouped.ROWS.list[0].name}"]}
+    return cupyops.grouped_mm, x, weight.mT if turned else weight, {"offs": offs, **options}
+
+
 _SAMPLES: dict[str, list[Call]] = {
     "relu": [
         *_unary(cupyops.relu),
@@ -512,6 +522,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.gated_linear, m(70, 33), m(40, 33), m(40, 33)),
         lambda m: (cupyops.gated_linear, m(2, 3, 32), m(16, 32), None, "gelu"),
         *[partial(_gated, activation=activation) for activation in epilogues.GATES],
+    ],
+    "grouped_mm": [
+        lambda m: _grouped(m, [130, 130, 170], turned=False),
+        lambda m: _grouped(m, [60, 200], turned=True),
     ],
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),

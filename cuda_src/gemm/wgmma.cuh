@@ -53,19 +53,22 @@ template <typename T, class S, bool A_MN, bool B_MN, class E>
 __device__ __forceinline__ void produce(const Block<T, S>& block) {
   const Problem<T>& p = block.p;
   Ring<S::STAGES> ring;
-  for (int tile = block.first; tile < block.tiles; tile += block.step) {
-    const Place at = block.place(tile);
+  const int tiles = block.template all_tiles<E>();
+  for (int tile = block.first; tile < tiles; tile += block.step) {
+    const Place at = block.template place_of<E>(tile);
     const Range range = block.template range<E>(at.batch);
+    [[maybe_unused]] int k_from = 0;
+    if constexpr (E::SHARES) k_from = block.group(at.batch).first;
     for (int i = range.start; i < range.start + range.blocks; ++i, ring.advance()) {
       const unsigned full = block.full + 8 * ring.stage, to = block.stages + ring.stage * S::STAGE_BYTES;
       mbarrier::wait(block.empty + 8 * ring.stage, ring.phase ^ 1);
       mbarrier::arrive_and_expect(full, S::STAGE_BYTES);
-      load_operand<A_MN, S::M, 1>(to, p.a, at.row, i * kK, at.batch * p.a_moves, full, 0);
+      load_operand<A_MN, S::M, 1>(to, p.a, at.row, k_from + i * kK, at.batch * p.a_moves, full, 0);
       if constexpr (E::GATED) {
         load_both<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, p.up, at.column, i * kK, full, block.rank);
       } else {
-        load_operand<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, at.column, i * kK, at.batch * p.b_moves, full,
-                                             S::CLUSTER > 1 ? block.rank : 0);
+        load_operand<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, at.column, k_from + i * kK, at.batch * p.b_moves,
+                                             full, S::CLUSTER > 1 ? block.rank : 0);
       }
     }
   }
@@ -78,6 +81,8 @@ __device__ __forceinline__ void produce(const Block<T, S>& block) {
 template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   static_assert(!E::PARTIAL || !(S::PINGPONG || S::LATE || S::SPLIT > 1), "shares of k may differ by a stage");
   static_assert(E::GATED == S::GATED, "two operands have an epilogue for both");
+  static_assert(!(E::ROWS || E::SHARES) || !(S::PINGPONG || S::SPLIT > 1 || S::CLUSTER > 1), "groups differ in tiles");
+  static_assert(!E::SHARES || (A_MN && B_MN), "a line of a stage is one k of both operands");
   static constexpr int kBiases = (S::STORED + 127) / 128;  // of a tile, in each thread
 
   const Block<T, S>& block;
@@ -108,7 +113,8 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     unsigned turn = me == 0;
     if (S::PINGPONG) ring.advance(me * block.blocks);
     const int step = S::PINGPONG ? 2 * block.step : block.step;
-    for (int tile = block.first + (S::PINGPONG ? me * block.step : 0); tile < block.tiles; tile += step) {
+    const int tiles = block.template all_tiles<E>();
+    for (int tile = block.first + (S::PINGPONG ? me * block.step : 0); tile < tiles; tile += step) {
       const int slice = S::SPLIT > 1 ? block.rank : 0;
       float bias[kBiases] = {};  // of this tile's columns thread, thread + 128
       if (p.bias) {
@@ -120,10 +126,16 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       }
       float sums[S::ROWS][S::COLUMNS / 2];
       if (S::PINGPONG) mbarrier::wait(block.turns + 8 * me, turn), turn ^= 1;
-      multiply(sums, E::PARTIAL ? block.template range<E>(block.place(tile).batch).blocks : block.blocks);
+      if constexpr (E::SHARES) {
+        const int batch = block.place(tile).batch, blocks = block.template range<E>(batch).blocks;
+        multiply(sums, blocks, block.group(batch).size() - (blocks - 1) * kK);
+      } else {
+        multiply(sums, E::PARTIAL ? block.template range<E>(block.place(tile).batch).blocks : block.blocks);
+      }
       if constexpr (S::SPLIT > 1) add_shares(sums, slice);
       asm volatile("" : "+r"(tile));  // its place is found now, and not kept meanwhile: registers are short
-      to = block.place(tile);
+      to = block.template place_of<E>(tile);
+      if constexpr (E::ROWS) to.batch = 0;  // of y
       to.row += down, to.column += across + slice * S::STORED;
       if constexpr (E::PARTIAL) {
         store_partial(sums);
@@ -144,13 +156,15 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 
  private:
   // The sums over all of this block's k; meanwhile, with LATE, the pieces of the tile before are stored.
-  __device__ __forceinline__ void multiply(float (&sums)[S::ROWS][S::COLUMNS / 2], int blocks) {
+  // last: lines of the last stage that are this group's.
+  __device__ __forceinline__ void multiply(float (&sums)[S::ROWS][S::COLUMNS / 2], int blocks, int last = kK) {
     const unsigned long long a_first = wgmma::descriptor<A_MN>(block.stages + down * 128);
     const unsigned long long b_first = wgmma::descriptor<B_MN>(block.stages + S::A_BYTES + across * 128);
     unsigned before = 0;
     for (int i = 0; i < blocks; ++i) {
       mbarrier::wait(block.full + 8 * ring.stage, ring.phase);
       const unsigned long long at = ring.stage * (S::STAGE_BYTES >> 4), a = a_first + at, b = b_first + at;
+      if (E::SHARES && last < kK && i == blocks - 1) clear_lines(last);
       wgmma::fence();
 #pragma unroll
       for (int k = 0; k < kK / wgmma::kK; ++k) {
@@ -178,6 +192,20 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 #pragma unroll
       for (int i = 0; i < S::COLUMNS / 2; ++i) wgmma::keep_behind(sums[j][i]);
     }
+  }
+
+  // Zeros for the lines from `first` on of both operands in this stage, by both consumers: they are the next group's.
+  __device__ __forceinline__ void clear_lines(int first) const {
+    const unsigned stage = block.stages + ring.stage * S::STAGE_BYTES;
+    const int vectors = (kK - first) * 8;  // of each box of kK lines
+    for (int i = threadIdx.x - 128; i < vectors * ((S::M + S::N) / 64); i += 256) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(stage + i / vectors * 8192 + first * 128 +
+                                                                    i % vectors * 16),
+                   "r"(0)
+                   : "memory");
+    }
+    tma::fence_shared();
+    sync_threads(3, 256);
   }
 
   // This warp is done with a stage: tells all blocks that fill it.
@@ -366,11 +394,29 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     tma::fence_shared();
     sync_threads(1 + me, 128);
     const int x = to.column + piece % S::ACROSS * S::PIECE, y = to.row + piece / S::ACROSS * 64;
-    if (p.pitch) {
+    if (E::ROWS && y + 64 > to.end) {
+      store_rows(slot, x, y, data);
+      if (thread == 0) tma::end_stores();  // a group of none: stores are counted by pieces
+    } else if (p.pitch) {
       store_elements(slot, x, y, data, index);
     } else if (thread == 0) {
       tma::store(map, x, y, batch, slot);
       tma::end_stores();
+    }
+  }
+
+  // Of a piece with the next group's rows: this group's alone, by vectors, of which n is a multiple.
+  __device__ __forceinline__ void store_rows(unsigned slot, int x, int y, T* data) const {
+    constexpr int VECTORS = S::PIECE / 8;  // of a row
+    for (int i = thread; i < 64 * VECTORS; i += 128) {
+      const int row = y + i / VECTORS, column = x + i % VECTORS * 8;
+      if (row >= to.end || column >= p.n) continue;
+      uint4 bits;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                   : "r"(slot + tma::swizzle<S::PIECE * 2>(i * 16))
+                   : "memory");
+      *reinterpret_cast<uint4*>(data + static_cast<long long>(row) * p.n + column) = bits;
     }
   }
 
@@ -391,6 +437,9 @@ template <typename T, class S, bool A_MN, bool B_MN, class E>
 __device__ __forceinline__ void multiply(const Problem<T>& problem, char* memory) {
   const Block<T, S> block(problem, memory);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if constexpr (E::ROWS) {
+    if (warp == 1) block.count_groups();
+  }
   block.begin();
   if (warp < 4) {
     wgmma::give_back_registers<24>();

@@ -48,21 +48,27 @@ struct Shape {
 //   Activated     f(z) + residual, z = sums + bias; and z itself, where `kept` is not null
 //   Gated         f(gate) up, of the sums of two operands; and both, where `kept` is not null
 //   Partial       the sums of a share of k, in fp32: each share is a batch
-struct Sums { static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false; };
-template <class F_> struct Activated {
-  static constexpr bool ACTIVATED = true, GATED = false, PARTIAL = false;
+//   OfRows        the sums of groups of rows, each with a matrix b of its own
+//   OfShares      the sums of groups of k, each of which gives a matrix y
+struct Plain { static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false, ROWS = false, SHARES = false; };
+struct Sums : Plain {};
+template <class F_> struct Activated : Plain {
+  static constexpr bool ACTIVATED = true;
   using F = F_;
 };
-template <class F_> struct Gated {
-  static constexpr bool ACTIVATED = false, GATED = true, PARTIAL = false;
+template <class F_> struct Gated : Plain {
+  static constexpr bool GATED = true;
   using F = F_;
 };
-struct Partial { static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = true; };
+struct Partial : Plain { static constexpr bool PARTIAL = true; };
+struct OfRows : Plain { static constexpr bool ROWS = true; };
+struct OfShares : Plain { static constexpr bool SHARES = true; };
 
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
 // Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
-// of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8].
+// of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
+// of `ragged` rows or of k.
 template <typename T> struct Problem {
   const TensorMap &a, &b, &y;
   T* data;
@@ -73,6 +79,8 @@ template <typename T> struct Problem {
   long long kept_row, kept_part;
   const T* residual;
   float* partial;
+  const int* offs = nullptr;
+  int ragged = 0;
 };
 
 // Which stage is next, and the parity of its phase.
@@ -89,10 +97,16 @@ template <int STAGES> struct Ring {
 
 struct Place {
   int row, column, batch;  // of a cluster's tiles
+  int end = 0;  // of a group of rows: the first row that is not its own
 };
 
 struct Range {
   int start, blocks;  // of k, in stages
+};
+
+struct Group {
+  int first, last;  // last: the first that is not its own
+  __device__ __forceinline__ int size() const { return max(last - first, 0); }
 };
 
 // The order of tiles: `group` rows of tiles at a time, down each column, so that tiles at work together share operands in L2.
@@ -161,11 +175,55 @@ template <typename T, class S> struct Block {
     return at;
   }
 
-  // What of k a tile sums up: in partial sums a share, which its batch is.
+  // What of k a tile sums up: in partial sums a share, which its batch is; of a group of k from the group's first row on,
+  // of an empty one a stage that will be zeros.
   template <class E> __device__ __forceinline__ Range range(int batch) const {
+    if constexpr (E::SHARES) return {0, max((group(batch).size() + kK - 1) / kK, 1)};
     if constexpr (!E::PARTIAL) return {start, blocks};
     const int all = (p.k + kK - 1) / kK, first = batch * all / p.batches;
     return {first, (batch + 1) * all / p.batches - first};
+  }
+
+  // A group of rows, or of k: it lies within the operand, whatever offs says.
+  __device__ __forceinline__ Group group(int index) const {
+    const int all = p.ragged, first = index ? p.offs[index - 1] : 0, last = p.offs[index];
+    return {min(max(first, 0), all), min(max(last, 0), all)};
+  }
+
+  // Of groups of rows: writes how many rows of tiles there are up to each group's end where biases would be. By one warp.
+  __device__ __forceinline__ void count_groups() const {
+    const int lane = threadIdx.x % 32;
+    for (int first = 0, before = 0; first < p.batches; first += 32) {
+      int rows = first + lane < p.batches ? (group(first + lane).size() + S::M - 1) / S::M : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffff, rows, step);
+        if (lane >= step) rows += other;
+      }
+      rows += before, before = __shfl_sync(0xffffffff, rows, 31);
+      if (first + lane < p.batches) counts()[first + lane] = rows;
+    }
+  }
+  __device__ __forceinline__ int* counts() const { return reinterpret_cast<int*>(biases); }
+
+  // All tiles, and where one of them is, for any epilogue.
+  template <class E> __device__ __forceinline__ int all_tiles() const {
+    if constexpr (E::ROWS) return counts()[p.batches - 1] * order.columns;
+    return tiles;
+  }
+  template <class E> __device__ __forceinline__ Place place_of(int tile) const {
+    if constexpr (!E::ROWS) return place(tile);
+    const int row = tile / order.columns;
+    int low = 0, high = p.batches - 1;  // the first group whose count is above
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (counts()[middle] > row) high = middle;
+      else low = middle + 1;
+    }
+    const int before = low ? counts()[low - 1] : 0;
+    const Group of = group(low);
+    const Place at = Order{counts()[low] - before, order.columns, p.group}.at(tile - before * order.columns);
+    return {of.first + at.row * S::M, at.column * S::WIDTH, low, of.last};
   }
 
   __device__ __forceinline__ void begin() const {

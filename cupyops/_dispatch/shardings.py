@@ -118,6 +118,13 @@ def gated_linear(x: Any, weight: Any, weight_up: Any, *more: Any) -> str:
     return "...K, CK, * -> ...C" if weight_up is None else "...K, nK, nK -> ...n"
 
 
+def grouped_mm(input: Any, mat2: Any, *more: Any) -> str:
+    """What groups are parts of is whole, since they end anywhere."""
+    if input.ndim == 2:
+        return "Rk, Gkn, G -> Rn" if mat2.ndim == 3 else "mR, Rn, G -> Gmn"
+    return "Gmk, kR, G -> mR" if mat2.ndim == 2 else "gmk, gkn, * -> gmn"
+
+
 def matmul(a: Any, b: Any) -> str:
     """Of vectors, matrices and batches."""
     rows, columns = "" if a.ndim == 1 else "...m", "" if b.ndim == 1 else "n"

@@ -19,6 +19,7 @@ from ._gated_linear import gated_linear as gated_linear
 from ._geglu import geglu as geglu
 from ._gelu import gelu as gelu
 from ._group_norm import group_norm as group_norm
+from ._grouped_mm import grouped_mm as grouped_mm
 from ._kl_div import kl_div as kl_div
 from ._layer_norm import layer_norm as layer_norm
 from ._linear import linear as linear

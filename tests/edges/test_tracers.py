@@ -163,6 +163,8 @@ def test_flops(operator, backend):
         pytest.skip(
             "PyTorch counts nothing of its fused function on a CPU; ours runs the reference once more in backward"
         )
+    if operator == "grouped_mm" and backend == "simulator":
+        pytest.skip("where kernels might run, and none does, the reference is run once more in backward")
     edge, found = edges.edge(operator), []
     for function in (edge.ours, edge.torch):
         leaves = edge.leaves

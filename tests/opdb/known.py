@@ -48,6 +48,7 @@ WITHOUT_ENTRY = {
     "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
     "gated_linear": "PyTorch has no function of this kind",
     "geglu": "PyTorch has no function of this kind",
+    "grouped_mm": "PyTorch has torch.nn.functional.grouped_mm, which its database leaves out",
     "linear_act": "PyTorch has no function of this kind",
     "rope": "PyTorch has no function of this kind",
     "scale_shift": "PyTorch has no function of this kind",

@@ -17,6 +17,7 @@ from pathlib import Path
 import attentions
 import few_channels
 import gemms
+import groups
 import kept
 import normalisations
 import torch
@@ -279,6 +280,11 @@ def gated(dtype: torch.dtype) -> Iterator[Call]:
         yield from gemms.gated(epilogues.GATED, activation, dtype, "cpu")
 
 
+def by_groups(dtype: torch.dtype) -> Iterator[Call]:
+    if dtype in HALF:
+        yield from groups.calls(dtype, "cpu")
+
+
 def attended(dtype: torch.dtype) -> Iterator[Call]:
     """Each form of attention, of each width and bounds."""
     for call in [call for calls in attentions.CALLS.values() for call in calls] if dtype in HALF else ():
@@ -300,6 +306,7 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "linear": partial(tiles, "linear", affine),
     "linear_act": activated,
     "gated_linear": gated,
+    "grouped_mm": by_groups,
     "cross_entropy": partial(persistent_losses, "cross_entropy"),
     "conv2d": convolved,
     "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),

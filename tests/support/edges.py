@@ -28,6 +28,7 @@ WITHOUT_TWIN = frozenset(
         "fused_linear_cross_entropy",
         "gated_linear",
         "geglu",
+        "grouped_mm",
         "linear_act",
         "rope",
         "scale_shift",

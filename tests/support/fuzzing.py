@@ -8,7 +8,11 @@ from typing import Any
 
 import attentions
 import gemms
+<<<<<<< HEAD
 import normalisations
+=======
+import groups
+>>>>>>> group
 import torch
 from decoding import by_cache
 from hypothesis import strategies as st
@@ -128,6 +132,23 @@ def gated_layers(draw: st.DrawFn) -> Call:
     weights = [draw(tensors((n, k), dtype, special=False)) for _ in range(draw(st.sampled_from([1, 2, 2])))]
     activation = draw(st.sampled_from(["silu", "gelu", "gelu_tanh"]))
     return Call(draw(tensors((*rows, k), dtype, special=False)), *weights, activation=activation)
+
+
+@st.composite
+def grouped_products(draw: st.DrawFn) -> Call:
+    """Each kind, now and then with groups that end outside."""
+    dtype, count = draw(_dtypes), draw(st.integers(1, 4))
+    m, n, k, size = (draw(st.sampled_from([1, 5, 8, 16])) for _ in range(4))
+    at = sorted(draw(st.integers(0, size + (draw(st.integers(0, 9)) == 0))) for _ in range(count))
+    kinds = [
+        ((size, k), (count, k, n)),
+        ((count, m, k), (k, size)),
+        ((m, size), (size, n)),
+        ((count, m, k), (count, k, n)),
+    ]
+    kind = draw(st.sampled_from(kinds))
+    offs = None if kind == kinds[3] else groups.ends(*at)
+    return Call(*(draw(tensors(shape, dtype, special=False)) for shape in kind), offs=offs)
 
 
 @st.composite
@@ -459,6 +480,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "linear": (cupyops.linear, F.linear, affine()),
     "linear_act": (cupyops.linear_act, _activated, activated()),
     "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
+    "grouped_mm": (cupyops.grouped_mm, groups.by_torch, grouped_products()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
     "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),

@@ -30,6 +30,7 @@ class Case(NamedTuple):
     others: Callable[[], list[Tensor]] = list
     more: str = ""  # why ours may keep more than PyTorch, and
     bytes: int = 0  # how much
+    kernels: bool = True  # whether there are some for every architecture
 
 
 image = lambda: values(2, 4, 8, 8)
@@ -154,6 +155,13 @@ CASES = {
         list,
         "the weights, on which second derivatives depend in a frozen layer too, and both products",
         4 * (2 * 16 * COLS + ROWS * 16),
+    ),
+    "grouped_mm": Case(
+        lambda x, w, offs: cupyops.grouped_mm(x, w, offs=offs),
+        lambda x, w, offs: torch.cat([x[:10] @ w[0], x[10:] @ w[1]]),
+        lambda: [rows(), values(2, COLS, 8)],
+        lambda: [torch.tensor([10, ROWS], dtype=torch.int32)],
+        kernels=False,
     ),
     "geglu": Case(cupyops.geglu, lambda gate, up: F.gelu(gate) * up, lambda: [rows(), rows()]),
     "gelu": Case(cupyops.gelu, F.gelu, lambda: [rows()]),

@@ -118,6 +118,7 @@ def test_every_file_of_kernels_is_an_operators():
         "gated_linear_wgmma.cu": "gated_linear",
         "group_norm_sub_warp.cu": "group_norm",
         "group_norm_two_pass.cu": "group_norm",
+        "grouped_mm_wgmma.cu": "grouped_mm",
         "linear_act_wgmma.cu": "linear_act",
         "norm_lowered.cu": "norm",
     }

@@ -52,7 +52,8 @@ def test_no_more_than_pytorch(name):
         tensors = [t.requires_grad_(need) for t, need in zip(case.tensors(), wanted)]
         with cupyops.simulate(), cupyops.trace() as trace:
             ours = bytes_kept(case.ours, [*tensors, *case.others()])
-        assert f"cupyops::{name}" in {record.operator for record in trace.records} and trace.launches()
+        assert f"cupyops::{name}" in {record.operator for record in trace.records}
+        assert trace.launches() or not case.kernels
         assert ours <= bytes_kept(case.theirs, [*tensors, *case.others()]) + case.bytes, (wanted, ours, case.more)
 
 
