@@ -196,7 +196,11 @@ async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | 
     for page, width, scheme in itertools.product(pages, WIDTHS, SCHEMES):
         where = f"{page} at {width}, {scheme}"
         found += [f"{where}: {text}" for text in await browser.open(f"{base}/{page}", width, scheme)]
-        if await browser.js(SCHEME) not in (scheme, None):
+        for _ in range(50):  # the page's script may come late on a busy machine
+            if (shown := await browser.js(SCHEME)) in (scheme, None):
+                break
+            await asyncio.sleep(0.1)
+        if shown not in (scheme, None):
             found.append(f"{where}: the page is shown in the other scheme")
         if scheme == "light":
             found += [f"{where}: {text}" for text in await browser.js(WIDE)]

@@ -26,15 +26,17 @@ using std::multiplies;
 using std::plus;
 using std::swap;
 
-#define CUPYOPS_CHOICE(name, sign)                                                     \
-  template <typename T = void>                                                         \
-  struct name {                                                                        \
-    constexpr T operator()(const T& a, const T& b) const { return a sign b ? a : b; }  \
-  };                                                                                   \
-  template <>                                                                          \
-  struct name<void> {                                                                  \
-    template <typename T>                                                              \
-    constexpr T operator()(const T& a, const T& b) const { return a sign b ? a : b; }  \
+#define CUPYOPS_CHOICE(name, sign)                                                    \
+  template <typename T = void>                                                        \
+  struct name {                                                                       \
+    constexpr T operator()(const T& a, const T& b) const { return a sign b ? a : b; } \
+  };                                                                                  \
+  template <>                                                                         \
+  struct name<void> {                                                                 \
+    template <typename T>                                                             \
+    constexpr T operator()(const T& a, const T& b) const {                            \
+      return a sign b ? a : b;                                                        \
+    }                                                                                 \
   };
 CUPYOPS_CHOICE(maximum, >)
 CUPYOPS_CHOICE(minimum, <)
@@ -192,10 +194,8 @@ template <typename It, typename T>
 It lower_bound(detail::policy, It first, It last, const T& value) {
   while (first != last) {
     It middle = first + (last - first) / 2;
-    if (*middle < value)
-      first = middle + 1;
-    else
-      last = middle;
+    if (*middle < value) first = middle + 1;
+    else last = middle;
   }
   return first;
 }
@@ -203,10 +203,8 @@ template <typename It, typename T>
 It upper_bound(detail::policy, It first, It last, const T& value) {
   while (first != last) {
     It middle = first + (last - first) / 2;
-    if (value < *middle)
-      last = middle;
-    else
-      first = middle + 1;
+    if (value < *middle) last = middle;
+    else first = middle + 1;
   }
   return first;
 }
@@ -268,10 +266,10 @@ void sort_by_key(detail::policy, It first, It last, Values values) {
 
 // --- the same without a policy ---
 
-#define CUPYOPS_WITHOUT(name)                               \
-  template <typename It, typename... Rest>                  \
-  auto name(It first, It last, Rest... rest) {              \
-    return thrust::name(seq, first, last, rest...);         \
+#define CUPYOPS_WITHOUT(name)                       \
+  template <typename It, typename... Rest>          \
+  auto name(It first, It last, Rest... rest) {      \
+    return thrust::name(seq, first, last, rest...); \
   }
 CUPYOPS_WITHOUT(for_each)
 CUPYOPS_WITHOUT(fill)

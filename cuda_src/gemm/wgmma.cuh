@@ -199,10 +199,10 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     const unsigned stage = block.stages + ring.stage * S::STAGE_BYTES;
     const int vectors = (kK - first) * 8;  // of each box of kK lines
     for (int i = threadIdx.x - 128; i < vectors * ((S::M + S::N) / 64); i += 256) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(stage + i / vectors * 8192 + first * 128 +
-                                                                    i % vectors * 16),
-                   "r"(0)
-                   : "memory");
+      asm volatile(
+          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(stage + i / vectors * 8192 + first * 128 + i % vectors * 16),
+          "r"(0)
+          : "memory");
     }
     tma::fence_shared();
     sync_threads(3, 256);

@@ -126,7 +126,8 @@ __device__ __forceinline__ void norm_block_registers(const Forward<T, O>& to, Ad
     for (int k = 0; k < K; ++k) {
       if (k * step >= left) continue;
       const Vector<T> w = parameter(weight, k, 1), b = CENTRED ? parameter(bias, k, 0) : Vector<T>{};
-      store_words(y + k * step, (rounded<O, BYTES>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); })));
+      store_words(y + k * step,
+                  (rounded<O, BYTES>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); })));
     }
     if (edges.lone) store_edge<CENTRED>(weight, bias, to.y + place, edges.column, edge, of);
     if (threadIdx.x == 0 && row < to.rows) to.save(row, of);

@@ -11,7 +11,7 @@ from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._expression import captures
 from .._operator.define import operator
-from .._util import arguments, torch_private
+from .._util import arguments, symbolic, torch_private
 from ..errors import InputError
 
 
@@ -34,12 +34,20 @@ def _sdpa(
     if _has_every_derivative(query, key, value):
         query, key, value = (kernels.taken(x) for x in (query, key, value))
         attn_mask = None if attn_mask is None else kernels.taken_mask(attn_mask)
-        return torch.nn.functional.scaled_dot_product_attention(
+        y = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+        if y is None:  # as it may be on a GPU, of tensors without elements
+            y = query.new_zeros((*query.shape[:-1], value.shape[-1])) + 0 * (query.sum() + key.sum() + value.sum())
+        return y
     if attn_mask is None and is_causal:
         attn_mask = sees((query.shape[-2], key.shape[-2]), None, 0, query.device)
     return attend(query, key, value, attn_mask, kernels.scale_of(query, scale), dropout_p)[0]
+
+
+def _empty(*tensors: Tensor) -> bool:
+    """Whether a tensor has no elements, of which PyTorch's function may make None on a GPU."""
+    return any(symbolic.known(size == 0) for x in tensors for size in x.shape)
 
 
 def _has_every_derivative(*tensors: Tensor) -> bool:
@@ -89,7 +97,8 @@ def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enabl
     if query.dim() != 4:
         return f"{query.dim()} dimensions"
     heads, shared = query.shape[1], key.shape[1]
-    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or 0 in key.shape or not heads:
+    empty = _empty(query, key, value)
+    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or empty or not heads:
         return "another batch, heads or rows, or none"
     if heads != shared and not enable_gqa:
         return "heads that are broadcast"

@@ -77,8 +77,8 @@ def test_path_object(tmp_path):
 
 
 def test_missing_file_is_an_error_at_first_use_that_names_it(cpu):
-    missing = Kernel("not_here.cu", "f")
-    with pytest.raises(SourceError, match=r"no CUDA source named 'not_here\.cu'\. Looked for:"):
+    missing = Kernel("zzzzzz.cu", "f")
+    with pytest.raises(SourceError, match=r"no CUDA source named 'zzzzzz\.cu'\. Looked for:"):
         missing[1, 1](x32())
 
 

@@ -24,6 +24,8 @@ def torch_sdpa(query, key, value, *args, **kwargs):
         return x.clone() if x is not None and x.is_cuda and x.data_ptr() % 16 else x
 
     y = SDPA(*map(aligned, (query, key, value)), *args, **kwargs)
+    if y is None:  # on a GPU, of no elements
+        y = query.new_zeros((*query.shape[:-1], value.shape[-1])) + 0 * (query.sum() + key.sum() + value.sum())
     if y.is_cuda and y.requires_grad:
         y.register_hook(aligned)
     return y

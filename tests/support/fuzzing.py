@@ -8,11 +8,8 @@ from typing import Any
 
 import attentions
 import gemms
-<<<<<<< HEAD
-import normalisations
-=======
 import groups
->>>>>>> group
+import normalisations
 import torch
 from decoding import by_cache
 from hypothesis import strategies as st

@@ -113,6 +113,7 @@ def test_every_file_of_kernels_is_an_operators():
     assert {file: operator_of(file) for file in several} == {
         "attention_wgmma.cu": "attention",
         "batch_norm_nhwc.cu": "batch_norm",
+        "batch_norm_act_nhwc.cu": "batch_norm_act",
         "conv2d_direct.cu": "conv2d",
         "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",
         "gated_linear_wgmma.cu": "gated_linear",

@@ -9,7 +9,7 @@ struct Philox { unsigned word[4]; };
 
 // Returns four numbers of 32 random bits; `high` is the upper half of the counter. The compiler computes the rounds' keys once for all calls with the same seed.
 __device__ __forceinline__ Philox philox(unsigned long long seed, unsigned long long counter,
-                                          unsigned long long high = 0) {
+                                         unsigned long long high = 0) {
   unsigned key0 = unsigned(seed), key1 = unsigned(seed >> 32);
   unsigned a = unsigned(counter), b = unsigned(counter >> 32), c = unsigned(high), d = unsigned(high >> 32);
 #pragma unroll

@@ -76,8 +76,8 @@ class _Reader:
             return None
         looked = ", ".join(dict.fromkeys(str(one.parent) for one in candidates))
         raise SourceError(
-            f'{name}:{line_of(text, line.start)}: #include "{spelled}" not found in {looked}; it is a header of the '
-            f"extension's own repository: {_cure(spelled, folder)}"
+            f'{name}:{line_of(text, line.start)}: #include "{spelled}" not found, expected in {looked}; it is a header '
+            f"of the extension's own repository: {_cure(spelled, folder)}"
         )
 
     def _own(self, spelled: str, path: Path, uncertain: bool) -> str:

@@ -201,7 +201,7 @@ def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict
     that `calls` makes by `values`."""
     if values:
         bases, methods = calls.calls(cls, values)
-        before = methods["forward"]
+        before = methods.get("forward", cls.forward)  # which may call another method of the class
     else:
         bases, methods = tuple(ours for ours, theirs in _OURS.items() if theirs is cls), {}
         before = bases[0].forward
