@@ -54,8 +54,8 @@ WITHOUT_ENTRY = {
     "scale_shift": "PyTorch has no function of this kind",
     "swiglu": "PyTorch has no function of this kind",
 }
-# operators under autocast, that no sample of a database comes to
-UNDER_AUTOCAST = {"cross_entropy_fp32", "layer_norm_lowered", "rms_norm_lowered"}
+# operators behind others, that no sample of a database comes to
+BEHIND_OTHERS = {"batch_norm_act_inference", "cross_entropy_fp32", "layer_norm_lowered", "rms_norm_lowered"}
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {

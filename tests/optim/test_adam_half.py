@@ -68,7 +68,8 @@ def test_master_is_pytorch_in_fp32(device, way, cls, options):
         ours = parameters(device, dtype, SHAPES)
         theirs = [nn.Parameter(p.detach().float()) for p in ours]
         optimizer = getattr(cupyops.optim, cls)(ours, **options_of(way, options), **MASTER)
-        other = getattr(torch.optim, cls)(theirs, **options)
+        # PyTorch's fused kernel takes 1 - beta2 of a beta2 in fp32, an error of 1e-5 in what its other ways have exactly
+        other = getattr(torch.optim, cls)(theirs, **{**options, "fused": False})
         with running(way, device):
             for step in range(5):
                 set_grads([ours, theirs], step)
