@@ -4,7 +4,9 @@ Nothing runs on a device in that process afterwards, so each of its later tests 
 processes it would take nearly all tests from the others.
 """
 
+import gc
 import os
+import sys
 
 import pytest
 
@@ -35,6 +37,11 @@ class Watch:
         failed, self.failed = self.failed, False
         if not failed:
             return
+        # what the traceback holds, tens of GiB where a large test found no room, is wanted by the others
+        sys.last_value = sys.last_traceback = sys.last_exc = None
+        gc.collect()
+        if sys.modules["torch"].cuda.is_available():
+            sys.modules["torch"].cuda.empty_cache()
         if "PYTEST_XDIST_WORKER" in os.environ:
             if self.faulted():
                 os._exit(1)  # xdist starts another process in its place, which goes on behind this test

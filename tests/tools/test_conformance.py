@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from opdb.backends import Backend, drawn
-from opdb.known import FUNCTIONS, MODULES, OPTIMIZERS, BEHIND_OTHERS, WITHOUT_ANY_ENTRY, WITHOUT_ENTRY, Difference
+from opdb.known import BEHIND_OTHERS, FUNCTIONS, MODULES, OPTIMIZERS, WITHOUT_ANY_ENTRY, WITHOUT_ENTRY, Difference
 from opdb.recording import PROPERTY, Recorder
 from opdb.recording import tool as load
 from opdb.score import Score
