@@ -212,4 +212,5 @@ def _in_vectors(x: Tensor) -> Tensor:
     steps = line.stride()[:-1]
     if line.stride(-1) == 1 and aligned(x) and all(step >= line.shape[-1] and step % VECTOR == 0 for step in steps):
         return x
-    return line.contiguous().mT if turned else line.contiguous()
+    copy = line.clone(memory_format=torch.contiguous_format)
+    return copy.mT if turned else copy

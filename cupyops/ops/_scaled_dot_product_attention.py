@@ -34,7 +34,7 @@ def _sdpa(
     if _has_every_derivative(query, key, value):
         query, key, value = (kernels.taken(x) for x in (query, key, value))
         attn_mask = None if attn_mask is None else kernels.taken_mask(attn_mask)
-        y = torch.nn.functional.scaled_dot_product_attention(
+        y: Tensor | None = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
         if y is None:  # as it may be on a GPU, of tensors without elements

@@ -94,7 +94,8 @@ MODULES_WITHOUT_ENTRY = {
     "ScaleShift": "PyTorch has no module of this kind",
     "SwiGLU": "PyTorch has no module of this kind",
 }
-OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "Muon": "muon", "SGD": "sgd"}
+# Muon has no kernel of its own, and counts with products
+OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "Muon": "matmul", "SGD": "sgd"}
 OPTIMIZERS_WITHOUT_ENTRY = {"Lion": "PyTorch has no optimizer of this kind"}
 
 FUSED_SGD = "PyTorch's own `SGD(momentum=, fused=True)` on a CPU is wrong in half types, and ours is PyTorch's there"
