@@ -4,6 +4,7 @@ Nothing runs on a device in that process afterwards, so each of its later tests 
 processes it would take nearly all tests from the others.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -37,13 +38,19 @@ class Watch:
         failed, self.failed = self.failed, False
         if not failed:
             return
-        # what the traceback holds, tens of GiB where a large test found no room, is wanted by the others
-        sys.last_value = sys.last_traceback = sys.last_exc = None
-        gc.collect()
-        if sys.modules["torch"].cuda.is_available():
-            sys.modules["torch"].cuda.empty_cache()
+        self.give_back()
         if "PYTEST_XDIST_WORKER" in os.environ:
             if self.faulted():
                 os._exit(1)  # xdist starts another process in its place, which goes on behind this test
         elif self.faulted():
             pytest.exit(f"{nodeid} has left the GPU with a fault; nothing runs there in this process any more", 1)
+
+    @staticmethod
+    def give_back():
+        """Memory that the traceback holds, tens of GiB where a large test found no room: the other processes want it."""
+        sys.last_value = sys.last_traceback = None
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            gc.collect()
+            with contextlib.suppress(RuntimeError):  # of a GPU with a fault
+                torch.cuda.empty_cache()
