@@ -5,6 +5,7 @@ from contract import Make, OperatorContract, Sample
 from groups import by_torch, ends
 
 import cupyops
+from cupyops._dispatch import grouped
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu
 
@@ -248,3 +249,14 @@ def test_bad_input(device):
     ]:
         with pytest.raises(cupyops.InputError, match=words):
             cupyops.grouped_mm(*args, **more)
+
+
+def test_what_tma_does_not_read_as_it_lies_is_copied():
+    """Off 16-byte boundaries, contiguous or not, or with lines that are no whole vectors; a copy lies as the tensor did."""
+    flat = torch.randn(4 * 16 * 24 + 8).half()
+    even, odd = flat[:-8].view(4, 16, 24), flat[1:-7].view(4, 16, 24)
+    for x in (even, even.mT):
+        assert grouped._in_vectors(x) is x
+    for x in (odd, odd.mT, even[..., 1:17], even[:, :, ::2]):
+        copy = grouped._in_vectors(x)
+        assert copy.data_ptr() % 16 == 0 and torch.equal(copy, x) and (copy.stride(1) == 1) is (x.stride(1) == 1)
