@@ -56,16 +56,16 @@ __device__ __forceinline__ void turn_vector(const T* x, const T* cosine, const T
 
 // Pairs (j, j + half), where halves and rows are whole vectors. Grid: ceil(rows / blockDim.y). Block: (x, y), any; the
 // threads of a row share its vectors. y is dense; `layout` says where a row lies in x, and which position it has. cosine and
-// sine are (limit, half).
+// sine are (limit, half), their rows `apart` elements from each other.
 template <typename T>
 __global__ void rope_rows(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                          const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
-                          long long rows, int half, int size, const __grid_constant__ Layout<2> layout) {
+                          const long long* __restrict__ positions, T* __restrict__ y, long long limit, long long apart,
+                          int back, long long rows, int half, int size, const __grid_constant__ Layout<2> layout) {
   constexpr int W = kVecWidth<T>;
   const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   if (r >= rows) return;
   const Offsets<2> from = locate(layout, r);
-  const long long angles = position_at(positions, from.at[1], limit) * half;
+  const long long angles = position_at(positions, from.at[1], limit) * apart;
   const T* row_x = x + from.at[0];
   T* row_y = y + r * size;
   for (int j = threadIdx.x * W; j < half; j += blockDim.x * W) {
@@ -87,7 +87,7 @@ struct EvenRows {
 template <typename T>
 __global__ void __launch_bounds__(ROPE_BLOCK)
     rope_even(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-              const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
+              const long long* __restrict__ positions, T* __restrict__ y, long long limit, long long apart, int back,
               const __grid_constant__ EvenRows rows) {
   const unsigned thread = blockIdx.x * ROPE_BLOCK + threadIdx.x, r = thread >> rows.shift;
   if (r >= rows.count) return;
@@ -162,8 +162,8 @@ __device__ __forceinline__ void each_head(const HeadGroups& of, int heads, int h
 // size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope_rows().
 template <typename T, bool INTERLEAVED, int N>
 __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                           const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
-                           const __grid_constant__ HeadGroups heads, int half,
+                           const long long* __restrict__ positions, T* __restrict__ y, long long limit, long long apart,
+                           int back, const __grid_constant__ HeadGroups heads, int half,
                            const __grid_constant__ Layout<3> layout) {
   constexpr int U = N * sizeof(T) >= 16 ? 1 : N > 1 ? 2 : 4;
   using Turning = Pairs<T, INTERLEAVED, N>;
@@ -171,7 +171,7 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
   const long long r = (blockIdx.x - chunk * heads.groups) * (long long)blockDim.y + threadIdx.y;
   if (r >= heads.rows) return;
   const Offsets<3> from = locate(layout, r);
-  const long long angles = position_at(positions, from.at[1], limit) * half;
+  const long long angles = position_at(positions, from.at[1], limit) * apart;
   const long long first = chunk * (long long)heads.chunk;
   const int here = static_cast<int>(min(heads.heads - first, (long long)heads.chunk));
   const T* row_x = x + from.at[0] + first * heads.x_stride;
@@ -211,7 +211,7 @@ template <typename T> constexpr int kPairs = ROPE_STAGED_BYTES_EACH / sizeof(T);
 template <typename T>
 __global__ void __launch_bounds__(ROPE_STAGED_THREADS, 3)
     rope_staged(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
+                const long long* __restrict__ positions, T* __restrict__ y, long long limit, long long apart, int back,
                 const __grid_constant__ Tiles staged, int half, int size, const __grid_constant__ Layout<2> layout) {
   constexpr int ALL = kPairs<T>, U = 8;
   extern __shared__ uint4 dynamic[];
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(ROPE_STAGED_THREADS, 3)
   fetch_all(tiles, x + at, rows * size);
   end_group();
   if (threadIdx.x < rows) {
-    const long long angles = position_at(positions, locate(layout, begin + threadIdx.x).at[1], limit) * half;
+    const long long angles = position_at(positions, locate(layout, begin + threadIdx.x).at[1], limit) * apart;
     of_row[threadIdx.x] = {cosine + angles, sine + angles};
   }
   __syncthreads();

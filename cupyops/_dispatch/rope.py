@@ -56,6 +56,7 @@ class Problem(NamedTuple):
         dim: the dimension that counts positions.
         positions: the strides of the positions that are given; None where there are none.
         half: how many pairs turn.
+        apart: elements from a row of the tables to the next.
         boundary: elements that the addresses of all tensors are multiples of.
     """
 
@@ -64,6 +65,7 @@ class Problem(NamedTuple):
     dim: int
     positions: tuple[int, ...] | None
     half: int
+    apart: int
     boundary: int
     interleaved: bool
     dtype: torch.dtype
@@ -82,7 +84,7 @@ class Problem(NamedTuple):
     def width(self) -> int:
         """Elements that rows and their parts are multiples of, with the addresses, at most a vector."""
         apart = [stride for count, stride in zip(self.shape[:-1], self.strides) if count > 1]
-        return math.gcd(self.boundary, self.size, 2 * self.half if self.interleaved else self.half, *apart)
+        return math.gcd(self.boundary, self.size, 2 * self.half if self.interleaved else self.half, self.apart, *apart)
 
     @property
     def dense(self) -> tuple[int, ...]:
@@ -154,13 +156,13 @@ class Even(Rows):
         if problem.size != 2 * half or units & (units - 1):
             return "rows do not turn as a whole, or halves are no power of two of vectors"
         (rows, (x_row, step)), limit = walked[0], 2**31 - BLOCK
-        return None if max(rows * units, x_row, step * half) < limit else "there are too many elements"
+        return None if max(rows * units, x_row, step * problem.apart) < limit else "there are too many elements"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A thread for each vector of halves."""
         units = problem.half // problem.width
         ((rows, (x_row, step)),) = problem.walked()
-        even = struct.pack("=3Ii", rows, x_row, step * problem.half, units.bit_length() - 1)
+        even = struct.pack("=3Ii", rows, x_row, step * problem.apart, units.bit_length() - 1)
         template = {"T": problem.dtype}
         return Launch(rope_even, ceil_div(rows * units, BLOCK), BLOCK, template=template, args=(_bytes(even),))
 

@@ -146,15 +146,17 @@ def _rotate(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if is_dry(y) or y.numel() == 0:
         return y
-    cos, sin = cos.contiguous(), sin.contiguous()
+    if cos.stride() != sin.stride() or (cos.shape[1] > 1 and cos.stride(1) != 1):
+        cos, sin = cos.contiguous(), sin.contiguous()
+    apart = cos.stride(0)
     if positions is not None:
         positions = positions.long()
     of_positions = None if positions is None else positions.stride()
     boundary = next(b for b in (16, 8, 4, 2) if b == x.itemsize or all(aligned(t, b) for t in (x, cos, sin)))
-    sizes = (dim, of_positions, cos.shape[1], boundary // x.itemsize, interleaved, x.dtype)
+    sizes = (dim, of_positions, cos.shape[1], apart, boundary // x.itemsize, interleaved, x.dtype)
     problem = Problem(x.shape, x.stride(), *sizes)
     if not is_walkable(problem):
         x = x.contiguous()
         problem = Problem(x.shape, x.stride(), *sizes)
-    ROTATION.launch(problem, gpu(x.device))(x, cos, sin, positions, y, cos.shape[0], back)
+    ROTATION.launch(problem, gpu(x.device))(x, cos, sin, positions, y, cos.shape[0], apart, back)
     return y

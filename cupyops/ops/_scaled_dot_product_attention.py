@@ -32,13 +32,17 @@ def _sdpa(
     enable_gqa: bool,
 ) -> Tensor:
     if _has_every_derivative(query, key, value):
+        if query.is_cuda and _empty(
+            query, key, value
+        ):  # of which PyTorch's makes None, or ends the process: 0 kv_heads
+            return query.new_zeros((*query.shape[:-1], value.shape[-1])) + 0 * (query.sum() + key.sum() + value.sum())
         query, key, value = (kernels.taken(x) for x in (query, key, value))
         attn_mask = None if attn_mask is None else kernels.taken_mask(attn_mask)
-        y: Tensor | None = torch.nn.functional.scaled_dot_product_attention(
+        y: Tensor = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-        if y is None:  # as it may be on a GPU, of tensors without elements
-            y = query.new_zeros((*query.shape[:-1], value.shape[-1])) + 0 * (query.sum() + key.sum() + value.sum())
+        if y.is_cuda and y.requires_grad:
+            y.register_hook(kernels.taken)  # a gradient too may begin where PyTorch's kernels fault
         return y
     if attn_mask is None and is_causal:
         attn_mask = sees((query.shape[-2], key.shape[-2]), None, 0, query.device)
@@ -46,7 +50,7 @@ def _sdpa(
 
 
 def _empty(*tensors: Tensor) -> bool:
-    """Whether a tensor has no elements, of which PyTorch's function may make None on a GPU."""
+    """Whether a tensor has no elements."""
     return any(symbolic.known(size == 0) for x in tensors for size in x.shape)
 
 

@@ -31,9 +31,11 @@ def test_every_form(form):
     form_walk.run("rope", form, calls())
 
 
-def chosen(shape, pairs, interleaved=False, dtype=torch.float16, strides=None, boundary=8, positions=None):
+def chosen(shape, pairs, interleaved=False, dtype=torch.float16, strides=None, boundary=8, positions=None, apart=None):
     strides = strides or torch.empty(shape, device="meta").stride()
-    problem = rope.Problem(shape, strides, len(shape) - 2, positions, pairs, boundary, interleaved, dtype)
+    problem = rope.Problem(
+        shape, strides, len(shape) - 2, positions, pairs, apart or pairs, boundary, interleaved, dtype
+    )
     return rope.ROTATION.choose(problem, gpu(CPU)).name
 
 
@@ -43,6 +45,8 @@ def test_which_form():
     assert chosen((2, 3, 9, 64), 32) == "rows"
     assert chosen((2, 3, 9, 64), 32, interleaved=True) == "heads"
     assert chosen((2, 3, 9, 64), 32, dtype=torch.float64, boundary=2) == "heads"
+    assert chosen((2, 3, 9, 64), 32, apart=64) == "rows"
+    assert chosen((2, 3, 9, 64), 32, apart=33) == "staged"  # rows of the tables are no whole vectors
     assert chosen((2, 3, 9, 62), 31) == "staged"
     assert chosen((2, 3, 9, 62), 31, strides=(5000, 1500, 100, 1)) == "heads"
     assert chosen((2, 3, 9, 64), 32, boundary=1) == "staged"  # off by one element

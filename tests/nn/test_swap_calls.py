@@ -248,6 +248,20 @@ def test_rotary(function, batch, dim, dtype):
     assert len(trace.records) == (0 if dtype is torch.float64 else 2)
 
 
+def test_rotary_leaves_heads_where_they_lie():
+    """Of a projection seen head by head, results lie as the function's, and gradients as q and k: nobody copies them."""
+    ours = rotary.recognised(apply_rotary)
+    cos, sin = tables(1, 5, 8, torch.float32)
+    for transposed in (True, False):
+        leaves = [torch.randn(3, 5, h, 8).requires_grad_() for h in (4, 2)]
+        given = [x.transpose(1, 2) if transposed else x.transpose(1, 2).contiguous() for x in leaves]
+        found, expected = ours(*given, cos, sin), apply_rotary(*given, cos, sin)
+        grads = [torch.autograd.grad(y, given, [torch.ones_like(one) for one in y]) for y in (found, expected)]
+        torch.testing.assert_close((*found, *grads[0]), (*expected, *grads[1]))
+        assert [y.stride() for y in found] == [y.stride() for y in expected]
+        assert [g.stride() for g in grads[0]] == [x.stride() for x in given]
+
+
 @pytest.mark.parametrize("function", [apply_backwards, apply_to_queries, apply_if_short])
 def test_what_is_almost_rotary(function):
     assert rotary.recognised(function) is None

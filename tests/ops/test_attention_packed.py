@@ -68,7 +68,8 @@ def compare(dtype, forms=(), device="cpu", width=64, more=None, change=None, see
         assert torch.equal(ours.isfinite(), true.isfinite()), name
         bound = 2e-6 if name == "lse" else 4 * torch.finfo(dtype).eps
         apart, most = (ours.double() - true).nan_to_num().abs().max(), true.nan_to_num(neginf=0.0).abs().max()
-        assert apart <= bound * most, f"{name}: {apart:.3g} of {most:.3g}"
+        off = 2**-11 * (more or {}).get("softcap", 0.0) if name == "lse" else 0.0  # the hardware's tanh, of every score
+        assert apart <= bound * most + off, f"{name}: {apart:.3g} of {most:.3g}"
 
 
 CASES = {

@@ -74,6 +74,12 @@ class TestRope(OperatorContract):
             yield Sample(part, *tables(make, 5, 8), seq_dim=seq_dim)
         cos, sin = tables(make, 10, 16)
         yield Sample(make(5, 33)[:, 1:], cos[::2], sin[::2])
+        for shape, interleaved in (((2, 5, 32), False), ((9, 32), False), ((2, 3, 5, 32), True), ((3, 7, 16), False)):
+            half = shape[-1] // 2  # of tables that have each column twice, of wider ones, of one row for all positions
+            yield Sample(make(*shape), cos[:, :half], sin[:, :half], interleaved=interleaved)
+            odd = torch.nn.functional.pad(cos, (0, 1))[:, :half], torch.nn.functional.pad(sin, (0, 1))[:, :half]
+            yield Sample(make(*shape), *odd, interleaved=interleaved)
+            yield Sample(make(*shape), *(t[:1, :half].expand(9, -1) for t in (cos, sin)), interleaved=interleaved)
 
 
 @pytest.mark.parametrize("shape, seq_dim", [((2, 19, 5, 48), -2), ((3, 5, 19, 48), -3), ((2, 19, 5, 38), -2)], ids=str)
@@ -97,10 +103,10 @@ def test_several_runs_a_block(interleaved, dtype):
     """As of large tensors: a block turns the same positions of several heads, the last of which are fewer; two tiles."""
     make = Make("cpu", dtype)
     x, cos, sin = make(11, 300, 7).detach(), *tables(make, 300, 3)
-    y, problem = torch.empty_like(x), Problem(x.shape, x.stride(), 1, None, 3, 1, interleaved, dtype)
+    y, problem = torch.empty_like(x), Problem(x.shape, x.stride(), 1, None, 3, 3, 1, interleaved, dtype)
     launch = Staged(blocks=2).launch(problem, gpu(x.device))
     with cupyops.simulate():
-        launch(x, cos, sin, None, y, 300, False)
+        launch(x, cos, sin, None, y, 300, 3, False)
     assert launch.grid == 6
     torch.testing.assert_close(y, by_torch(x, cos, sin, interleaved=interleaved))
 

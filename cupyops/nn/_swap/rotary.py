@@ -64,13 +64,19 @@ def _by_rope(function: Callable[..., Any], interleaved: bool, partial: bool) -> 
             return function(q, k, cos, sin, *args, **kwargs)
         pairs, positions = cos.shape[-1] // 2, None
         cos, sin = cos[..., :pairs].flatten(0, -2), sin[..., :pairs].flatten(0, -2)
-        seq_dim = 2 if dim == 1 else 1
-        if cos.shape[0] != q.shape[seq_dim]:  # each of the batch has positions of its own
+        if cos.shape[0] != q.shape[2 if dim == 1 else 1]:  # each of the batch has positions of its own
             positions = torch.arange(cos.shape[0], device=cos.device).view(q.shape[0], -1)
-        one = rope(q, cos, sin, positions, interleaved=interleaved, seq_dim=seq_dim)
-        return one, rope(k, cos, sin, positions, interleaved=interleaved, seq_dim=seq_dim)
+        return _turned(q, cos, sin, positions, interleaved, dim), _turned(k, cos, sin, positions, interleaved, dim)
 
     return rotate
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, dim: int) -> Tensor:
+    """x turned, its heads and rows in the order in which they lie, as the function's result has them: so that whoever
+    takes them back to the order of the projection copies nothing."""
+    if dim == 1 and x.stride(1) < x.stride(2):
+        return rope(x.transpose(1, 2), cos, sin, positions, interleaved=interleaved, seq_dim=1).transpose(1, 2)
+    return rope(x, cos, sin, positions, interleaved=interleaved, seq_dim=2 if dim == 1 else 1)
 
 
 def _serves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: Any, partial: bool) -> bool:
