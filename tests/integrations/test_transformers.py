@@ -245,3 +245,96 @@ def test_masks_while_a_graph_is_captured(monkeypatch, lengths, local, skips):
     assert padded is not None
     position = given.pop("q_length"), given.pop("q_offset")
     assert hugging_face._all_see(cache_position=torch.arange(position[0]) + position[1], **given) is (found is None)
+
+
+def looks(monkeypatch):
+    """How often transformers looks at positions for sequences that are packed, from here on."""
+    from transformers import masking_utils
+
+    seen, original = [], masking_utils.find_packed_sequence_indices
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda p: seen.append(1) or original(p))
+    return seen
+
+
+def test_positions_that_the_model_counts_are_not_looked_at(monkeypatch):
+    """A model knows its own positions: so the host waits for no GPU, and a graph that is captured holds no mask for them."""
+    model, given, seen = llama(use_cache=False), batch(), looks(monkeypatch)
+    model.eval()
+    assert type(model.model).__name__ == "LlamaModel"
+    length = given["input_ids"].shape[1]
+    packed = torch.cat([torch.arange(3), torch.arange(length - 3)])[None]
+    right = [model(**given).logits, model(**given, position_ids=packed).logits]
+    assert len(seen) == 2
+    swapped = cupyops.swap(model)
+    assert type(model.model).__name__ == "LlamaModel" and "positions in its forward" in str(swapped)
+    found = [model(**given).logits, model(**given, position_ids=packed).logits]
+    assert len(seen) == 3  # at those that were given
+    torch.testing.assert_close(found, right)
+    assert (found[0] - found[1]).abs().max() > 0.01
+    again = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for one in again:
+        torch.testing.assert_close(one(**given).logits, right[0])
+    assert len(seen) == 3
+    swapped.undo()
+    model(**given)
+    assert len(seen) == 4
+
+
+def by_lengths(self, inputs_embeds, position_ids=None):
+    if position_ids is None:
+        position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        position_ids = position_ids.unsqueeze(0)
+    return position_ids
+
+
+def by_cache_position(self, inputs_embeds, position_ids=None, cache_position=None):
+    past_seen_tokens = 3
+    if cache_position is None:
+        cache_position: torch.Tensor = torch.arange(
+            past_seen_tokens, past_seen_tokens + inputs_embeds.shape[1], device=inputs_embeds.device
+        )
+    if position_ids is None:
+        position_ids = cache_position.unsqueeze(0)
+    return position_ids
+
+
+def by_padding(self, inputs_embeds, attention_mask=None, position_ids=None):
+    if position_ids is None:
+        position_ids = attention_mask.long().cumsum(-1) - 1
+    return position_ids
+
+
+def of_others(self, inputs_embeds, other=None, position_ids=None):
+    if position_ids is None:
+        position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+    position_ids, other = other, position_ids
+    return position_ids
+
+
+def in_place(self, inputs_embeds, position_ids=None):
+    if position_ids is None:
+        position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+    position_ids += 1
+    return position_ids
+
+
+def never(self, inputs_embeds, position_ids=None):
+    return position_ids
+
+
+@pytest.mark.parametrize(
+    "forward, counted",
+    [
+        (by_lengths, True),
+        (by_cache_position, True),
+        (by_padding, False),
+        (of_others, False),
+        (in_place, False),
+        (never, False),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_which_positions_are_counted(forward, counted):
+    from cupyops.nn._swap import positions
+
+    assert positions.are_counted(forward) is counted

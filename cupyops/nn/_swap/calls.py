@@ -20,7 +20,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import ops
-from . import rotary
+from . import positions, rotary
 from .classes import Class, Recipe, kind, twins
 from .tracing import Unknown
 
@@ -41,8 +41,9 @@ def _log_softmax(
 # with the parameters of PyTorch's, one of which is for its own warnings
 OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _NAMES.split()}
 OURS |= {"softmax": _softmax, "log_softmax": _log_softmax}
-_DEPTH = 3  # of functions of the same file that a method calls
+_DEPTH = 5  # of decorators, and of functions of the same file that a method calls
 _PREFIX = "_cupyops_"
+_HARMLESS = {"transformers.modeling_utils.PreTrainedModel"}  # what it does when a class is derived changes nothing
 
 
 def _module(name: str, like: types.ModuleType, instead: dict[str, Any]) -> types.ModuleType:
@@ -71,8 +72,11 @@ def recognised(module: Module, rotates: bool) -> Recipe:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
     """
     cls = type(module)
+    told = [
+        b for b in cls.__mro__[:-1] if "__init_subclass__" in vars(b)
+    ]  # who may do anything when a class is derived
     if cls.__module__.split(".")[0] in ("torch", "cupyops") or any(
-        "__init_subclass__" in vars(b) for b in cls.__mro__[:-1]
+        f"{b.__module__}.{b.__qualname__}" not in _HARMLESS for b in told
     ):
         raise Unknown("no module of torch.nn")
     found: list[str] = []
@@ -147,7 +151,8 @@ def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) ->
     made.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(made, function)
     made.__wrapped__ = inspect.unwrap(function)  # type: ignore[attr-defined]
-    return made
+    makes_mask = any(positions.creates_mask(function.__globals__[name.removeprefix(_PREFIX)]) for name in names)
+    return positions.told(made) if makes_mask else made
 
 
 def _renamed(function: types.FunctionType, rotates: bool, found: list[str], depth: int) -> dict[str, Any]:
@@ -175,6 +180,9 @@ def _renamed(function: types.FunctionType, rotates: bool, found: list[str], dept
                 found.append(theirs)
             elif rotates and (ours := rotary.recognised(value)) is not None:
                 found.append(rotary.NAME)
+            elif positions.creates_mask(value) and positions.are_counted(function):
+                ours = positions.creating(value)
+                found.append(positions.NAME)
             elif value.__globals__ is scope:
                 ours = rewritten(value, rotates, found, depth + 1)
             if ours is not None:
