@@ -108,3 +108,14 @@ def same_every_time():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def random_numbers_go_on():
+    """A capture that CUDA refuses to end leaves PyTorch's random numbers inside it, where later tests find them."""
+    yield
+    if GPU and torch.cuda.is_initialized():
+        before = torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
+        torch.rand(1, device="cuda")
+        after = torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
+        assert before != after, "the test leaves PyTorch's random numbers inside a CUDA graph's capture"

@@ -168,7 +168,8 @@ def scaled_dot_product_attention(
     if not 0 <= dropout_p <= 1:
         arguments.fail("dropout_p", dropout_p, "a probability in [0, 1]")
     _check_heads(query, key, value, enable_gqa)
-    if query.dim() == key.dim() == value.dim() == 3 and (attn_mask is None or attn_mask.dim() <= 3):
+    heads = query.dim() == key.dim() == value.dim() == 3 and (attn_mask is None or attn_mask.dim() <= 3)
+    if heads and (query.dtype in kernels.HALF or arguments.autocast(query.device)):
         batched = (x.unsqueeze(0) for x in (query, key, value))
         return _sdpa(*batched, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
     return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -20,15 +20,14 @@ HALF = [torch.float16, torch.bfloat16]
 def torch_sdpa(query, key, value, *args, **kwargs):
     """PyTorch's, of copies: on a GPU its kernels fault on views that begin at any address, and on such gradients.
 
-    What has no elements is computed on the CPU: on a GPU None may come of it, or the end of the process.
+    Of what has no elements its function may make None, or end the process; nothing is to be summed.
     """
 
     def aligned(x):
         return x.clone() if x is not None and x.is_cuda and x.data_ptr() % 16 else x
 
-    if query.is_cuda and not (query.numel() and key.numel() and value.numel()):
-        args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, (args, kwargs))
-        return SDPA(query.cpu(), key.cpu(), value.cpu(), *args, **kwargs).to(query.device)
+    if not (query.numel() and key.numel() and value.numel()):
+        return query.new_zeros((*query.shape[:-1], value.shape[-1])) + 0 * (query.sum() + key.sum() + value.sum())
     y = SDPA(*map(aligned, (query, key, value)), *args, **kwargs)
     if y.is_cuda and y.requires_grad:
         y.register_hook(aligned)

@@ -313,7 +313,7 @@ class PlannedCall(ForwardCall):
         """By the roles. What forward saved in a shared allocation is returned as a copy, and has its own from then on."""
         found = super().gradients(tensors, grads, needs, last)
         pooled = {place: one for place, one in enumerate(self.saved or ()) if not isinstance(one, int)}
-        if pooled:
+        if pooled and not batched(grads):  # of a batch the reference makes all anew
             shared = {(_storage(tensors[one.place]), one.offset): place for place, one in pooled.items()}
             for index, gradient in enumerate(found):
                 place = None if gradient is None else shared.get((_storage(gradient), _start(gradient)))
