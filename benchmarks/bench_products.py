@@ -1,4 +1,4 @@
-"""products: forty linear layers, each by its three products: y = x weight^T, grad_x = grad_y weight, grad_weight = grad_y^T x.
+"""products: forty linear layers by their three products: y = x weight^T, grad_x = grad_y weight, grad_weight = grad_y^T x.
 
 As they are called: where no kernel of ours is measured as fast, PyTorch's own is what runs, and `cupyops.trace()` says so.
 """

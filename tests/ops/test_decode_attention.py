@@ -163,7 +163,7 @@ def test_how_many_splits():
 
     with assume_gpu(multiprocessors=132):
         card = gpu(torch.device("cpu"))
-    assert splits(1, 131072) * 8 >= 0.8 * 3 * 132
+    assert splits(1, 131072) * 8 >= 0.9 * 2 * 132
     assert splits(1, 100) == splits(1, 131072, 50) == 1
     assert splits(64, 131072) <= 8
 
