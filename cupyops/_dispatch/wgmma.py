@@ -141,9 +141,9 @@ class Tile(Form[Any]):
         best = min((form.time(p, gpu) for form in others), default=self.time(p, gpu))
         if self.split == 1 and best < self.time(p, gpu):
             return "another tile should take less time"
-        if gpu.library and p.out.i % 8 == 0:
+        if gpu.library and p.out.i % 8 == 0 and p.k % 8 == 0:
             return self._why_cublas(p, gpu)
-        # of results whose rows are no whole vectors cuBLAS has a fraction of its speed
+        # of other sizes, also in padded rows, cuBLAS has a fraction of its speed
         portable = gemm.least_time(p, gpu.multiprocessors)
         return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
 
