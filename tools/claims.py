@@ -81,6 +81,21 @@ def resnet() -> list[str]:
     return [f"{ms:.0f}" for ms in (swap.low, swap.high, model("resnet50", "graph").ms)]
 
 
+# --- products ---
+
+
+def layers() -> list[str]:
+    """How many layers and products; beside cuBLAS the mean of those of whole vectors, of the others, and the least."""
+    rows = read(RESULTS / "h100_linear_layers.csv").rows
+    even: list[float] = []
+    odd: list[float] = []
+    for row in rows:
+        sizes = [int(size) for size in row.size.split()[0].split("x")[-3:]]
+        whole = all(size % 8 == 0 or size == 1 for size in sizes)
+        (even if whole else odd).append(_ratio(row, "eager", "forward"))
+    return [str(len(rows) // 3), f"{mean(even):.2f}", f"{mean(odd):.2f}", f"{min(even + odd):.2f}"]
+
+
 # --- attention ---
 
 
@@ -137,6 +152,11 @@ CLAIMS = (
         host,
     ),
     Claim("docs/speed.md", rf"its step varied from {N} to {N} ms after the swap, and takes {N} as a graph", resnet),
+    Claim(
+        "docs/speed.md",
+        rf"of {N} linear layers .*? runs {N} times as fast as cuBLAS .*? and {N} times .*? slowest of them {N} times",
+        layers,
+    ),
     Claim(
         "docs/attention.md",
         rf"over {N} sizes of .*? forward takes {N} times .*? and backward {N}; beside .*? have {N} and {N}\.",
