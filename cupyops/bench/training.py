@@ -22,7 +22,7 @@ from .zoo import Batch, Model
 
 VARIANTS = ("eager", "compile", "liger", "swap", "graph")
 """`swap` is `cupyops.swap(model)` with `cupyops.optim` and its clipping; `graph` is that as a CUDA graph."""
-WARM, ROUNDS, STEPS = 4, 5, 4  # steps that do not count; times that are taken, of how many steps each
+WARM, ROUNDS, STEPS = 4, 7, 4  # steps that do not count; times that are taken, of how many steps each
 BATCHES = 4
 
 
@@ -106,38 +106,58 @@ def batches_of(model: Model, device: str, tiny: bool) -> list[Batch]:
     return found
 
 
-def measure(
-    model: Model, variant: str, state: dict[str, Tensor], batches: Sequence[Batch], tiny: bool = False
-) -> Figures:
-    """Train for a while on the GPU: the median time of a step, with the host as far ahead as it gets."""
-    with _alone():
+class Timed:
+    """A variant under measurement: its first steps are made, and rounds of more are to come."""
+
+    def __init__(
+        self, model: Model, variant: str, state: dict[str, Tensor], batches: Sequence[Batch], tiny: bool = False
+    ) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(1)
         began = time.perf_counter()
-        run = Step(model, variant, state, "cuda", tiny)
-        losses = [run.step(*batches[0]).clone()]
+        self.model, self.variant, self._batches = model, variant, batches
+        self._run = Step(model, variant, state, "cuda", tiny)
+        self._losses: list[Tensor] = []
+        self._times: list[float] = []
+        self._steps(1)
+        self._first = time.perf_counter() - began
+        self._steps(WARM - 1)
+        self._peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+
+    def round(self) -> None:
+        """Time some steps, with the host as far ahead as it gets."""
+        began = time.perf_counter()
+        self._steps(STEPS)
+        self._times.append(1e3 * (time.perf_counter() - began) / STEPS)
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self._losses.append(self._run.step(*self._batches[len(self._losses) % BATCHES]).clone())
         torch.cuda.synchronize()
-        first = time.perf_counter() - began
-        count = 1
-        times = []
-        for round_ in range(-1, ROUNDS):
+
+    def figures(self) -> Figures:
+        """The median round."""
+        times, model = self._times, self.model
+        return Figures(
+            model.name, model.about, self.variant, statistics.median(times), min(times), max(times), model.each,
+            model.unit, self._peak, self._first, [loss.item() for loss in self._losses], self._run.note,
+        )  # fmt: skip
+
+
+def measure(timed: Sequence[Timed]) -> list[Figures]:
+    """The variants of a model, a round of each in turn: what slows the machine for a while slows them all."""
+    for _ in range(ROUNDS):
+        for one in timed:
             torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(WARM - 1 if round_ < 0 else STEPS):
-                losses.append(run.step(*batches[count % BATCHES]).clone())
-                count += 1
-            torch.cuda.synchronize()
-            if round_ >= 0:
-                times.append(1e3 * (time.perf_counter() - began) / STEPS)
-        peak = torch.cuda.max_memory_allocated() / 2**30
-    return Figures(
-        model.name, model.about, variant, statistics.median(times), min(times), max(times), model.each, model.unit,
-        peak, first, [loss.item() for loss in losses], run.note,
-    )  # fmt: skip
+            one.round()
+    return [one.figures() for one in timed]
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """With nothing left of what ran before, on the host or on the GPU."""
     torch.compiler.reset()
     gc.collect()

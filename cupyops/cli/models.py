@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +102,32 @@ def table(figures: Sequence[Figures]) -> Table:
     return found
 
 
+def _variants(
+    model: Model, variants: Sequence[str], title: Callable[[int, str], None], console: Console
+) -> list[Figures]:
+    """All of one model at a time, so that their rounds can take turns; one that fails leaves the others."""
+    with training.alone():
+        timed: list[training.Timed] = []
+        state: dict[str, torch.Tensor] = {}
+        batches: list[tuple[torch.Tensor, ...]] = []
+        for at, variant in enumerate(variants):
+            title(at, variant)
+            if (reason := training.why_not(model, variant, "cuda")) is not None:
+                console.print(f"{model.name} {variant}: left out, {reason}", markup=False, soft_wrap=True)
+                continue
+            try:
+                if not batches:
+                    state, batches = training.state_of(model, False), training.batches_of(model, "cuda", False)
+                timed.append(training.Timed(model, variant, state, batches))
+            except Exception as error:  # for want of memory perhaps
+                first = str(error).splitlines()[0] if str(error) else ""
+                console.print(
+                    f"{model.name} {variant}: {type(error).__name__}: {first[:300]}", style="red", markup=False
+                )
+        title(len(variants), "in turn")
+        return training.measure(timed)
+
+
 def _measure(
     models: Sequence[Model], variants: Sequence[str], request: Request, console: Console
 ) -> tuple[list[Figures], dict[str, str]]:
@@ -112,36 +138,20 @@ def _measure(
         raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares tiny twins on the CPU")
     figures: list[Figures] = []
     about = machine()
-    todo = [(model, variant) for model in models for variant in variants]
-    state: dict[str, torch.Tensor] = {}
-    batches: list[tuple[torch.Tensor, ...]] = []
-    of = None
-    with Bar("measuring", total=len(todo)) as bar:
-        for done, (model, variant) in enumerate(todo):
-            bar.update(done, title=f"{model.name} {variant}")
-            if (reason := training.why_not(model, variant, "cuda")) is not None:
-                console.print(f"{model.name} {variant}: left out, {reason}", markup=False, soft_wrap=True)
-                continue
+    with Bar("measuring", total=len(models) * (len(variants) + 1)) as bar:
+        for done, model in enumerate(models):
+
+            def title(at: int, what: str, before: int = done * (len(variants) + 1), name: str = model.name) -> None:
+                bar.update(before + at, title=f"{name} {what}")
+
             try:
-                if of is not model:
-                    state, batches, of = (
-                        training.state_of(model, False),
-                        training.batches_of(model, "cuda", False),
-                        model,
-                    )
-                figures.append(training.measure(model, variant, state, batches))
+                figures += _variants(model, variants, title, console)
             except KeyboardInterrupt:
                 if not figures:
                     raise
-                console.print(f"interrupted: {len(figures)} of {len(todo)} are measured")
+                console.print(f"interrupted: {done} of {len(models)} models are measured")
                 break
-            except Exception as error:  # one that fails, for want of memory perhaps, leaves the others
-                first = str(error).splitlines()[0] if str(error) else ""
-                console.print(
-                    f"{model.name} {variant}: {type(error).__name__}: {first[:300]}", style="red", markup=False
-                )
-                continue
-            if request.csv is not None:
+            if request.csv is not None and figures:
                 model_table.write(figures, about, request.csv)
     if not figures:
         raise InputError("nothing was measured; see above why each was left out")

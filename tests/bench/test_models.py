@@ -1,9 +1,11 @@
 """`python -m cupyops bench --models`: the figures that are kept and shown, and the tiny twins."""
 
 import dataclasses
+import io
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cupyops.bench import model_table, training
@@ -89,10 +91,43 @@ def test_what_cannot_be_measured(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["eager", "swap", "graph"])
-def test_measured(variant):
+def test_measured():
     model = MODELS["gpt2"]
-    batches = training.batches_of(model, "cuda", True)
-    found = training.measure(model, variant, training.state_of(model, True), batches, tiny=True)
-    assert 0 < found.low <= found.ms <= found.high and found.peak_gib > 0
-    assert len(found.losses) == training.WARM + training.ROUNDS * training.STEPS
+    state, batches = training.state_of(model, True), training.batches_of(model, "cuda", True)
+    with training.alone():
+        timed = [training.Timed(model, variant, state, batches, tiny=True) for variant in ("eager", "swap", "graph")]
+        figures = training.measure(timed)
+    for found in figures:
+        assert 0 < found.low <= found.ms <= found.high and found.peak_gib > 0
+        assert len(found.losses) == training.WARM + training.ROUNDS * training.STEPS
+
+
+def test_variants_take_turns(monkeypatch):
+    """A round of each, then the next round of each; what one variant cannot do leaves the others."""
+    from cupyops.cli import models
+
+    begun, rounds = [], []
+
+    class Timed:
+        def __init__(self, model, variant, state, batches):
+            if variant == "compile":
+                raise RuntimeError("out of memory\nand so on")
+            begun.append(variant)
+            self.variant = variant
+
+        def round(self):
+            rounds.append(self.variant)
+
+        def figures(self):
+            return self.variant
+
+    monkeypatch.setattr(training, "Timed", Timed)
+    monkeypatch.setattr(training, "why_not", lambda model, variant, device: "why" if variant == "liger" else None)
+    monkeypatch.setattr(training, "state_of", lambda model, tiny: {})
+    monkeypatch.setattr(training, "batches_of", lambda model, device, tiny: [()])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    console = Console(record=True, width=200, file=io.StringIO())
+    found = models._variants(MODELS["gpt2"], training.VARIANTS, lambda at, what: None, console)
+    assert found == begun == ["eager", "swap", "graph"] and rounds == begun * training.ROUNDS
+    said = console.export_text()
+    assert "gpt2 compile: RuntimeError: out of memory\n" in said and "gpt2 liger: left out, why" in said
