@@ -160,6 +160,13 @@ def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -
     return [*found, *(form(kernel, engine, tile, wide is not None) for engine in ("mma", "fma") for tile in sizes)]
 
 
+gemm_fwd = Kernel("gemm.cu", "gemm_fwd<T, TILE>", **TILED)
+gemm_wide = Kernel("gemm.cu", "gemm_fwd<T, TILE>", T=HALF, TILE=(WIDE,))
+gemm_sum = Kernel("gemm.cu", "gemm_sum<T>", T=FLOATING)
+
+DENSE = tiles(gemm_fwd, gemm_wide)  # of matmul, linear and linear_act
+
+
 def why_not_cublas(problem: Any, gpu: Gpu) -> str | None:
     """Where the portable kernels are measured to be faster than cuBLAS: small fp32, and rows off 16-byte boundaries."""
     p = gemm_of(problem)
@@ -211,6 +218,25 @@ def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tu
     partials = workspace(gemm, inputs[0])
     launch(*inputs, *outputs, partials)
     return add_splits(gemm, sum_kernel, partials, inputs, outputs)
+
+
+def dense(
+    a: Tensor,
+    b: Tensor,
+    y: Tensor | None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    function: int = 0,
+    kept: Tensor | None = None,
+    column: Tensor | None = None,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The inputs and the outputs of the kernels of gemm.cu, in their order; `function` counts the activations, 0 is none."""
+    return (a, b, bias, residual, function), (y, kept, column)
+
+
+def run_dense(launch: Launch, *operands: Tensor | None, **more: Any) -> None:
+    """`run` of a form of DENSE, for the arguments of `dense`."""
+    run(launch, gemm_sum, *dense(*operands, **more))  # type: ignore[arg-type]
 
 
 def workspace(gemm: np.ndarray, like: Tensor) -> Tensor:
