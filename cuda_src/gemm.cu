@@ -20,24 +20,6 @@
 #include "common/elementwise/activations.cuh"
 #include "gemm/gemm.cuh"
 
-// Which f, as _dispatch/epilogues.py counts them. It is a number of the launch: the epilogue is a small part of a tile's work.
-enum Function { kIdentity, kRelu, kGeluExact, kGeluTanh, kSilu };
-
-template <typename T> __device__ __forceinline__ acc_t<T> activate(int function, acc_t<T> z) {
-  switch (function) {
-    case kRelu:
-      return Relu::value<T>(z);
-    case kGeluExact:
-      return GeluExact::value<T>(z);
-    case kGeluTanh:
-      return GeluTanh::value<T>(z);
-    case kSilu:
-      return Silu::value<T>(z);
-    default:
-      return z;
-  }
-}
-
 // f(z) + residual of a result whose rows are n long. residual, and kept, where z goes, may be null and are laid out alike.
 template <typename T> struct Activated {
   using A = acc_t<T>;

@@ -15,13 +15,13 @@ from torch import Tensor
 from .._kernel.kernel import Kernel
 from .._util.strides import aligned, is_dry
 from . import gemm, library, linear, wgmma
+from .activations import FUNCTIONS
 from .forms import Form, Forms, Launch
 from .gemm import Problem
 from .gpu import Gpu, gpu
 from .wgmma import K, Operand
 
 # By their names in Python, those of common/elementwise/activations.cuh.
-# Those of gemm.cu are counted in this order.
 ACTIVATIONS = {"none": "Identity", "relu": "Relu", "gelu": "GeluExact", "gelu_tanh": "GeluTanh", "silu": "Silu"}
 GATES = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
 
@@ -117,7 +117,7 @@ class Plan:
         if launch.extra:
             return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
         bias, residual = more
-        function = [*ACTIVATIONS].index(activation)
+        function = FUNCTIONS.index(ACTIVATIONS[activation])
         gemm.run_dense(launch, self.x, *self.weights, y, bias=bias, residual=residual, function=function, kept=kept)
         return None
 

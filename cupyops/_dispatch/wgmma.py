@@ -300,7 +300,7 @@ def run(
     if "gemm" in of:
         partials = gemm.workspace(of["gemm"], a)
         launch(*maps, partials)
-        return gemm.add_splits(of["gemm"], gemm.gemm_sum, partials, *gemm.dense(a, b, y, bias, column=column))
+        return gemm.add_splits(of["gemm"], partials, a.dtype, y, bias, column=column)
     launch(*maps, maps[0] if pitch else of["y"].map(y, written=True), y, bias)
 
 
