@@ -116,9 +116,9 @@ class Plan:
         launch = self.launch
         if launch.extra:
             return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
-        bias, residual = more
+        (weight,), (bias, residual) = self.weights, more
         function = FUNCTIONS.index(ACTIVATIONS[activation])
-        gemm.run_dense(launch, self.x, *self.weights, y, bias=bias, residual=residual, function=function, kept=kept)
+        gemm.run_dense(launch, self.x, weight, y, bias, residual, function, kept)
         return None
 
     def _by_wgmma(self, y: Tensor, kept: Tensor | None, function: str, more: Sequence[Tensor | None]) -> None:
