@@ -61,6 +61,7 @@ __device__ __forceinline__ void norm_partials(const Table<1>& table, int tensors
   if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
+// Grid, block, who owns what: see norm_partials(). `largest`: of the largest |grad|.
 template <typename T>
 __global__ void __launch_bounds__(OPTIM_THREADS)
     grad_norm_partials(const T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T>* partials,
