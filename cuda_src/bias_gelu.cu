@@ -14,40 +14,46 @@
 #include "common/elementwise/gelu.cuh"
 #include "common/elementwise/broadcast_params.cuh"
 
+template <typename T> __device__ __forceinline__ acc_t<T> gelu(acc_t<T> x, bool tanh) {
+  return tanh ? Gelu<true>::template value<T>(x) : Gelu<false>::template value<T>(x);
+}
+
 // Grid, block: see broadcast_params(). x and y are dense and laid out alike.
-template <typename T, bool TANH, int FORM>
-__global__ void bias_gelu_fwd_params(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+template <typename T, int FORM>
+__global__ void bias_gelu_fwd_params(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, bool tanh,
                                      const __grid_constant__ BroadcastParams params, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {bias};
-  broadcast_params<FORM, 1>(
-      params, n, [](A x, const A(&p)[1]) { return Gelu<TANH>::template value<T>(x + p[0]); }, y, x, in);
+  const auto f = [=](A x, const A(&p)[1]) { return gelu<T>(x + p[0], tanh); };
+  broadcast_params<FORM, 1>(params, n, f, y, x, in);
 }
 
 // Grid, block: see broadcast(). x has any strides, bias those of its expansion to the shape of x; y is dense.
-template <typename T, bool TANH>
-__global__ void bias_gelu_fwd_strided(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+template <typename T>
+__global__ void bias_gelu_fwd_strided(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, bool tanh,
                                       const __grid_constant__ Layout<2> layout, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {x, bias};
-  broadcast<T>(layout, n, [](const A(&v)[2]) { return Gelu<TANH>::template value<T>(v[0] + v[1]); }, y, in);
+  broadcast<T>(layout, n, [=](const A(&v)[2]) { return gelu<T>(v[0] + v[1], tanh); }, y, in);
 }
 
-template <typename T, bool TANH> struct BiasGelu {
+template <typename T> struct BiasGelu {
   using A = acc_t<T>;
   static constexpr int SUMS = 1;
+  bool tanh;
 
   __device__ __forceinline__ A operator()(A grad_y, A x, A bias, A (&term)[1]) const {
-    return term[0] = grad_y * Gelu<TANH>::template at<T>(x + bias).slope;
+    const A at = x + bias;
+    return term[0] = grad_y * (tanh ? Gelu<true>::template at<T>(at).slope : Gelu<false>::template at<T>(at).slope);
   }
 };
 
 // Grid, block, partial: see sum_columns(). grad_x and grad_bias are null where nobody wants them; grad_bias is only asked
 // that: column_finalize writes it.
-template <typename T, bool TANH>
+template <typename T>
 __global__ void __launch_bounds__(COLUMN_THREADS, kColumnBlocks<T>)
     bias_gelu_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ bias,
                           T* __restrict__ grad_x, const T* grad_bias, acc_t<T>* __restrict__ partial,
-                          const __grid_constant__ Columns columns) {
-  sum_columns<1, T>(columns, BiasGelu<T, TANH>(), grad_y, x, bias, grad_x, partial, grad_bias != nullptr);
+                          const __grid_constant__ Columns columns, bool tanh) {
+  sum_columns<1, T>(columns, BiasGelu<T>{tanh}, grad_y, x, bias, grad_x, partial, grad_bias != nullptr);
 }

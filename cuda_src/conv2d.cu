@@ -245,13 +245,6 @@ __global__ void __launch_bounds__(kGemmThreads<T, TILE>, kGemmBlocks<T, TILE>)
       [&] { return Output<T>::template make<W>(grad_weight, partial, bias, column, gemm, block.batch, block.split); });
 }
 
-// Grid, block, shared memory: see gemm_add_splits().
-template <typename T>
-__global__ void conv2d_sum(const acc_t<T>* __restrict__ partial, const T* __restrict__ bias, T* __restrict__ y,
-                           T* __restrict__ column, const Gemm gemm) {
-  gemm_add_splits<T>(partial, y, bias, column, gemm);
-}
-
 // y[image][pixel][channel] = x[image][channel][pixel], for what the tensor cores read as vectors of channels. Grid: one
 // block of 256 for each 64 x 64 tile of each image.
 template <typename T>

@@ -14,36 +14,47 @@
 // Compute the memory's throughput at 88 to 90% of its peak; in backward of packed rows of odd size (76%, with 77% of all
 // cycles issuing): their two gradients begin at different places of a vector, so that one is passed on to the next lane, and
 // each warp computes one vector in 32 again; those of a few columns go through shared memory instead.
+// `function` says which f: a Function of common/elementwise/activations.cuh.
 #include "gated/strided_rows.cuh"
 #include "gated/shared_memory.cuh"
 #include "common/elementwise/activations.cuh"
 
 // Grid, block, who owns what: see gated_forward().
-template <typename T, typename F>
+template <typename T>
 __global__ void gated_fwd_strided_rows(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y,
-                                       const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
-  gated_forward<F>(gate, up, y, shape, gate_stride, up_stride);
+                                       const __grid_constant__ Rows shape, long long gate_stride, long long up_stride,
+                                       int function) {
+  if (function == kSilu) gated_forward<Silu>(gate, up, y, shape, gate_stride, up_stride);
+  else if (function == kGeluTanh) gated_forward<GeluTanh>(gate, up, y, shape, gate_stride, up_stride);
+  else gated_forward<GeluExact>(gate, up, y, shape, gate_stride, up_stride);
 }
 
 // Grid, block, who owns what: see gated_backward().
-template <typename T, typename F>
+template <typename T>
 __global__ void gated_bwd_strided_rows(const T* __restrict__ grad_y, const T* __restrict__ gate,
                                        const T* __restrict__ up, T* __restrict__ grad_gate, T* __restrict__ grad_up,
-                                       const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
-  gated_backward<F>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
+                                       const __grid_constant__ Rows shape, long long gate_stride, long long up_stride,
+                                       int function) {
+  if (function == kSilu) gated_backward<Silu>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
+  else if (function == kGeluTanh)
+    gated_backward<GeluTanh>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
+  else gated_backward<GeluExact>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
 }
 
 // Grid, block, shared memory: see shared_gated_forward().
-template <typename T, typename F>
-__global__ void __launch_bounds__(kSmallRows)
-    gated_fwd_shared_memory(const T* __restrict__ x, T* __restrict__ y, const __grid_constant__ PackedRows rows) {
-  shared_gated_forward<F>(x, y, rows);
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows, sizeof(T) == 2 ? 5 : 4)
+    gated_fwd_shared_memory(const T* __restrict__ x, T* __restrict__ y, const __grid_constant__ PackedRows rows,
+                            int function) {
+  shared_gated_forward(x, y, rows, function);
 }
 
 // Grid, block, shared memory: see shared_gated_backward().
-template <typename T, typename F>
+template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     gated_bwd_shared_memory(const T* __restrict__ grad_y, const T* __restrict__ x, T* __restrict__ grad_x,
-                            const __grid_constant__ PackedRows rows) {
-  shared_gated_backward<F>(grad_y, x, grad_x, rows);
+                            const __grid_constant__ PackedRows rows, int function) {
+  if (function == kSilu) shared_gated_backward<Silu>(grad_y, x, grad_x, rows);
+  else if (function == kGeluTanh) shared_gated_backward<GeluTanh>(grad_y, x, grad_x, rows);
+  else shared_gated_backward<GeluExact>(grad_y, x, grad_x, rows);
 }

@@ -12,14 +12,20 @@
 #include "common/elementwise/gelu.cuh"
 
 // Grid, block: see elementwise(). Each thread owns whole vectors of x and y.
-template <typename T, bool TANH> __global__ void gelu_fwd(const T* __restrict__ x, T* __restrict__ y, long long n) {
+template <typename T> __global__ void gelu_fwd(const T* __restrict__ x, T* __restrict__ y, long long n, bool tanh) {
   using A = acc_t<T>;
-  elementwise<T>(n, [](A x) { return Gelu<TANH>::template value<T>(x); }, y, x);
+  if (tanh) elementwise<T>(n, [](A x) { return Gelu<true>::template value<T>(x); }, y, x);
+  else elementwise<T>(n, [](A x) { return Gelu<false>::template value<T>(x); }, y, x);
 }
 
 // Grid, block: see elementwise(). Reads the input: gelu falls and then rises, so y does not tell x.
-template <typename T, bool TANH>
-__global__ void gelu_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, T* __restrict__ grad_x, long long n) {
+template <typename T>
+__global__ void gelu_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, T* __restrict__ grad_x, long long n,
+                         bool tanh) {
   using A = acc_t<T>;
-  elementwise<T>(n, [](A grad_y, A x) { return grad_y * Gelu<TANH>::template at<T>(x).slope; }, grad_x, grad_y, x);
+  if (tanh) {
+    elementwise<T>(n, [](A g, A x) { return g * Gelu<true>::template at<T>(x).slope; }, grad_x, grad_y, x);
+  } else {
+    elementwise<T>(n, [](A g, A x) { return g * Gelu<false>::template at<T>(x).slope; }, grad_x, grad_y, x);
+  }
 }

@@ -43,12 +43,11 @@ __device__ __forceinline__ acc_t<T> combine(const T* grads, int begin, int end, 
 
 // Grid: one block per chunk of each gradient, that is table.chunk_ends[tensors - 1], or fewer, which take the others in
 // turn. Block: OPTIM_THREADS. A block owns partials[blockIdx.x].
-template <typename T, typename Norm>
-__global__ void __launch_bounds__(OPTIM_THREADS)
-    grad_norm_partials(const T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T>* partials) {
+template <typename Norm, typename T>
+__device__ __forceinline__ void norm_partials(const Table<1>& table, int tensors, acc_t<T>* partials,
+                                              acc_t<T>* shared) {
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
-  __shared__ A shared[kWarp];
   A total = A(0);
 #pragma unroll 1
   for (int c = blockIdx.x; c < table.chunk_ends[tensors - 1]; c += gridDim.x) {
@@ -62,16 +61,30 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
   if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
-// Grid: 1. Block: a multiple of 32. Combines all partials, in a fixed order, into norm[0].
-template <typename T, typename Norm>
-__global__ void grad_norm_finalize(const acc_t<T>* partials, acc_t<T>* norm, int count) {
-  using A = acc_t<T>;
-  __shared__ A shared[kWarp];
+// Grid, block, who owns what: see norm_partials(). `largest`: of the largest |grad|.
+template <typename T>
+__global__ void __launch_bounds__(OPTIM_THREADS)
+    grad_norm_partials(const T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T>* partials,
+                       bool largest) {
+  __shared__ acc_t<T> shared[kWarp];
+  if (largest) norm_partials<Largest, T>(table, tensors, partials, shared);
+  else norm_partials<Squares, T>(table, tensors, partials, shared);
+}
+
+template <typename Norm, typename A>
+__device__ __forceinline__ void norm_of_partials(const A* partials, A* norm, int count, A* shared) {
   typename Norm::Combine op;
   A total = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) total = op(total, partials[i]);
   total = block_reduce<typename Norm::Combine>(total, shared);
   if (threadIdx.x == 0) *norm = Norm::norm(total);
+}
+
+// Grid: 1. Block: a multiple of 32. Combines all partials, in a fixed order, into norm[0].
+template <typename A> __global__ void grad_norm_finalize(const A* partials, A* norm, int count, bool largest) {
+  __shared__ A shared[kWarp];
+  if (largest) norm_of_partials<Largest>(partials, norm, count, shared);
+  else norm_of_partials<Squares>(partials, norm, count, shared);
 }
 
 // On grad.

@@ -29,14 +29,14 @@ template <typename T> __device__ __forceinline__ acc_t<T> log_for(acc_t<T> x) {
   }
 }
 
-template <typename T, bool LOG, typename A = acc_t<T>> __device__ __forceinline__ A loss_of(A x, A t) {
-  if constexpr (LOG) return exp_for<T>(t) * (t - x);
+template <typename T, typename A = acc_t<T>> __device__ __forceinline__ A loss_of(A x, A t, bool log_target) {
+  if (log_target) return exp_for<T>(t) * (t - x);
   // apart: 0 * x is NaN for an infinite x
   return (t == A(0) ? A(0) : t * log_for<T>(t)) - t * x;
 }
 
-template <typename T, bool LOG, typename A = acc_t<T>> __device__ __forceinline__ A slope_of_target(A x, A t) {
-  if constexpr (LOG) {
+template <typename T, typename A = acc_t<T>> __device__ __forceinline__ A slope_of_target(A x, A t, bool log_target) {
+  if (log_target) {
     const A e = exp_for<T>(t);
     return e * (t - x) + e;
   }
@@ -48,16 +48,17 @@ template <typename T>
 __global__ void kl_div_fwd_each(const T* __restrict__ x, const T* __restrict__ target, T* __restrict__ y, long long n,
                                 bool log_target) {
   using A = acc_t<T>;
-  const auto loss = [=](A x, A t) { return log_target ? loss_of<T, true>(x, t) : loss_of<T, false>(x, t); };
+  const auto loss = [=](A x, A t) { return loss_of<T>(x, t, log_target); };
   elementwise<T>(n, loss, y, x, target);
 }
 
 // Grid: any size, one dimension; block: a multiple of 32. A thread loads IN_FLIGHT vectors of each input at once, and blocks
 // stride over these tiles. A block adds its losses in acc_t<T> and writes the sum to its place in `partials`; a single block
 // writes the result.
-template <typename T, bool LOG>
+template <typename T>
 __global__ void kl_div_fwd_partials(const T* __restrict__ x, const T* __restrict__ target,
-                                    acc_t<T>* __restrict__ partials, T* __restrict__ y, long long n, acc_t<T> divisor) {
+                                    acc_t<T>* __restrict__ partials, T* __restrict__ y, long long n, acc_t<T> divisor,
+                                    bool log_target) {
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   __shared__ A shared[kWarp];
@@ -75,12 +76,12 @@ __global__ void kl_div_fwd_partials(const T* __restrict__ x, const T* __restrict
 #pragma unroll
     for (int u = 0; u < IN_FLIGHT; ++u) {
 #pragma unroll
-      for (int k = 0; k < W; ++k) of_tile += loss_of<T, LOG>(to_acc(xs[u].data[k]), to_acc(ts[u].data[k]));
+      for (int k = 0; k < W; ++k) of_tile += loss_of<T>(to_acc(xs[u].data[k]), to_acc(ts[u].data[k]), log_target);
     }
     sum += of_tile;
   }
   for (long long i = vectors * W + global_thread(); i < n; i += global_threads()) {
-    sum += loss_of<T, LOG>(to_acc(x[i]), to_acc(target[i]));
+    sum += loss_of<T>(to_acc(x[i]), to_acc(target[i]), log_target);
   }
   sum = block_reduce<Sum>(sum, shared);
   if (threadIdx.x != 0) return;
@@ -103,11 +104,11 @@ __global__ void kl_div_fwd_finalize(const acc_t<T>* __restrict__ partials, T* __
 
 // Backward of x alone. Grid, block: see elementwise(). A divisor of 0 says that there is no reduction, and that grad_y has
 // an element for each of x.
-template <typename T, bool LOG>
+template <typename T>
 __global__ void kl_div_bwd(const T* __restrict__ grad_y, const T* __restrict__ target, T* __restrict__ grad_x,
-                           long long n, acc_t<T> divisor) {
+                           long long n, acc_t<T> divisor, bool log_target) {
   using A = acc_t<T>;
-  const auto to_x = [](A g, A t) { return -g * (LOG ? exp_for<T>(t) : t); };
+  const auto to_x = [=](A g, A t) { return -g * (log_target ? exp_for<T>(t) : t); };
   if (divisor == A(0)) {
     elementwise<T>(n, to_x, grad_x, grad_y, target);
   } else {
@@ -123,9 +124,7 @@ __global__ void kl_div_bwd_target(const T* __restrict__ grad_y, const T* __restr
                                   bool log_target) {
   using A = acc_t<T>;
   const auto to_x = [=](A g, A t) { return -g * (log_target ? exp_for<T>(t) : t); };
-  const auto to_target = [=](A g, A x, A t) {
-    return g * (log_target ? slope_of_target<T, true>(x, t) : slope_of_target<T, false>(x, t));
-  };
+  const auto to_target = [=](A g, A x, A t) { return g * slope_of_target<T>(x, t, log_target); };
   if (divisor == A(0)) {
     if (grad_x) elementwise<T>(n, to_x, grad_x, grad_y, target);
     if (grad_target) elementwise<T>(n, to_target, grad_target, grad_y, x, target);

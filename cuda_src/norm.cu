@@ -58,10 +58,11 @@ struct AddRmsNorm {
   static constexpr bool CENTRED = false;
   static constexpr int INPUTS = 2;
 };
-// That as which two passes are compiled: all but LayerNorm have one code, for which residual or grad_summed may be null.
-template <bool CENTRED> struct TwoPassOf;
-template <> struct TwoPassOf<true> : LayerNorm {};
-template <> struct TwoPassOf<false> : AddRmsNorm {};
+// That as which the forms of a thread per row and of two passes are compiled: all but LayerNorm have one code, for which
+// residual or grad_summed may be null.
+template <bool CENTRED> struct CodeOf;
+template <> struct CodeOf<true> : LayerNorm {};
+template <> struct CodeOf<false> : AddRmsNorm {};
 
 // Of norm_fwd_block: threads of a block, at most, and blocks of a multiprocessor, at least; 0: any number. layer_norm of half
 // types is bound by latency: it gets fewer registers, and so more blocks, as far as it does without spills.
@@ -87,13 +88,13 @@ template <typename Op, typename T> __device__ __forceinline__ Backward<T> tensor
 // All take the same tensors: residual and summed are null but in AddRmsNorm, bias and mean but in LayerNorm; weight and bias
 // may be null.
 
-template <typename T, typename Op>
+template <typename T, bool CENTRED>
 __global__ void __launch_bounds__(kSmallRows)
     norm_fwd_thread_per_row(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                             const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                             acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_thread_per_row<Op::CENTRED, Op::INPUTS>(tensors_of<Op>(to));
+  norm_thread_per_row<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
 }
 
 template <typename T, typename Op>
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(1024)
                       const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_two_pass<CENTRED>(tensors_of<TwoPassOf<CENTRED>>(to));
+  norm_two_pass<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
 }
 
 // For a forward of unaligned rows: see shift_parameter(). blockIdx.z is 0 for a parameter, 1 for another, where there is one.
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(SHIFT_THREADS)
 // grad_summed is null but in AddRmsNorm, mean and bias_partials but in LayerNorm. In AddRmsNorm x is what forward calls
 // summed.
 
-template <typename T, typename Op>
+template <typename T, bool CENTRED>
 __global__ void __launch_bounds__(kSmallRows)
     norm_bwd_thread_per_row(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                             const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kSmallRows)
                             acc_t<T>* __restrict__ weight_partials, acc_t<T>* __restrict__ bias_partials,
                             long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
-  norm_thread_per_row_bwd<Op::CENTRED, Op::INPUTS + 1>(tensors_of<Op>(to));
+  norm_thread_per_row_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
 }
 
 template <typename T, typename Op>
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS)
                       const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
                       const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, nullptr, nullptr, rows, size};
-  norm_two_pass_bwd<CENTRED>(tensors_of<TwoPassOf<CENTRED>>(to));
+  norm_two_pass_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
 }
 
 // The partials alone; weight_partials or bias_partials may be null.
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS)
                      const acc_t<T>* __restrict__ rstd, acc_t<T>* __restrict__ weight_partials,
                      acc_t<T>* __restrict__ bias_partials, long long rows, long long size) {
   const Backward<T> to{grad_y, x, nullptr, nullptr, mean, rstd, nullptr, weight_partials, bias_partials, rows, size};
-  norm_strided_bwd<CENTRED>(tensors_of<TwoPassOf<CENTRED>>(to));
+  norm_strided_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
 }
 
 // grad_weight and grad_bias from the partials; one of them may be null.

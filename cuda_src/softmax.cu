@@ -3,8 +3,8 @@
 // log_softmax:  y_i = (x_i - max x) - log sum_j exp(x_j - max x)
 //               grad_x_i = grad_y_i - exp(y_i) sum_j grad_y_j
 //
-// F is Softmax or LogSoftmax, the struct of these formulas. In log_softmax the maximum is subtracted first: max + log(sum)
-// as one number would lose the sum beside a large maximum.
+// Softmax and LogSoftmax are the structs of these formulas; `log` says which a launch is of. In log_softmax the maximum is
+// subtracted first: max + log(sum) as one number would lose the sum beside a large maximum.
 //
 // x is (outer, size, inner) around the dimension; a row is `size` elements. With WIDEN y and grad_y have the type that T is
 // computed in. Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); 4 to 6 flops and one exp, in the backward
@@ -22,76 +22,79 @@
 #include "softmax/two_pass.cuh"
 
 // Rows of up to 32 vectors. Grid, block: see softmax_rows().
-template <typename T, typename F>
+template <typename T>
 __global__ void __launch_bounds__(1024)
-    softmax_fwd_sub_warp(const T* __restrict__ x, T* __restrict__ y, long long rows, int size) {
-  softmax_rows<F, 1>(x, y, rows, size);
+    softmax_fwd_sub_warp(const T* __restrict__ x, T* __restrict__ y, long long rows, int size, bool log) {
+  softmax_rows<1>(x, y, rows, size, log);
 }
 
 // Grid, block, shared memory: see softmax_tiny_rows().
-template <typename T, typename F>
+template <typename T>
 __global__ void __launch_bounds__(kSmallRows, kTinyBlocks<T>)
-    softmax_fwd_tiny_rows(const T* __restrict__ x, T* __restrict__ y, long long rows, int size, int rows_each) {
-  softmax_tiny_rows<F>(x, y, rows, size, rows_each);
+    softmax_fwd_tiny_rows(const T* __restrict__ x, T* __restrict__ y, long long rows, int size, int rows_each,
+                          bool log) {
+  softmax_tiny_rows(x, y, rows, size, rows_each, log);
 }
 
 // Grid, block: see softmax_rows().
-template <typename T, typename F, bool WIDEN>
+template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(1024)
-    softmax_fwd_block(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
-  softmax_rows<F, BLOCK_VECTORS>(x, y, rows, size);
+    softmax_fwd_block(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size, bool log) {
+  softmax_rows<BLOCK_VECTORS>(x, y, rows, size, log);
 }
 
 // Grid, block, shared memory: see softmax_persistent().
-template <typename T, typename F, int THREADS, int BLOCKS, int OWN>
+template <typename T, int THREADS, int BLOCKS, int OWN>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
-    softmax_fwd_persistent(const T* __restrict__ x, T* __restrict__ y, long long rows, long long size, int vectors) {
-  softmax_persistent<F, THREADS, OWN>(x, y, rows, size, vectors);
+    softmax_fwd_persistent(const T* __restrict__ x, T* __restrict__ y, long long rows, long long size, int vectors,
+                           bool log) {
+  softmax_persistent<THREADS, OWN>(x, y, rows, size, vectors, log);
 }
 
 // Grid, block: see softmax_two_pass().
-template <typename T, typename F, bool WIDEN>
+template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(TWO_PASS_THREADS, TWO_PASS_BLOCKS)
     softmax_fwd_two_pass(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
-                         long long inner) {
-  softmax_two_pass<F>(x, y, outer, size, inner);
+                         long long inner, bool log) {
+  with_formulas(log, [&](auto f) { softmax_two_pass<decltype(f)>(x, y, outer, size, inner); });
 }
 
 // Rows of up to 32 vectors. Grid, block: see softmax_rows_bwd().
-template <typename T, typename F>
-__global__ void __launch_bounds__(1024) softmax_bwd_sub_warp(const T* __restrict__ grad_y, const T* __restrict__ y,
-                                                             T* __restrict__ grad_x, long long rows, int size) {
-  softmax_rows_bwd<F, 1>(grad_y, y, grad_x, rows, size);
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    softmax_bwd_sub_warp(const T* __restrict__ grad_y, const T* __restrict__ y, T* __restrict__ grad_x, long long rows,
+                         int size, bool log) {
+  softmax_rows_bwd<1>(grad_y, y, grad_x, rows, size, log);
 }
 
 // Grid, block, shared memory: see softmax_tiny_rows_bwd().
-template <typename T, typename F>
+template <typename T>
 __global__ void __launch_bounds__(kSmallRows, kTinyBlocksBwd)
     softmax_bwd_tiny_rows(const T* __restrict__ grad_y, const T* __restrict__ y, T* __restrict__ grad_x, long long rows,
-                          int size, int rows_each) {
-  softmax_tiny_rows_bwd<F>(grad_y, y, grad_x, rows, size, rows_each);
+                          int size, int rows_each, bool log) {
+  softmax_tiny_rows_bwd(grad_y, y, grad_x, rows, size, rows_each, log);
 }
 
 // Grid, block: see softmax_rows_bwd().
-template <typename T, typename F, bool WIDEN>
+template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(1024)
     softmax_bwd_block(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                      T* __restrict__ grad_x, long long rows, int size) {
-  softmax_rows_bwd<F, BLOCK_VECTORS>(grad_y, y, grad_x, rows, size);
+                      T* __restrict__ grad_x, long long rows, int size, bool log) {
+  softmax_rows_bwd<BLOCK_VECTORS>(grad_y, y, grad_x, rows, size, log);
 }
 
 // Grid, block, shared memory: see softmax_persistent_bwd().
-template <typename T, typename F, int THREADS, int BLOCKS, int OWN>
+template <typename T, int THREADS, int BLOCKS, int OWN>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
     softmax_bwd_persistent(const T* __restrict__ grad_y, const T* __restrict__ y, T* __restrict__ grad_x,
-                           long long rows, long long size, int vectors) {
-  softmax_persistent_bwd<F, THREADS, OWN>(grad_y, y, grad_x, rows, size, vectors);
+                           long long rows, long long size, int vectors, bool log) {
+  softmax_persistent_bwd<THREADS, OWN>(grad_y, y, grad_x, rows, size, vectors, log);
 }
 
 // Grid, block: see softmax_two_pass_bwd().
-template <typename T, typename F, bool WIDEN>
+template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(TWO_PASS_THREADS, TWO_PASS_BLOCKS)
     softmax_bwd_two_pass(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                         T* __restrict__ grad_x, long long outer, long long size, long long inner) {
-  softmax_two_pass_bwd<F>(grad_y, y, grad_x, outer, size, inner);
+                         T* __restrict__ grad_x, long long outer, long long size, long long inner, bool log) {
+  with_formulas(log, [&](auto f) { softmax_two_pass_bwd<decltype(f)>(grad_y, y, grad_x, outer, size, inner); });
 }

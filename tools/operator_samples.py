@@ -486,7 +486,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.rope, m(21, 6), m(30, 3).detach(), m(30, 3).detach(), {"interleaved": True}),
     ],
     "softmax": [*_rows(cupyops.softmax), *_rows(cupyops.log_softmax)],
-    "matmul": [
+    "gemm": [
         lambda m: (cupyops.matmul, m(70, 33), m(33, 129)),
         lambda m: (cupyops.matmul, m(3, 300), m(300, 5)),
         lambda m: (cupyops.matmul, m(16, 32), m(32, 24)),
@@ -498,8 +498,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": 64}),
         lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": 128}),
         lambda m: m.half and (cupyops.matmul, m(136, 136), m(136, 264), {"tile": gemm.WIDE}),
-    ],
-    "linear": [
         lambda m: (cupyops.linear, m(70, 33), m(40, 33), m(40)),
         lambda m: (cupyops.linear, m(2, 3, 300), m(5, 300), m(5)),
         lambda m: (cupyops.linear, m(16, 32), m(24, 32)),

@@ -3,6 +3,7 @@
 // defined by gated.py.
 #pragma once
 
+#include "common/elementwise/activations.cuh"
 #include "common/tile/tiny_rows.cuh"
 
 // A block owns `each` of `rows` rows, which are whole vectors of y, and takes `at_once` of them at a time. gated.py makes it.
@@ -14,8 +15,9 @@ struct PackedRows {
 // y = f(gate) up
 //
 // Grid: ceil(rows / each). Block: kSmallRows, no fewer than columns. Shared memory: 3 T for each element of y.
-template <typename F, typename T>
-__device__ __forceinline__ void shared_gated_forward(const T* __restrict__ x, T* __restrict__ y, const PackedRows& of) {
+template <typename T>
+__device__ __forceinline__ void shared_gated_forward(const T* __restrict__ x, T* __restrict__ y, const PackedRows& of,
+                                                     int function) {
   constexpr int U = GATED_ROWS_AT_ONCE;
   extern __shared__ uint4 dynamic[];
   T *const tile = reinterpret_cast<T*>(dynamic), *const results = tile + 2 * of.each * of.cols;
@@ -34,7 +36,7 @@ __device__ __forceinline__ void shared_gated_forward(const T* __restrict__ x, T*
     each_of<U>(left, of.at_once,
                [&](int u) { gates[u] = gate[2 * u * pitch], ups[u] = gate[2 * u * pitch + of.cols]; });
     each_of<U>(left, of.at_once, [&](int u) {
-      result[u * pitch] = from_acc<T>(F::template value<T>(to_acc(gates[u])) * to_acc(ups[u]));
+      result[u * pitch] = from_acc<T>(activate<T>(function, to_acc(gates[u])) * to_acc(ups[u]));
     });
     gate += 2 * U * pitch, result += U * pitch;
   }

@@ -52,6 +52,13 @@ struct LogSoftmax {
   }
 };
 
+// f(formula) for the formulas of a launch. Its operator is a number of the launch, uniform over all threads: what the two
+// have in common exists once, and a branch at the start of what they do not costs nothing beside the vectors that it handles.
+template <typename F> __device__ __forceinline__ void with_formulas(bool log, F f) {
+  if (log) f(LogSoftmax());
+  else f(Softmax());
+}
+
 // The type of backward's sum over a long row: for fp32 it is double, to which each vector's terms are added once. Where the
 // terms cancel, the rounding of a sum in fp32 would be larger than what is left.
 template <typename O> struct LongSum { using type = acc_t<O>; };

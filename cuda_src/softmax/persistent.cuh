@@ -6,9 +6,9 @@
 #include "softmax/formulas.cuh"
 
 // Grid, block, shared memory: see each_persistent_row(). A block or a cluster owns a row.
-template <typename F, int THREADS, int OWN, typename T, typename O>
+template <int THREADS, int OWN, typename T, typename O>
 __device__ __forceinline__ void softmax_persistent(const T* __restrict__ x, O* __restrict__ y, long long rows,
-                                                   long long size, int vectors) {
+                                                   long long size, int vectors, bool log) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   __shared__ typename Threads::Room room;
@@ -21,20 +21,22 @@ __device__ __forceinline__ void softmax_persistent(const T* __restrict__ x, O* _
       threads, [&](long long) { sums = OnlineVectors<O>(); }, [&](const Vector<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         sums.reduce(threads);
-        of_sum = F::template of_sum<O>(sums.sum, sums.exp.of_max());
+        with_formulas(log, [&](auto f) { of_sum = f.template of_sum<O>(sums.sum, sums.exp.of_max()); });
       },
       [&](const PersistentPlace<T, THREADS>& place, const Vector<T>(&some)[1]) {
-        put_persistent(place, y,
-                       [&](int e) { return F::template y<O>(sums.exp(some[0][e]), some[0][e] - sums.max, of_sum); });
+        with_formulas(log, [&](auto f) {
+          put_persistent(place, y,
+                         [&](int e) { return f.template y<O>(sums.exp(some[0][e]), some[0][e] - sums.max, of_sum); });
+        });
       },
       [](const PersistentPart<T, THREADS>&) {});
 }
 
 // Grid, block, shared memory: see each_persistent_row().
-template <typename F, int THREADS, int OWN, typename T, typename O>
+template <int THREADS, int OWN, typename T, typename O>
 __device__ __forceinline__ void softmax_persistent_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                        T* __restrict__ grad_x, long long rows, long long size,
-                                                       int vectors) {
+                                                       int vectors, bool log) {
   using A = acc_t<O>;
   using S = long_sum_t<O>;
   using Threads = RowThreads<S, true>;
@@ -48,12 +50,16 @@ __device__ __forceinline__ void softmax_persistent_bwd(const O* __restrict__ gra
       from, PersistentRows{rows, size, size, vectors, aligned}, from_acc<O>(A(0)), threads,
       [&](long long) { sum = S(0); },
       [&](const Vector<O>(&some)[2][1]) {
-        sum +=
-            reduce_elements<Sum, 1, kVecWidth<O>>([&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
+        with_formulas(log, [&](auto f) {
+          sum +=
+              reduce_elements<Sum, 1, kVecWidth<O>>([&](int k, int e) { return f.term(some[0][k][e], some[1][k][e]); });
+        });
       },
       [&] { total = A(threads.template reduce<Sum>(sum)); },
       [&](const PersistentPlace<O, THREADS>& place, const Vector<O>(&some)[2]) {
-        put_persistent(place, grad_x, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
+        with_formulas(log, [&](auto f) {
+          put_persistent(place, grad_x, [&](int e) { return f.template grad_x<T>(some[0][e], some[1][e], total); });
+        });
       },
       [](const PersistentPart<O, THREADS>&) {});
 }

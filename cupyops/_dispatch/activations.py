@@ -13,10 +13,13 @@ from .elementwise import by_vectors
 
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
 relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
-gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
-gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
+gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T>", T=FLOATING)
+gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T>", T=FLOATING)
 silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
 silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
+
+# Those of common/elementwise/activations.cuh, as kernels count them that have several.
+FUNCTIONS = ("Identity", "Relu", "GeluExact", "GeluTanh", "Silu")
 
 REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
@@ -36,7 +39,7 @@ def activate(z: Tensor, y: Tensor, activation: str) -> None:
     elif activation == "silu":
         silu_fwd[launch](z, y, n, T=dtype)
     elif activation != "none":
-        gelu_fwd[launch](z, y, n, T=dtype, TANH=activation == "gelu_tanh")
+        gelu_fwd[launch](z, y, n, activation == "gelu_tanh", T=dtype)
 
 
 def gradient(grad_y: Tensor, z: Tensor, activation: str) -> Tensor:
@@ -50,5 +53,5 @@ def gradient(grad_y: Tensor, z: Tensor, activation: str) -> Tensor:
     elif activation == "silu":
         silu_bwd[launch](grad_y, z, grad_z, n, T=dtype)
     else:
-        gelu_bwd[launch](grad_y, z, grad_z, n, T=dtype, TANH=activation == "gelu_tanh")
+        gelu_bwd[launch](grad_y, z, grad_z, n, activation == "gelu_tanh", T=dtype)
     return grad_z

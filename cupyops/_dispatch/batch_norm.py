@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batch_norm_arguments import dense, is_wide
 from .batch_norm_nchw import (
     NchwClusterBackward,
     NchwClusterForward,
@@ -23,7 +30,8 @@ from .batch_norm_problem import Backward, BatchNormForm, Forward, Problem
 from .batch_norm_problem import problem_of as problem_of
 from .batch_norm_problem import too_large as too_large
 from .forms import Forms
-from .gpu import Gpu
+from .gpu import Gpu, gpu
+from .images import contiguous, gradient_like, is_there
 
 FORWARD = Forms(
     "batch_norm",
@@ -37,6 +45,28 @@ BACKWARD = Forms(
 )
 INFERENCE = Forms("batch_norm", "inference", [NhwcInference(), NchwInference()])
 INFERENCE_BACKWARD = Forms("batch_norm", "inference_backward", [NhwcInferenceBackward(), NchwInferenceBackward()])
+
+
+def gradients(
+    forms: Forms[Problem],
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: Sequence[Tensor | None],
+    eps: float,
+    needs_grad: Any,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """grad_x, grad_weight and grad_bias; `statistics` are mean, rstd, running_mean and running_var."""
+    x = dense(x)
+    grad_x = torch.empty_like(x) if needs_grad.x else None
+    grads = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
+    if is_there(x):
+        weight, mean, rstd, running_mean, running_var = contiguous(weight, *statistics)
+        wide = is_wide(x, weight, bias, running_mean, running_var)
+        of = Backward(grad_y, x, weight, mean, rstd, running_mean, running_var, grad_x, *grads, wide, eps)
+        run(forms, problem_of(x, grad_y, grad_x, grad_x=grad_x is not None), gpu(x.device), of)
+    return grad_x, *grads
 
 
 def run(forms: Forms[Problem], problem: Problem, gpu: Gpu, of: Forward | Backward) -> None:

@@ -152,14 +152,15 @@ def sum_gradients(
     inputs: Sequence[Tensor | None],
     grad_x: Tensor | None,
     grads: Sequence[Tensor | None],
+    *numbers: Any,
     **template: Any,
 ) -> None:
-    """Launch a pass that takes (*inputs, grad_x, *grads, partial, size), and what adds up its partial sums into `grads`."""
+    """Launch a pass of (*inputs, grad_x, *grads, partial, size, *numbers), and what adds partial sums up into `grads`."""
     like = inputs[0]
     assert like is not None
     shape = launch.extra.get("partial") if any(grad is not None for grad in grads) else None
     partial = like.new_empty(shape, dtype=torch.promote_types(like.dtype, torch.float32)) if shape else None
-    launch(*inputs, grad_x, *grads, partial, launch.extra["size"], T=like.dtype, **template)
+    launch(*inputs, grad_x, *grads, partial, launch.extra["size"], *numbers, T=like.dtype, **template)
     if partial is not None:
         finalize: Launch = launch.extra["finalize"]
         finalize(partial, *grads, *[None] * (2 - len(grads)), *finalize.extra.values(), T=like.dtype)

@@ -1,4 +1,4 @@
-"""Forms of a linear layer with what follows it: an activation and a residual (cuda_src/linear_act*.cu), or a gate.
+"""Forms of a linear layer with what follows it: an activation and a residual, or a gate.
 
 The epilogue of the product computes that, from sums that were not rounded; of a gate on Hopper alone. Where it is not
 measured to be faster, a product of `linear`'s is followed by the kernel of the activation.
@@ -12,16 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from .._kernel.kernel import FLOATING, Kernel
+from .._kernel.kernel import Kernel
 from .._util.strides import aligned, is_dry
 from . import gemm, library, linear, wgmma
+from .activations import FUNCTIONS
 from .forms import Form, Forms, Launch
-from .gemm import HALF, Problem
+from .gemm import Problem
 from .gpu import Gpu, gpu
 from .wgmma import K, Operand
 
 # By their names in Python, those of common/elementwise/activations.cuh.
-# Those of linear_act.cu are counted in this order.
 ACTIVATIONS = {"none": "Identity", "relu": "Relu", "gelu": "GeluExact", "gelu_tanh": "GeluTanh", "silu": "Silu"}
 GATES = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
 
@@ -94,13 +94,7 @@ class Apart(Form[Problem]):
 ACTIVATED = Fused("linear_act_wgmma", ACTIVATIONS, 256, (16384, 3072, 768))
 GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
 
-linear_act_fwd = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", **gemm.TILED)
-linear_act_wide = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", T=HALF, TILE=(gemm.WIDE,))
-linear_act_sum = Kernel("linear_act.cu", "linear_act_sum<T>", T=FLOATING)
-
-LINEAR_ACT = Forms(
-    "linear_act", "product", [ACTIVATED, Apart(last=False), *gemm.tiles(linear_act_fwd, linear_act_wide)]
-)
+LINEAR_ACT = Forms("linear_act", "product", [ACTIVATED, Apart(last=False), *gemm.DENSE])
 GATED_LINEAR = Forms("gated_linear", "product", [GATED, Apart(last=True)])
 
 
@@ -122,8 +116,9 @@ class Plan:
         launch = self.launch
         if launch.extra:
             return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
-        function = [*ACTIVATIONS].index(activation)
-        gemm.run(launch, linear_act_sum, (self.x, *self.weights, *more, function), (y, kept))
+        (weight,), (bias, residual) = self.weights, more
+        function = FUNCTIONS.index(ACTIVATIONS[activation])
+        gemm.run_dense(launch, self.x, weight, y, bias, residual, function, kept)
         return None
 
     def _by_wgmma(self, y: Tensor, kept: Tensor | None, function: str, more: Sequence[Tensor | None]) -> None:

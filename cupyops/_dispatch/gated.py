@@ -14,6 +14,7 @@ from torch import Tensor
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
 from .._util.strides import is_dry, restride
+from .activations import FUNCTIONS
 from .broadcast import empty_output
 from .elementwise import UP_TO_FLOAT32, why_not_size
 from .forms import Form, Forms, Launch
@@ -90,21 +91,23 @@ class StridedRows(Form[Gated]):
         return (self.kernel,)
 
 
-def forms(family: str, *f: str) -> tuple[Forms[Gated], Forms[Gated]]:
-    """The forms of an operator, forward and backward; `f` are its activations by their names in gated.cu."""
-
-    def kernel(name: str, dtypes: tuple[torch.dtype, ...]) -> Kernel:
-        return Kernel("gated.cu", f"{name}<T, F>", define=DEFINE, T=dtypes, F=f)
-
-    shared = [kernel(f"gated_{way}_shared_memory", UP_TO_FLOAT32) for way in ("fwd", "bwd")]
-    strided = [kernel(f"gated_{way}_strided_rows", FLOATING) for way in ("fwd", "bwd")]
-    return (
-        Forms(family, "forward", [SharedMemory(shared[0]), StridedRows(strided[0])]),
-        Forms(family, "backward", [SharedMemory(shared[1]), StridedRows(strided[1], overlaps=True)]),
-    )
+def _kernel(name: str, dtypes: tuple[torch.dtype, ...]) -> Kernel:
+    return Kernel("gated.cu", f"gated_{name}<T>", define=DEFINE, T=dtypes)
 
 
-SWIGLU, GEGLU = forms("swiglu", "Silu"), forms("geglu", "GeluExact", "GeluTanh")
+_FORWARD = SharedMemory(_kernel("fwd_shared_memory", UP_TO_FLOAT32)), StridedRows(_kernel("fwd_strided_rows", FLOATING))
+_BACKWARD = (
+    SharedMemory(_kernel("bwd_shared_memory", UP_TO_FLOAT32)),
+    StridedRows(_kernel("bwd_strided_rows", FLOATING), overlaps=True),
+)
+
+
+def forms(family: str) -> tuple[Forms[Gated], Forms[Gated]]:
+    """The forms as the lists of an operator, forward and backward."""
+    return Forms(family, "forward", _FORWARD), Forms(family, "backward", _BACKWARD)
+
+
+SWIGLU, GEGLU = forms("swiglu"), forms("geglu")
 
 
 def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Tensor:
@@ -115,7 +118,7 @@ def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Te
 
 
 def forward(forms: Forms[Gated], gate: Tensor, up: Tensor | None, f: str) -> Tensor:
-    """f(gate) * up, by the kernel of that activation."""
+    """f(gate) * up; `f` is one of FUNCTIONS."""
     if up is None:
         if not gate.is_contiguous():
             gate, up = gate.chunk(2, -1)
@@ -125,7 +128,7 @@ def forward(forms: Forms[Gated], gate: Tensor, up: Tensor | None, f: str) -> Ten
         y = empty_output(gate, up)
     if not is_dry(y) and y.numel():
         launch, inputs = _launched(forms, y, gate, up)
-        launch(*inputs, y, *launch.extra.values(), T=y.dtype, F=f)
+        launch(*inputs, y, *launch.extra.values(), FUNCTIONS.index(f), T=y.dtype)
     return y
 
 
@@ -143,7 +146,7 @@ def backward(
     if not is_dry(grad_y) and grad_y.numel():
         launch, inputs = _launched(forms, grad_y, gate, up)
         grads = (grad_gate, grad_up)[: len(inputs)]
-        launch(grad_y, *inputs, *grads, *launch.extra.values(), T=grad_y.dtype, F=f)
+        launch(grad_y, *inputs, *grads, *launch.extra.values(), FUNCTIONS.index(f), T=grad_y.dtype)
     return grad_gate, grad_up
 
 

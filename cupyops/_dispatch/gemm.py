@@ -160,6 +160,13 @@ def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -
     return [*found, *(form(kernel, engine, tile, wide is not None) for engine in ("mma", "fma") for tile in sizes)]
 
 
+gemm_fwd = Kernel("gemm.cu", "gemm_fwd<T, TILE>", **TILED)
+gemm_wide = Kernel("gemm.cu", "gemm_fwd<T, TILE>", T=HALF, TILE=(WIDE,))
+gemm_sum = Kernel("gemm.cu", "gemm_sum<T>", T=FLOATING)
+
+DENSE = tiles(gemm_fwd, gemm_wide)  # of matmul, linear and linear_act
+
+
 def why_not_cublas(problem: Any, gpu: Gpu) -> str | None:
     """Where the portable kernels are measured to be faster than cuBLAS: small fp32, and rows off 16-byte boundaries."""
     p = gemm_of(problem)
@@ -199,35 +206,61 @@ def divisor(value: int) -> tuple[int, int, int]:
     return value, ((1 << 32) * ((1 << shift) - value)) // value + 1, shift
 
 
-def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """Launch a GEMM on `inputs`, `outputs` and a workspace; where k is split, `sum_kernel` adds up the partial sums.
-
-    `inputs` are a, b and, if the kernel takes one, the bias; `outputs` the result and, if it takes one, the column of
-    sums.
-    """
+def run(
+    launch: Launch, a: Tensor, b: Tensor, y: Tensor | None, bias: Tensor | None = None, column: Tensor | None = None
+) -> None:
+    """Launch a GEMM of kernels of its own, as conv2d's, and what adds up partial sums; `column` is that of the sums of a."""
     gemm = launch.args[0]
-    if int(gemm[5]) == 1:
-        return launch(*inputs, *outputs, None)
-    partials = workspace(gemm, inputs[0])
-    launch(*inputs, *outputs, partials)
-    return add_splits(gemm, sum_kernel, partials, inputs, outputs)
+    partials = workspace(gemm, a)
+    launch(a, b, bias, y, column, partials)
+    add_splits(gemm, partials, a.dtype, y, bias, column=column)
 
 
-def workspace(gemm: np.ndarray, like: Tensor) -> Tensor:
-    """For the partial sums of a `struct Gemm` whose k is split."""
+def run_dense(
+    launch: Launch,
+    a: Tensor,
+    b: Tensor,
+    y: Tensor | None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    function: int = 0,
+    kept: Tensor | None = None,
+    column: Tensor | None = None,
+) -> None:
+    """The same of a form of DENSE, whose epilogue has more: `function` is the place in FUNCTIONS, of which 0 is none."""
+    gemm = launch.args[0]
+    partials = workspace(gemm, a)
+    launch(a, b, bias, residual, function, y, kept, column, partials)
+    add_splits(gemm, partials, a.dtype, y, bias, residual, function, kept, column)
+
+
+def workspace(gemm: np.ndarray, like: Tensor) -> Tensor | None:
+    """For the partial sums of a `struct Gemm`; None where k is not split."""
     m, n, _, batches, ones, splits = (int(value) for value in gemm[:6])
+    if splits == 1:
+        return None
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     return torch.empty(batches * m * ceil_div(n + ones, 8) * 8 * splits, dtype=wide, device=like.device)
 
 
 def add_splits(
-    gemm: np.ndarray, sum_kernel: Kernel, partials: Tensor, inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+    gemm: np.ndarray,
+    partials: Tensor | None,
+    dtype: torch.dtype,
+    y: Tensor | None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    function: int = 0,
+    kept: Tensor | None = None,
+    column: Tensor | None = None,
 ) -> None:
-    """Add up partial sums in their order, by a kernel of gemm_add_splits."""
+    """Add up partial sums in their order, where k is split, and do what the epilogue of one that is not would."""
+    if partials is None:
+        return
     splits = int(gemm[5])
     block = (32, 8) if splits >= 16 else (256, 1)
-    sums = sum_kernel[ceil_div(partials.numel() // splits, block[0]), block, 256 * partials.element_size()]
-    sums(partials, *inputs[2:], *outputs, gemm, T=inputs[0].dtype)
+    sums = gemm_sum[ceil_div(partials.numel() // splits, block[0]), block, 256 * partials.element_size()]
+    sums(partials, bias, residual, function, y, kept, column, gemm, T=dtype)
 
 
 def _why_not_wide(p: Problem, gpu: Gpu) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._kernel.kernel import ceil_div
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
@@ -18,11 +18,7 @@ from .forms import Forms
 from .gemm import Layout, Problem
 from .gpu import gpu
 
-linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", **gemm.TILED)
-linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
-linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
-
-PRODUCT = Forms("linear", "product", wgmma.forms(gemm.tiles(linear_fwd, linear_wide)))
+PRODUCT = Forms("linear", "product", wgmma.forms(gemm.DENSE))
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -91,7 +87,7 @@ def multiply(
         return None
     if copies := gemm.prepared(found, launch, a.T if turn_a else a, b.T if turn_b else b):
         return multiply(*copies, bias, y, column)
-    return wgmma.run(launch, linear_sum, (a, b, bias), (y, column))
+    return wgmma.run(launch, a, b, y, bias=bias, column=column)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ from .norm_forms import (
     BACKWARD_THREADS,
     BOTH,
     EACH,
+    NARROW,
     PARTIAL_ROWS,
     RESERVED,
     VECTORS,
@@ -42,7 +43,7 @@ _DRIVER = 1024  # bytes of RESERVED that are the driver's: a block cannot have t
 _ROW_SUMS = 256  # numbers of each row sum: see RowAdderBuffer
 _MBARRIERS = 16  # bytes of those that are with them, of unaligned rows
 
-bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T, Op>", **EACH)
+bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T, CENTRED>", **NARROW, CENTRED=BOTH)
 bwd_sub_warp = kernel("norm_bwd_sub_warp<T, Op>", **EACH)
 bwd_block = kernel(
     "norm_bwd_block<T, Op, K, ALIGNED, PREFETCH_LATE>",
@@ -62,7 +63,7 @@ class _ThreadPerRow(ThreadPerRow):
         return SMALL_ROWS * problem.row * problem.gradients + padded(problem.size * problem.acc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        template = {"Op": problem.operator.struct}
+        template = {"CENTRED": problem.operator.centred}
         grid = count(problem.rows, SMALL_ROWS, THREAD_PER_ROW_BLOCKS * gpu.multiprocessors)
         return Launch(bwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
 

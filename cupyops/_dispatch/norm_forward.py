@@ -33,7 +33,7 @@ PIPELINED_ROWS = 2  # that a block takes at least: one is read while the other i
 PIPELINED_THREADS = 256  # of a row, at least: of shorter rows, other blocks' are read meanwhile
 PIPELINED_BLOCKS = 16  # for each multiprocessor, at least: only then do blocks take several rows
 
-fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T, Op>", **EACH)
+fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T, CENTRED>", **NARROW, CENTRED=BOTH)
 fwd_sub_warp = kernel("norm_fwd_sub_warp<T, Op>", **EACH)
 fwd_block = kernel("norm_fwd_block<T, Op, K, ALIGNED>", **EACH, K=PACKS, ALIGNED=BOTH, where=is_block)
 fwd_shared_memory = kernel("norm_fwd_shared_memory<T, Op>", **EACH)
@@ -46,7 +46,7 @@ class _ThreadPerRow(ThreadPerRow):
         return SMALL_ROWS * problem.row * problem.operator.inputs + padded(2 * problem.size * problem.acc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        template = {"Op": problem.operator.struct}
+        template = {"CENTRED": problem.operator.centred}
         grid = blocks_for(problem.rows, SMALL_ROWS, gpu)
         return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
 

@@ -29,6 +29,7 @@ DEFINE = {
     "TWO_PASS_THREADS": 512,  # of a block of `two_pass`, at most
     "TWO_PASS_BLOCKS": 2,  # of those on a multiprocessor: one reads while the other reduces
 }
+_LAMBDAS = ("-default-device",)  # without which NVRTC takes a lambda of an auto parameter for host code
 _WARP = 32
 _TINY_BLOCK = 6144  # bytes of a tensor that a block of `tiny_rows` reads at a time, at least
 _TINY_BLOCKS = 8  # of those for each multiprocessor, before a block takes more rows than it has threads for
@@ -48,8 +49,8 @@ class Problem(NamedTuple):
 class _SoftmaxForm(Form[Problem]):
     """A form of one direction: `backward` reads grad_y and y where forward reads x."""
 
-    def __init__(self, kernel: Kernel, formula: str, backward: bool) -> None:
-        self.kernel, self.formula, self.backward = kernel, formula, backward
+    def __init__(self, kernel: Kernel, backward: bool) -> None:
+        self.kernel, self.backward = kernel, backward
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (self.kernel,)
@@ -61,7 +62,7 @@ class _SoftmaxForm(Form[Problem]):
     def template(self, problem: Problem) -> dict[str, Any]:
         """The template values of every form."""
         widen = {"WIDEN": problem.widen} if "WIDEN" in self.kernel.template else {}
-        return {"T": problem.dtype, "F": self.formula, **widen}
+        return {"T": problem.dtype, **widen}
 
     def in_registers(self, problem: Problem) -> Share:
         """How a row is divided among the registers of threads."""
@@ -200,43 +201,42 @@ def _threads(dtype: torch.dtype, backward: bool) -> tuple[int, ...]:
     return (1024,) if backward or dtype is torch.float32 else (512, 1024)
 
 
-def forms(name: str, formula: str) -> tuple[Forms[Problem], Forms[Problem]]:
-    """The forms of forward and of backward of the operator `name`, whose formulas are a struct of softmax.cu."""
-    return _forms(name, formula, "fwd", backward=False), _forms(name, formula, "bwd", backward=True)
-
-
-def _forms(name: str, formula: str, direction: str, backward: bool) -> Forms[Problem]:
+def _forms(direction: str, backward: bool) -> tuple[_SoftmaxForm, ...]:
     def kernel(form: type[_SoftmaxForm], template: str, **domain: Any) -> _SoftmaxForm:
-        function = f"softmax_{direction}_{form.name}<T, F{template}>"
-        return form(Kernel(FILE, function, define=DEFINE, F=(formula,), **domain), formula, backward)
+        function = f"softmax_{direction}_{form.name}<T{template}>"
+        return form(Kernel(FILE, function, define=DEFINE, options=_LAMBDAS, **domain), backward)
 
-    def persistent_exists(T: torch.dtype, F: str, THREADS: int, BLOCKS: int, OWN: int) -> bool:
+    def persistent_exists(T: torch.dtype, THREADS: int, BLOCKS: int, OWN: int) -> bool:
         return THREADS in _threads(T, backward) and persistent.exists(1 + backward, THREADS, BLOCKS, OWN)
 
-    widened: dict[str, Any] = {"WIDEN": BOTH, "where": lambda T, F, WIDEN: T in HALF or not WIDEN}
+    widened: dict[str, Any] = {"WIDEN": BOTH, "where": lambda T, WIDEN: T in HALF or not WIDEN}
     threads = persistent.domain(1 + backward, _threads(torch.float16, backward))
-    return Forms(
-        name,
-        "backward" if backward else "forward",
-        (
-            kernel(TinyRows, "", T=SINGLE),
-            kernel(SubWarp, "", T=SINGLE),
-            kernel(Block, ", WIDEN", T=SINGLE, **widened),
-            kernel(Persistent, ", THREADS, BLOCKS, OWN", T=SINGLE, **threads, where=persistent_exists),
-            kernel(TwoPass, ", WIDEN", T=FLOATING, **widened),
-        ),
+    return (
+        kernel(TinyRows, "", T=SINGLE),
+        kernel(SubWarp, "", T=SINGLE),
+        kernel(Block, ", WIDEN", T=SINGLE, **widened),
+        kernel(Persistent, ", THREADS, BLOCKS, OWN", T=SINGLE, **threads, where=persistent_exists),
+        kernel(TwoPass, ", WIDEN", T=FLOATING, **widened),
     )
 
 
-def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor) -> None:
-    """Launch the form that fits `tensors`, which are contiguous; `dtype` is that of x and grad_x."""
+_FORWARD, _BACKWARD = _forms("fwd", backward=False), _forms("bwd", backward=True)
+
+
+def forms(name: str) -> tuple[Forms[Problem], Forms[Problem]]:
+    """The forms of forward and of backward as the lists of the operator `name`."""
+    return Forms(name, "forward", _FORWARD), Forms(name, "backward", _BACKWARD)
+
+
+def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor, log: bool = False) -> None:
+    """Launch the form that fits `tensors`, which are contiguous; `dtype` is that of x and grad_x. `log`: of log_softmax."""
     outer, size, inner = split(tensors[0], dim)
     if is_dry(tensors[0]) or not tensors[0].numel():
         return
     widen = any(tensor.dtype is not dtype for tensor in tensors)
     problem = Problem(outer, size, inner, dtype, widen, all(map(aligned, tensors)))
     chosen = forms.launch(problem, gpu(tensors[0].device))
-    chosen(*tensors, outer, size, *chosen.extra.values())
+    chosen(*tensors, outer, size, *chosen.extra.values(), log)
 
 
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:

@@ -300,17 +300,19 @@ def forms(portable: Sequence[Form[Any]]) -> list[Form[Any]]:
     return [*FORMS, CUBLAS, *portable]
 
 
-def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """Launch a form of a list with `FORMS`, as `gemm.run`; operands lie as the problem says."""
+def run(
+    launch: Launch, a: Tensor, b: Tensor, y: Tensor | None, bias: Tensor | None = None, column: Tensor | None = None
+) -> None:
+    """Launch a form of a list with `FORMS`, as `gemm.run_dense`; operands lie as the problem says."""
     if launch.kernel not in _KERNELS:
-        return gemm.run(launch, sum_kernel, inputs, outputs)
-    (a, b, *bias), of, pitch = inputs, launch.extra, launch.args[-2]
+        return gemm.run_dense(launch, a, b, y, bias=bias, column=column)
+    of, pitch = launch.extra, launch.args[-2]
     maps = of["a"].map(a), of["b"].map(b)
     if "gemm" in of:
         partials = gemm.workspace(of["gemm"], a)
         launch(*maps, partials)
-        return gemm.add_splits(of["gemm"], sum_kernel, partials, inputs, outputs)
-    launch(*maps, maps[0] if pitch else of["y"].map(outputs[0], written=True), outputs[0], *(bias or [None]))
+        return gemm.add_splits(of["gemm"], partials, a.dtype, y, bias, column=column)
+    launch(*maps, maps[0] if pitch else of["y"].map(y, written=True), y, bias)
 
 
 def _stored(p: Problem) -> tuple[bool, bool]:

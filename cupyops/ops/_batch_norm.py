@@ -7,10 +7,10 @@ from torch import Tensor
 
 from .._dispatch import batch_norm as forms
 from .._dispatch import shardings
-from .._dispatch.batch_norm import Backward, Forward, problem_of
+from .._dispatch.batch_norm import Forward, problem_of
 from .._dispatch.batch_norm_arguments import PARAMETERS, check, dense, is_wide
 from .._dispatch.gpu import gpu
-from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
+from .._dispatch.images import accumulator, contiguous, is_there
 from .._operator.floating import operator
 from .._util import arguments
 
@@ -48,21 +48,7 @@ def forward(x, weight, bias, running_mean, running_var, momentum, eps):
 
 @_batch_norm.backward(reads={"bias": ()})
 def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
-    return _gradients(forms.BACKWARD, grad_y, x, weight, bias, (*saved, None, None), eps, needs_grad)
-
-
-def _gradients(directions, grad_y, x, weight, bias, statistics, eps, needs_grad):
-    """grad_x, grad_weight and grad_bias, of mean, rstd, running_mean and running_var."""
-    x = dense(x)
-    grad_x = torch.empty_like(x) if needs_grad.x else None
-    parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
-    if is_there(x):
-        weight, *statistics = contiguous(weight, *statistics)
-        wide = is_wide(x, weight, bias, *statistics[2:])
-        of = Backward(grad_y, x, weight, *statistics, grad_x, *parameters, wide, eps)
-        problem = problem_of(x, grad_y, grad_x, grad_x=grad_x is not None)
-        forms.run(directions, problem, gpu(x.device), of)
-    return grad_x, *parameters
+    return forms.gradients(forms.BACKWARD, grad_y, x, weight, bias, (*saved, None, None), eps, needs_grad)
 
 
 @_batch_norm.unsupported
@@ -92,7 +78,7 @@ def forward_inference(x, weight, bias, running_mean, running_var, eps):
 @_batch_norm_inference.backward(reads={"bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
     statistics = None, None, running_mean, running_var
-    return _gradients(forms.INFERENCE_BACKWARD, grad_y, x, weight, bias, statistics, eps, needs_grad)
+    return forms.gradients(forms.INFERENCE_BACKWARD, grad_y, x, weight, bias, statistics, eps, needs_grad)
 
 
 @_batch_norm_inference.unsupported

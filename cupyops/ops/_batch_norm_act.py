@@ -10,7 +10,6 @@ from .._dispatch import batch_norm_act as forms
 from .._dispatch.batch_norm import Backward, Forward
 from .._dispatch.batch_norm_arguments import PARAMETERS, check, check_residual, dense, is_wide
 from .._dispatch.batch_norm_mask import following, in_steps, kept, passed, whole
-from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
 from .._dispatch.linear import wants_gradient
 from .._operator.floating import operator
@@ -131,16 +130,9 @@ def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var
     grad_z = passed(grad_y, *saved) if saved else grad_y
     if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
         return None, None, None, grad_z
-    x = dense(x)
-    grad_x = torch.empty_like(x) if needs_grad.x else None
-    parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
-    if is_there(x):
-        weight, running_mean, running_var = contiguous(weight, running_mean, running_var)
-        given = grad_z, x, weight, None, None, running_mean, running_var
-        of = Backward(*given, grad_x, *parameters, is_wide(x, running_mean), eps)
-        problem = batch_norm.problem_of(x, grad_z, grad_x, grad_x=grad_x is not None)
-        batch_norm.run(batch_norm.INFERENCE_BACKWARD, problem, gpu(x.device), of)
-    return grad_x, *parameters, grad_z
+    statistics = None, None, running_mean, running_var
+    given = grad_z, x, weight, bias, statistics, eps, needs_grad
+    return *batch_norm.gradients(batch_norm.INFERENCE_BACKWARD, *given), grad_z
 
 
 @_batch_norm_act_inference.reference_backward
@@ -200,10 +192,8 @@ def batch_norm_act(
         check_residual(input, residual)
     relu = activation is not None
     if torch.compiler.is_dynamo_compiling():
-        batch_norm = torch.nn.functional.batch_norm
-        return _followed(
-            batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), residual, relu
-        )
+        y = torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return _followed(y, residual, relu)
     keep = relu and wants_gradient(input, weight, bias, residual)
     numbers = (float(momentum), float(eps)) if training else (float(eps),)
     function = _batch_norm_act if training else _batch_norm_act_inference

@@ -16,12 +16,11 @@ from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
 
-BOTH = (False, True)
 bias_gelu_fwd_params = Kernel(
-    "bias_gelu.cu", "bias_gelu_fwd_params<T, TANH, FORM>", define=DEFINE, T=UP_TO_FLOAT32, TANH=BOTH, FORM=FORM[:1]
+    "bias_gelu.cu", "bias_gelu_fwd_params<T, FORM>", define=DEFINE, T=UP_TO_FLOAT32, FORM=FORM[:1]
 )
-bias_gelu_fwd_strided = Kernel("bias_gelu.cu", "bias_gelu_fwd_strided<T, TANH>", define=DEFINE, T=FLOATING, TANH=BOTH)
-bias_gelu_bwd_columns = Kernel("bias_gelu.cu", "bias_gelu_bwd_columns<T, TANH>", define=DEFINE, T=FLOATING, TANH=BOTH)
+bias_gelu_fwd_strided = Kernel("bias_gelu.cu", "bias_gelu_fwd_strided<T>", define=DEFINE, T=FLOATING)
+bias_gelu_bwd_columns = Kernel("bias_gelu.cu", "bias_gelu_bwd_columns<T>", define=DEFINE, T=FLOATING)
 
 FORWARD = Forms("bias_gelu", "forward", [PerColumn(bias_gelu_fwd_params, 4), Strided(bias_gelu_fwd_strided)])
 BACKWARD = Forms("bias_gelu", "backward", [Columns(bias_gelu_bwd_columns, sums=1)])
@@ -36,7 +35,7 @@ def _bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 def forward(x, bias, approximate):
     bias = bias.expand(x.shape)
     y = empty_output(x, bias)
-    fill(FORWARD, y, (x, bias), TANH=approximate == "tanh")
+    fill(FORWARD, y, (x, bias), approximate == "tanh")
     return y, ()
 
 
@@ -50,7 +49,7 @@ def backward(saved, grad_y, x, bias, approximate, needs_grad):
     launch = BACKWARD.launch(Sums(grad_y.numel() // columns, columns, 1, grad_y.itemsize), gpu(grad_y.device))
     grad_bias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if needs_grad.bias else None
     inputs = grad_y, x, bias.contiguous()
-    sum_gradients(launch, inputs, grad_x, (grad_bias,), TANH=approximate == "tanh")
+    sum_gradients(launch, inputs, grad_x, (grad_bias,), approximate == "tanh")
     return grad_x, grad_bias
 
 

@@ -14,13 +14,12 @@ from .._dispatch.implicit_gemm import Correlation, Direct, PatchSums, forward_pr
 from .._dispatch.library import Library
 from .._dispatch.rows import is_symbolic
 from .._dispatch.small_conv import Fma, FmaWeight
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._kernel.kernel import Kernel, ceil_div
 from .._operator.floating import operator
 from .._util.strides import is_dry
 
 conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", **gemm.TILED)
 conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", **gemm.TILED)
-conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
 conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HALF)
 
 DIRECT: dict[str, Any] = dict(define=small_conv.DEFINE, T=(torch.float32,), K=small_conv.TAPS)
@@ -181,7 +180,7 @@ def _correlate(out, image, weight, bias, of, transposed):
         filters = weight.unflatten(0, (of.groups, -1)).permute(0, 2, 3, 4, 1).contiguous()
     elif last:
         filters = weight.contiguous(memory_format=torch.channels_last)
-    gemm.run(launch, conv2d_sum, (filters, image, bias), (out, None))
+    gemm.run(launch, filters, image, out, bias)
 
 
 def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, of):
@@ -195,4 +194,4 @@ def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, of):
     if launch.kernel is conv2d_direct_bwd_weight:
         small_conv.sum_partials(launch, (grad_y, x), grad_weight, grad_bias)
     else:
-        gemm.run(launch, conv2d_sum, (grad_y, x, None), (grad_weight, grad_bias))
+        gemm.run(launch, grad_y, x, grad_weight, column=grad_bias)

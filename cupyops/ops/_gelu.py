@@ -20,14 +20,14 @@ def _gelu(x: Tensor, approximate: str) -> Tensor:
 @_gelu.forward
 def forward(x, approximate):
     y, x = alike(x)
-    gelu_fwd[by_vectors(y)](x, y, y.numel(), T=y.dtype, TANH=approximate == "tanh")
+    gelu_fwd[by_vectors(y)](x, y, y.numel(), approximate == "tanh", T=y.dtype)
     return y, ()
 
 
 @_gelu.backward
 def backward(saved, grad_y, x, approximate):
     grad_x, grad_y, x = alike(grad_y, x)
-    gelu_bwd[by_vectors(grad_x)](grad_y, x, grad_x, grad_x.numel(), T=grad_x.dtype, TANH=approximate == "tanh")
+    gelu_bwd[by_vectors(grad_x)](grad_y, x, grad_x, grad_x.numel(), approximate == "tanh", T=grad_x.dtype)
     return grad_x
 
 

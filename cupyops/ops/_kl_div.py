@@ -15,7 +15,6 @@ from .._operator.floating import operator
 from .._util import arguments, torch_private
 from .._util.strides import is_dry, restride
 
-LOG = (False, True)
 IN_FLIGHT = 4  # vectors of each input that a thread of a sum loads at once
 DEFINE = {"IN_FLIGHT": IN_FLIGHT}
 
@@ -25,9 +24,9 @@ def _kernel(name: str, **domain: Any) -> Kernel:
 
 
 kl_div_fwd_each = _kernel("fwd_each<T>", T=FLOATING)
-kl_div_fwd_partials = _kernel("fwd_partials<T, LOG>", T=FLOATING, LOG=LOG)
+kl_div_fwd_partials = _kernel("fwd_partials<T>", T=FLOATING)
 kl_div_fwd_finalize = _kernel("fwd_finalize<T>", T=FLOATING)
-kl_div_bwd = _kernel("bwd<T, LOG>", T=losses.SINGLE, LOG=LOG)
+kl_div_bwd = _kernel("bwd<T>", T=losses.SINGLE)
 kl_div_bwd_target = _kernel("bwd_target<T>", T=FLOATING)
 
 BLOCK = 128
@@ -64,7 +63,7 @@ def forward(x, target, reduction, log_target, batch):
     partials = torch.empty(MOST_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
     if not is_dry(x):
         blocks, divisor = losses.blocks(n, SUM_TILE[dtype], MOST_BLOCKS, 1), _divisor(reduction, n, batch)
-        kl_div_fwd_partials[blocks, SUM_BLOCK](x, target, partials, y, n, divisor, T=dtype, LOG=log_target)
+        kl_div_fwd_partials[blocks, SUM_BLOCK](x, target, partials, y, n, divisor, log_target, T=dtype)
         if blocks > 1:
             launch = kl_div_fwd_finalize.configure(1, losses.SUM_BLOCK, overlap=True)
             launch(partials, y, blocks, divisor, T=dtype)
@@ -81,7 +80,7 @@ def backward(saved, grad_y, x, target, reduction, log_target, batch, needs_grad)
     divisor = 0 if reduction == "none" else _divisor(reduction, n, batch)
     grid = ceil_div(n, TILE[dtype])
     if grad_target is None and dtype in losses.SINGLE:
-        kl_div_bwd[grid, BLOCK](grad_y, target, grad_x, n, divisor, T=dtype, LOG=log_target)
+        kl_div_bwd[grid, BLOCK](grad_y, target, grad_x, n, divisor, log_target, T=dtype)
     else:
         tensors = grad_y, x, target, grad_x, grad_target
         kl_div_bwd_target[grid, BLOCK](*tensors, n, divisor, log_target, T=dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 from .._dispatch import shardings, softmaxes
 from .._operator.floating import operator
 
-FORWARD, BACKWARD = softmaxes.forms("log_softmax", "LogSoftmax")
+FORWARD, BACKWARD = softmaxes.forms("log_softmax")
 
 
 @operator("cupyops::log_softmax", autocast="fp32", sharding=shardings.along)
@@ -25,14 +25,14 @@ def unsupported(x, dim, dtype):
 def forward(x, dim, dtype):
     x = x.contiguous()
     y = torch.empty_like(x, dtype=dtype)
-    softmaxes.launch(FORWARD, dim, x.dtype, x, y)
+    softmaxes.launch(FORWARD, dim, x.dtype, x, y, log=True)
     return y, (x.new_empty(0),) if y.dtype is not x.dtype else ()  # the gradient's dtype, since x itself is not saved
 
 
 @_log_softmax.backward
 def backward(saved, grad_y, y, dim):
     grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
-    softmaxes.launch(BACKWARD, dim, grad_x.dtype, grad_y, y, grad_x)
+    softmaxes.launch(BACKWARD, dim, grad_x.dtype, grad_y, y, grad_x, log=True)
     return grad_x
 
 

@@ -13,17 +13,13 @@ from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
 from .._dispatch.rows import is_symbolic
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._kernel.kernel import ceil_div
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
 
-matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", **gemm.TILED)
-matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
-matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
-
-PRODUCT = Forms("matmul", "product", wgmma.forms(gemm.tiles(matmul_fwd, matmul_wide)))
+PRODUCT = Forms("matmul", "product", wgmma.forms(gemm.DENSE))
 
 
 @operator("cupyops::matmul", autocast="lower", sharding=shardings.matmul)
@@ -134,7 +130,7 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
         return library.call("torch.matmul", y, lambda: torch.matmul(a, b, out=y))
     if copies := gemm.prepared(problem, launch, a, b):
         return _multiply(*copies, y)
-    return wgmma.run(launch, matmul_sum, (a, b), (y,))
+    return wgmma.run(launch, a, b, y)
 
 
 @functools.lru_cache(maxsize=4096)

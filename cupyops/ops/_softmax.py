@@ -8,7 +8,7 @@ from torch import Tensor
 from .._dispatch import shardings, softmaxes
 from .._operator.floating import operator
 
-FORWARD, BACKWARD = softmaxes.forms("softmax", "Softmax")
+FORWARD, BACKWARD = softmaxes.forms("softmax")
 
 
 @operator("cupyops::softmax", autocast="fp32", sharding=shardings.along)

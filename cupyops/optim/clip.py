@@ -19,9 +19,9 @@ from .._operator.derivation import distributed
 from .._util import torch_private
 from .._util.tracing import operator as traced
 
-_NORMS = ("Squares", "Largest")
-grad_norm_partials = Kernel("grad_norm.cu", "grad_norm_partials<T, NORM>", define=DEFINE, T=FLOATING, NORM=_NORMS)
-grad_norm_finalize = Kernel("grad_norm.cu", "grad_norm_finalize<T, NORM>", define=DEFINE, T=FLOATING, NORM=_NORMS)
+_WIDE = (torch.float32, torch.float64)
+grad_norm_partials = Kernel("grad_norm.cu", "grad_norm_partials<T>", define=DEFINE, T=FLOATING)
+grad_norm_finalize = Kernel("grad_norm.cu", "grad_norm_finalize<T>", define=DEFINE, T=_WIDE)
 grad_norm_clip = Kernel("grad_norm.cu", "grad_norm_clip<T>", define=DEFINE, T=FLOATING)
 
 # Into how many blocks a launch is cut, at most, does not depend on the GPU: all of them give the same bits.
@@ -130,17 +130,17 @@ class _Known:
 
     def norm(self, grads: list[Tensor], norm_type: float) -> Tensor:
         """The norm, in the type that it is computed in."""
-        kind = "Squares" if norm_type == 2 else "Largest"
+        largest = norm_type != 2
         partials = grads[0].new_empty(self._blocks, dtype=self._wide)
         begin = 0
         for dtype, at, moving in self._groups:
             for launch in moving.launches:
                 blocks, table, count = self._grid(launch), launch.table, launch.tensors
                 here = partials[begin : begin + blocks] if begin else partials
-                grad_norm_partials[blocks, BLOCK](grads[at[launch.start]], table, count, here, T=dtype, NORM=kind)
+                grad_norm_partials[blocks, BLOCK](grads[at[launch.start]], table, count, here, largest, T=dtype)
                 begin += blocks
         norm = partials.new_empty(())
-        grad_norm_finalize[1, FINALIZERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
+        grad_norm_finalize[1, FINALIZERS](partials, norm, begin, largest, T=self._wide)
         return norm
 
     def scale(self, grads: list[Tensor], max_norm: float, norm: Tensor) -> None:

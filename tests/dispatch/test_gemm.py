@@ -67,7 +67,7 @@ def test_engines_serve_their_dtypes(dtype, engine):
 
 def test_small_gpus_split_k_less():
     """Shares of k are for multiprocessors that would have no tile."""
-    problem, form = product(32, 10, 50176, torch.float32), gemm.tiles(_matmul.matmul_fwd)[-1]
+    problem, form = product(32, 10, 50176, torch.float32), gemm.DENSE[-1]
     grids = []
     for multiprocessors in (2, 132):
         with assume_gpu(multiprocessors=multiprocessors):

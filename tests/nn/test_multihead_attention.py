@@ -111,7 +111,7 @@ def test_result_is_contiguous_and_heads_are_not_copied():
             y, weights = ours(*x, need_weights=False)
         assert y.is_contiguous() and weights is None
         kernels = [record.kernel.partition("<")[0] for record in trace.launches()]
-        assert kernels == ["linear_fwd", "attention_fwd_mma", "linear_fwd"]
+        assert kernels == ["gemm_fwd", "attention_fwd_mma", "gemm_fwd"]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -27,7 +27,7 @@ class TestConv2d(OperatorContract):
     function = staticmethod(cupyops.conv2d)
     torch_function = staticmethod(F.conv2d)
     kernels = {
-        *("conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum", "conv2d_channels_last"),
+        *("conv2d_fwd", "conv2d_bwd_weight", "gemm_sum", "conv2d_channels_last"),
         *("conv2d_direct", "conv2d_direct_bwd_weight", "conv2d_direct_sum"),
     }
     too_large = f"a dimension over {gemm.MAX_INDEX}"

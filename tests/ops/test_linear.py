@@ -15,7 +15,7 @@ UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8
 class TestLinear(OperatorContract):
     function = staticmethod(cupyops.linear)
     torch_function = staticmethod(F.linear)
-    kernels = {"linear_fwd", "linear_sum"}
+    kernels = {"gemm_fwd", "gemm_sum"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)

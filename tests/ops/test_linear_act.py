@@ -14,7 +14,7 @@ by_torch = gemms.linear_act
 class TestLinearAct(OperatorContract):
     function = staticmethod(cupyops.linear_act)
     torch_function = staticmethod(by_torch)
-    kernels = {"linear_act_fwd", "linear_act_sum"}
+    kernels = {"gemm_fwd", "gemm_sum"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)

@@ -16,7 +16,7 @@ UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8
 class TestMatmul(OperatorContract):
     function = staticmethod(cupyops.matmul)
     torch_function = staticmethod(torch.matmul)
-    kernels = {"matmul_fwd", "matmul_sum"}
+    kernels = {"gemm_fwd", "gemm_sum"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)

@@ -29,11 +29,11 @@ BARRIERS = [
     ("norm", F32, "norm/backward.cuh", "__syncthreads", 2, "Race"),
     ("scale_shift", F32, "common/reduce/column.cuh", "__syncthreads", 1, "Race"),
     ("cross_entropy", F32, "loss/cross_entropy.cuh", "__syncthreads", 1, "Race"),
-    ("matmul", F32, "gemm/gemm.cuh", "__syncthreads", 0, "Race"),
-    ("matmul", F16, "gemm/gemm.cuh", "__syncthreads", 2, "Race"),
-    ("matmul", F32, "gemm/layout.cuh", "__syncwarp", 0, "Race"),
-    ("matmul", F16, "gemm/gemm.cuh", "wait_async<Engine::STAGES - 2>", 0, "Race"),
-    ("matmul", F16, "gemm/gemm.cuh", "wait_async<STAGES - 2>", 1, "Race"),
+    ("gemm", F32, "gemm/gemm.cuh", "__syncthreads", 0, "Race"),
+    ("gemm", F16, "gemm/gemm.cuh", "__syncthreads", 2, "Race"),
+    ("gemm", F32, "gemm/layout.cuh", "__syncwarp", 0, "Race"),
+    ("gemm", F16, "gemm/gemm.cuh", "wait_async<Engine::STAGES - 2>", 0, "Race"),
+    ("gemm", F16, "gemm/gemm.cuh", "wait_async<STAGES - 2>", 1, "Race"),
 ]
 BOUNDS = [
     ("silu", F32, "common/elementwise/elementwise.cuh", "i < n", 0, "OutOfBounds"),

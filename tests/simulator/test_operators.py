@@ -265,7 +265,7 @@ def test_one_step_of_a_network():
     launched = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert launched >= {
         "conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd", "relu_fwd", "relu_bwd",
-        "linear_fwd", "softmax_fwd_tiny_rows", "softmax_bwd_tiny_rows", "nll_loss_fwd", "nll_loss_bwd_rows", "sgd_step",
+        "gemm_fwd", "softmax_fwd_tiny_rows", "softmax_bwd_tiny_rows", "nll_loss_fwd", "nll_loss_bwd_rows", "sgd_step",
     }  # fmt: skip
 
 

@@ -28,3 +28,21 @@ struct Silu {
 
 using GeluExact = Gelu<false>;
 using GeluTanh = Gelu<true>;
+
+// Which activation a launch has, where that is no template value; _dispatch/activations.py has the same order.
+enum Function { kIdentity, kRelu, kGeluExact, kGeluTanh, kSilu };
+
+template <typename T> __device__ __forceinline__ acc_t<T> activate(int function, acc_t<T> x) {
+  switch (function) {
+    case kRelu:
+      return Relu::value<T>(x);
+    case kGeluExact:
+      return GeluExact::value<T>(x);
+    case kGeluTanh:
+      return GeluTanh::value<T>(x);
+    case kSilu:
+      return Silu::value<T>(x);
+    default:
+      return x;
+  }
+}
