@@ -157,7 +157,6 @@ def _check_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, scale_
     single = scale_a.numel() == scale_b.numel() == 1
     for name, value, shape in (("scale_a", scale_a, (m, 1)), ("scale_b", scale_b, (1, n))):
         if value.dtype is not torch.float32 or not (single or tuple(value.shape) == shape):
-            what = f"shape {shape}, as the other scale is not a single one" if value.numel() == 1 else f"one or {shape}"
-            arguments.fail(name, value, f"float32 of {what}")
+            arguments.fail(name, value, f"float32, of one element as the other scale, or of shape {shape}")
     if scale_result is not None and (scale_result.numel() != 1 or scale_result.dtype is not torch.float32):
         arguments.fail("scale_result", scale_result, "float32 of one element")
