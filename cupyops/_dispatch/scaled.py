@@ -1,7 +1,7 @@
 """Forms of products of 8-bit floating-point numbers on Hopper's tensor cores (cuda_src/scaled_mm_wgmma.cu).
 
-Both operands have k in lines, as wgmma takes bytes. In tensor maps, stages and sizes two of them count as one element of 16 bits,
-so that tiles are those of half types, of twice as much of k.
+Both operands have k in lines, as wgmma takes bytes. In tensor maps, stages and sizes two of them count as one element of 16
+bits, so that tiles are those of half types, of twice as much of k.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOAT8 = (E4M3, E5M2)
 VECTOR = 16  # bytes
 _NAMES = {E4M3: "wgmma::E4M3", E5M2: "wgmma::E5M2"}
-_PAIRS = ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3))
+PAIRS = ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3))
 
 
 class Problem(NamedTuple):
@@ -122,7 +122,7 @@ class Scaled(wgmma.Tile):
 
 def _is_listed(T: Any, A: str, B: str) -> bool:
     """Results of two different types are of bfloat16 or fp32: another is made of fp32."""
-    pairs = {tuple(_NAMES[one] for one in pair) for pair in _PAIRS}
+    pairs = {tuple(_NAMES[one] for one in pair) for pair in PAIRS}
     return (A, B) in pairs and (A == B or T is not torch.float16)
 
 
@@ -130,8 +130,8 @@ TILES = [
     Scaled("wgmma_64x64", 64, 64, 12, 1, 0.4, split=2),
     Scaled("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True),
     Scaled("wgmma_256x128", 256, 128, 4, 2, 0.95, cluster=2),
-    Scaled("wgmma_128x192", 128, 192, 5, 1, 0.93, cluster=2),
-    Scaled("wgmma_128x128", 128, 128, 6, 2, 0.85, cluster=2),
+    Scaled("wgmma_128x192", 128, 192, 5, 1, 0.975, cluster=2),
+    Scaled("wgmma_128x128", 128, 128, 6, 2, 0.9),
 ]
 PYTORCH = library.Library(lambda problem, gpu: problem.by_pytorch or None)
 PRODUCT: Forms[Problem] = Forms("scaled_mm", "product", [*TILES, PYTORCH])
@@ -139,7 +139,7 @@ PRODUCT: Forms[Problem] = Forms("scaled_mm", "product", [*TILES, PYTORCH])
 
 def why_not(p: Problem) -> str | None:
     """What no kernel computes, of sizes and dtypes."""
-    if (p.a, p.b) not in _PAIRS:
+    if (p.a, p.b) not in PAIRS:
         return f"{p.a} times {p.b} has no kernel"
     if not (p.m and p.n and p.k):
         return "a size of 0"
@@ -156,10 +156,14 @@ def problem_of(a: Tensor, b: Tensor, by_row: bool, out: torch.dtype, fast: bool,
     (m, k), n = a.shape, b.shape[1]
     halves = (k + 1) // 2
     strides = a.stride(0), b.stride(1)
-    return Problem(m, n, halves, a.dtype, b.dtype, sums_in(a.dtype, b.dtype, out), strides, by_row, not fast, by_pytorch)
+    return Problem(
+        m, n, halves, a.dtype, b.dtype, sums_in(a.dtype, b.dtype, out), strides, by_row, not fast, by_pytorch
+    )
 
 
-def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, y: Tensor, fast: bool) -> None:
+def multiply(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, y: Tensor, fast: bool
+) -> None:
     """y = scale_a scale_b a b + bias; y is what `sums_in` says, and contiguous."""
     a, b = in_vectors(a), in_vectors(b.mT).mT
     by_row = scale_a.numel() > 1 or scale_b.numel() > 1
@@ -173,7 +177,7 @@ def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tenso
 
 
 def in_vectors(x: Tensor) -> Tensor:
-    """As TMA reads it: rows of bytes, of an even number, that begin at whole vectors; else a copy, with zeros behind its rows."""
+    """As TMA reads it: rows of an even number of bytes that begin at whole vectors; else a copy, with zeros behind its rows."""
     rows, k = x.shape
     if k % 2 == 0 and _lies_in_vectors(x):
         return x

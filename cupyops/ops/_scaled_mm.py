@@ -132,7 +132,9 @@ def scaled_mm(
         arguments.fail("bias", bias, f"shape ({b.shape[1]},) and float16, bfloat16 or float32")
     arguments.choice("out_dtype", out_dtype, (None, *RESULTS))
     arguments.choice("use_fast_accum", use_fast_accum, (False, True))
-    if torch.is_grad_enabled() and (wants := [name for name, one in given.items() if one is not None and one.requires_grad]):
+    if torch.is_grad_enabled() and (
+        wants := [name for name, one in given.items() if one is not None and one.requires_grad]
+    ):
         raise InputError(
             f"{wants[0]} requires a gradient, but scaled_mm has no derivative, as torch._scaled_mm has none; detach it, or "
             "call it under torch.no_grad()"
@@ -145,9 +147,7 @@ def _check_operands(a: Tensor, b: Tensor) -> None:
         if value.dim() != 2 or value.dtype not in FLOAT8:
             arguments.fail(name, value, "2 dimensions and float8_e4m3fn or float8_e5m2")
     if a.shape[1] != b.shape[0]:
-        raise InputError(
-            f"b has shape {tuple(b.shape)}, expected ({a.shape[1]}, n) to fit a of shape {tuple(a.shape)}"
-        )
+        raise InputError(f"b has shape {tuple(b.shape)}, expected ({a.shape[1]}, n) to fit a of shape {tuple(a.shape)}")
     if a.dtype is b.dtype is E5M2:
         raise InputError("a and b are both float8_e5m2, expected float8_e4m3fn of one, as in PyTorch")
 

@@ -1,27 +1,8 @@
-import pytest
-import scaled_products
 import torch
+from byte_products import PAIRS
 from contract import Make, OperatorContract, Sample
-from scaled_products import PAIRS, by_torch, operands
-
-import cupyops
-from cupyops._dispatch import scaled
-from cupyops._dispatch.gpu import assume_gpu, gpu
-from cupyops._dispatch.library import Library
-from cupyops._dispatch.scaled import E4M3, E5M2
 
 RESULTS = [torch.bfloat16, torch.float16, torch.float32]
-
-
-def of_numbers(x, weight, *scales, types, **options):
-    """scaled_mm of numbers that are made 8-bit ones first, since PyTorch has few operations for these. types: by their names."""
-    a, b, out = (getattr(torch, name) for name in types.split())
-    return cupyops.scaled_mm(x.to(a), weight.to(b).t(), *scales, out_dtype=out, **options)
-
-
-def of_numbers_by_torch(x, weight, *scales, types, **options):
-    a, b, out = (getattr(torch, name) for name in types.split())
-    return by_torch(x.to(a), weight.to(b).t(), *scales, out_dtype=out, **options)
 
 
 class TestScaledMm(OperatorContract):
@@ -43,6 +24,6 @@ class TestScaledMm(OperatorContract):
         of = Make(make.device, torch.float32, requires_grad=False)
         out = make.dtype if make.dtype in RESULTS else torch.float32
         for m, k, n, (a, b) in ((5, 16, 7, PAIRS[0]), (40, 24, 33, PAIRS[1]), (1, 8, 16, PAIRS[2])):
-            both, types = (of(m, k), of(n, k)), " ".join(str(one).removeprefix("torch.") for one in (a, b, out))
+            both, types = (of(m, k), of(n, k)), types_of(a, b, out)
             yield Sample(*both, of(low=0.5), of(low=0.5), of(n), types=types)
             yield Sample(*both, of(m, 1, low=0.5), of(1, n, low=0.5), types=types, use_fast_accum=True)

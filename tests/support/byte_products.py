@@ -1,4 +1,4 @@
-"""Products of 8-bit numbers as the tests of scaled_mm make them, and what PyTorch makes of the numbers that they stand for."""
+"""Products of 8-bit numbers as the tests of scaled_mm make them, and PyTorch's of the numbers that they stand for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import cupyops
 from cupyops._dispatch import scaled
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu
-from cupyops._dispatch.scaled import E4M3, E5M2
+from cupyops._dispatch.scaled import PAIRS
 
 HOPPER = {"shared": 232448, "multiprocessors": 4}  # few, so that each block has several tiles
-PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)]
 
 
 def by_torch(
@@ -37,6 +36,26 @@ def by_torch(
     if of.itemsize == 1:
         y = (y if scale_result is None else y * scale_result).clamp(torch.finfo(of).min, torch.finfo(of).max)
     return y if wide is torch.float64 else y.to(of)
+
+
+def of_numbers(x: Tensor, weight: Tensor, *scales: Tensor, types: str, **options: Any) -> Tensor:
+    """scaled_mm of numbers that are made 8-bit ones first, since PyTorch has few operations for these.
+
+    types: of x, of weight and of the result, by their names.
+    """
+    a, b, out = (getattr(torch, name) for name in types.split())
+    return cupyops.scaled_mm(x.to(a), weight.to(b).t(), *scales, out_dtype=out, **options)
+
+
+def of_numbers_by_torch(x: Tensor, weight: Tensor, *scales: Tensor, types: str, **options: Any) -> Tensor:
+    """The same by PyTorch."""
+    a, b, out = (getattr(torch, name) for name in types.split())
+    return by_torch(x.to(a), weight.to(b).t(), *scales, out_dtype=out, **options)
+
+
+def types_of(*dtypes: torch.dtype) -> str:
+    """Their names."""
+    return " ".join(str(one).removeprefix("torch.") for one in dtypes)
 
 
 def operands(
@@ -87,7 +106,7 @@ def calls(dtype: torch.dtype, device: str) -> Iterator[Callable[[], None]]:
         late = form.fixed["LATE"]
         for a, b in PAIRS:
             for fast in (True,) if late else (False, True):
-                if late and dtype is torch.float32 or (a, b) != PAIRS[0] and fast != late:
+                if late and scaled.sums_in(a, b, dtype) is torch.float32 or (a, b) != PAIRS[0] and fast != late:
                     continue
                 first, second = sizes(form)
                 yield partial(compare, form, a, b, dtype, device, first, fast=fast)
