@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,8 @@ def _scaled_mm(
 ) -> Tensor:
     by_row = _by_row(scale_a, scale_b)
     plain = not torch_private.functorch_active()
-    if plain and a.is_cuda and not scaled.why_not_pytorch(a, b, by_row, bias, out_dtype):
-        return torch._scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+    if plain and a.is_cuda and not scaled.why_not_pytorch(a, b, by_row, bias, scale_result, out_dtype):
+        return torch_private.scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
     with torch.autocast(a.device.type, enabled=False):
         y = torch.matmul(a.float(), b.float())
     y = y * scale_a * scale_b if by_row else y * (scale_a.reshape(()) * scale_b.reshape(()))
@@ -57,7 +59,7 @@ def unsupported(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_
     if is_symbolic(*a.shape, *b.shape):
         return None
     by_row, card = _by_row(scale_a, scale_b), gpu(a.device)
-    by_pytorch = scaled.why_not_pytorch(a, b, by_row, bias, out_dtype)
+    by_pytorch = scaled.why_not_pytorch(a, b, by_row, bias, scale_result, out_dtype)
     problem = scaled.problem_of(a, b, by_row, out_dtype, use_fast_accum, by_pytorch)
     if reason := scaled.TILES[-1].why_not(problem, card):
         return reason
@@ -78,7 +80,20 @@ def _rounded(y: Tensor, scale_result: Tensor | None, out_dtype: torch.dtype) -> 
     return y.clamp(-most, most).to(out_dtype)
 
 
-@_scaled_mm.interface
+def _by_pytorch(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Any:
+    return torch_private.scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+
+
+@_scaled_mm.interface(twin=_by_pytorch)
 def scaled_mm(
     a: Tensor,
     b: Tensor,
