@@ -29,7 +29,7 @@ class TestScaledMm(OperatorContract):
     }
 
     def samples(self, make: Make):
-        """Nothing takes a gradient. Results are in the dtype of `make`; on a GPU, whose sums are not of fp32, in bfloat16."""
+        """Nothing takes a gradient. Results are of the dtype of `make`; on a GPU, which sums in fewer bits, of bfloat16."""
         of = Make(make.device, torch.float32, requires_grad=False)
         out = make.dtype if make.dtype in RESULTS else torch.float32
         out = torch.bfloat16 if make.device.type == "cuda" else out
