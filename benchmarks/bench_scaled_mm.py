@@ -1,4 +1,4 @@
-"""scaled_mm: products of float8 matrices beside PyTorch's own, by which some are computed but for `cupyops.never_slower(False)`.
+"""scaled_mm: products of float8 matrices beside PyTorch's own, which some of them are but for `cupyops.never_slower(False)`.
 
 m x n x k: layers of Llama 3 8B for 8,192 tokens and for a few, square ones, and sizes that are no whole tiles.
 """

@@ -344,8 +344,6 @@ def _scaled(m: Make, form: scaled.Scaled, types: tuple[torch.dtype, torch.dtype]
     """Of bytes with scales for rows, with results in the dtype of `m`."""
     if m.dtype is torch.float64 or gpu(torch.device(m.device)).capability != 9:
         return ()
-    if form.fixed["LATE"] and not (fast and scaled.sums_in(*types, m.dtype) is m.dtype):
-        return ()
     rows = min(form.m, 136) if form.split > 1 else 136
     a, b, bias = m(rows, 272).detach().to(types[0]), m(152, 272).detach().to(types[1]), m(152).detach()
     scales = (m(*shape).detach().float().abs() for shape in ((rows, 1), (1, 152)))

@@ -85,9 +85,9 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   static_assert(!(E::ROWS || E::SHARES) || !(S::PINGPONG || S::SPLIT > 1 || S::CLUSTER > 1), "groups differ in tiles");
   static_assert(!E::SHARES || (A_MN && B_MN), "a line of a stage is one k of both operands");
   static_assert(!E::SCALED || !(A_MN || B_MN), "8-bit operands are K-major");
+  static_assert(!E::SCALED || !(S::LATE || S::PINGPONG), "it has registers to add sums in fp32, and a consumer beside it");
   static constexpr int kBiases = (S::STORED + 127) / 128;  // of a tile, in each thread
   static constexpr bool kWide = E::SCALED && sizeof(T) == 4;  // the result is of fp32
-  static constexpr bool kPromotes = E::SCALED && !S::LATE && !S::PINGPONG;  // it has the registers to add sums in fp32
 
   const Block<T, S>& block;
   const Problem<T>& p;
@@ -554,7 +554,7 @@ __device__ __forceinline__ void multiply(const Problem<T>& problem, char* memory
   } else {
     wgmma::take_registers<240>();
     Consumer<T, S, A_MN, B_MN, E> consumer(block, warp);
-    if constexpr (consumer.kPromotes) {
+    if constexpr (E::SCALED) {
       if (problem.promoted) consumer.template run<true>();
       else consumer.template run<false>();
     } else {

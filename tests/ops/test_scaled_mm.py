@@ -184,8 +184,9 @@ def test_which_form():
             return scaled.PRODUCT.choose(problem, gpu(cpu))
 
     assert chosen(64).name == chosen(1, fast=True).name == "wgmma_64x64"
+    assert chosen(128).name == chosen(256, fast=True).name == "wgmma_64x128"
     assert chosen(4096).name == "wgmma_256x128" and chosen(4096, why="of another dtype", by_row=False).name[0] == "w"
-    for other in (chosen(4096, by_row=False), chosen(4096, out=torch.float32), chosen(200)):
+    for other in (chosen(4096, by_row=False), chosen(4096, out=torch.float32), chosen(384), chosen(4096, fast=True)):
         assert isinstance(other, Library)
 
 
@@ -255,7 +256,7 @@ def test_many_tiles_of_each_block(fast):
     truth = by_torch(*(one.double() for one in (a, b, *scales)), out_dtype=torch.bfloat16)
     theirs = torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
     for form in scaled.TILES:
-        if form.split > 1 or form.fixed["LATE"] and not fast:
+        if form.split > 1:
             continue
         with use_form(f"scaled_mm:{form.name}"):
             found = [cupyops.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast) for _ in range(2)]
