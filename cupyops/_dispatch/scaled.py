@@ -87,10 +87,10 @@ class Scaled(wgmma.Tile):
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
         """What was measured beside PyTorch's; a model of the time chooses among all tiles."""
         p: Problem = problem
-        if gpu.library and not p.by_pytorch and (reason := self._not_measured(p, gpu)):
-            return reason
         if self.split > 1 and p.m > self.m:
             return "k is split for one row of tiles"
+        if gpu.library and not p.by_pytorch and (reason := self._not_measured(p, gpu)):
+            return reason
         others = [form for form in TILES if form.why_not(p, gpu) is None and (form.split == 1 or p.m <= form.m)]
         best = min((form.time(p, gpu) for form in others), default=0.0)  # type: ignore[arg-type]
         return "another tile should take less time" if best < self.time(p, gpu) else None  # type: ignore[arg-type]
