@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import byte_products
 import pytest
 import torch
@@ -5,11 +7,13 @@ from byte_products import HOPPER, by_torch, of_numbers, of_numbers_by_torch, ope
 from contract import Make, OperatorContract, Sample
 
 import cupyops
+from cupyops._dispatch import gpu as gpus
 from cupyops._dispatch import scaled
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu, gpu
 from cupyops._dispatch.library import Library
 from cupyops._dispatch.scaled import E4M3, E5M2, PAIRS
+from cupyops._operator.derivation.public import plans_of
 
 RESULTS = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -150,20 +154,33 @@ def test_compiled_and_exported(backend):
     torch.testing.assert_close(torch.export.export(Model(), given).module()(*given), expected)
 
 
-def test_vmap_and_recorded_calls():
-    """Of a transform the reference; of calls alike a plan, which sees new scales and operands."""
+def test_vmap():
+    """The reference."""
     a, b, *scales = operands(6, 32, 8, E4M3, E4M3, False)
     stacked = torch.stack([a, a.flip(0)])
     found = torch.func.vmap(lambda x: cupyops.scaled_mm(x, b, *scales, out_dtype=torch.float32))(stacked)
     each = [cupyops.scaled_mm(x, b, *scales, out_dtype=torch.float32) for x in stacked]
     torch.testing.assert_close(found, torch.stack(each))
+
+
+@pytest.mark.parametrize(
+    ("size", "pair", "out"),
+    [((6, 32, 8), PAIRS[0], torch.bfloat16), ((5, 24, 7), PAIRS[1], torch.float16), ((9, 16, 8), PAIRS[0], E4M3)],
+)
+def test_calls_alike_are_recorded(monkeypatch, size, pair, out):
+    """Operands that are copied, and results that are rounded once more, too; a plan sees new numbers."""
+    monkeypatch.setattr(gpus, "_SIMULATED", replace(gpus._SIMULATED, **HOPPER))
+    bias, factor = torch.randn(size[2]), torch.tensor(2.0)
     with cupyops.simulate("sm_90"):
         for turn in range(6):
-            x, w, *s = operands(6, 32, 8, E4M3, E4M3, True)
-            x, s = x.roll(turn, 0), [one * (turn + 1) for one in s]
-            y = cupyops.scaled_mm(x, w, *s, out_dtype=torch.bfloat16)
-            truth = by_torch(*(one.double() for one in (x, w, *s)), out_dtype=torch.bfloat16)
-            torch.testing.assert_close(y.double(), truth, rtol=2**-8, atol=1e-6)
+            a, b, *scales = operands(*size, *pair, True)
+            given = a.roll(turn, 0), b, *(one * (turn + 1) for one in scales), bias, factor
+            y = cupyops.scaled_mm(*given, out_dtype=out)
+            truth = by_torch(*(one.double() for one in given), out_dtype=out)
+            torch.testing.assert_close(y.double(), truth, rtol=torch.finfo(out).eps, atol=1e-2)
+    plans = plans_of(cupyops.scaled_mm)
+    assert any(plans.table[size[:2]]) and not plans.reason
+    plans.forget()
 
 
 def test_autocast_changes_nothing():
