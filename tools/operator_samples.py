@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import epilogues, gemm, grouped, rows, wgmma
+from cupyops._dispatch import epilogues, gemm, grouped, rows, scaled, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops.ops._layer_norm import layer_norm_lowered
@@ -340,6 +340,17 @@ def _grouped(m: Make, ends: list[int], turned: bool) -> Any:
     return cupyops.grouped_mm, x, weight.mT if turned else weight, {"offs": offs, **options}
 
 
+def _scaled(m: Make, form: scaled.Scaled, types: tuple[torch.dtype, torch.dtype], fast: bool) -> Any:
+    """Of bytes with scales for rows, with results in the dtype of `m`."""
+    if m.dtype is torch.float64 or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    rows = min(form.m, 136) if form.split > 1 else 136
+    a, b, bias = m(rows, 272).detach().to(types[0]), m(152, 272).detach().to(types[1]), m(152).detach()
+    scales = (m(*shape).detach().float().abs() for shape in ((rows, 1), (1, 152)))
+    options = {"gpu": _A_CARD, "forms": [f"scaled_mm:{form.name}"], "out_dtype": m.dtype, "use_fast_accum": fast}
+    return cupyops.scaled_mm, a, b.T, *scales, bias, options
+
+
 _SAMPLES: dict[str, list[Call]] = {
     "relu": [
         *_unary(cupyops.relu),
@@ -524,6 +535,11 @@ _SAMPLES: dict[str, list[Call]] = {
     "grouped_mm": [
         lambda m: _grouped(m, [130, 130, 170], turned=False),
         lambda m: _grouped(m, [60, 200], turned=True),
+    ],
+    "scaled_mm": [
+        partial(_scaled, form=form, types=types, fast=fast)
+        for form in scaled.TILES
+        for types, fast in ((scaled.PAIRS[0], False), (scaled.PAIRS[1], True))
     ],
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),

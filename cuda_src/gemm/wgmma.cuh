@@ -9,7 +9,8 @@
 //
 // A half-precision result of an aligned y is stored by TMA; of a y whose rows begin off 16-byte boundaries by single elements.
 //
-// What is stored of the sums is the epilogue's: see Sums, Activated, Gated and Partial.
+// What is stored of the sums is the epilogue's: see Sums, Activated, Gated and Partial. Products of 8-bit numbers, see Scaled, count
+// them by two: of k, in stages and in maps, they are half as many elements of 16 bits.
 #pragma once
 
 #include "gemm/wgmma_block.cuh"
@@ -83,7 +84,10 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   static_assert(E::GATED == S::GATED, "two operands have an epilogue for both");
   static_assert(!(E::ROWS || E::SHARES) || !(S::PINGPONG || S::SPLIT > 1 || S::CLUSTER > 1), "groups differ in tiles");
   static_assert(!E::SHARES || (A_MN && B_MN), "a line of a stage is one k of both operands");
+  static_assert(!E::SCALED || !(A_MN || B_MN), "8-bit operands are K-major");
+  static_assert(!E::SCALED || !(S::LATE || S::PINGPONG), "it has registers to add sums in fp32, and a consumer beside it");
   static constexpr int kBiases = (S::STORED + 127) / 128;  // of a tile, in each thread
+  static constexpr bool kWide = E::SCALED && sizeof(T) == 4;  // the result is of fp32
 
   const Block<T, S>& block;
   const Problem<T>& p;
@@ -108,8 +112,9 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
         line(tma::swizzle<S::PIECE * 2>((thread / 32 * 16 + lane % 16) * S::PIECE * 2 + lane / 16 * 16)),
         biases(block.biases + me * S::N) {}
 
-  // Tile after tile; with PINGPONG every other one.
-  __device__ __forceinline__ void run() {
+  // Tile after tile; with PINGPONG every other one. PROMOTED is the problem's: two loops, since the compiler lets no products overlap
+  // whose sums it finds in one place with others.
+  template <bool PROMOTED> __device__ __forceinline__ void run() {
     unsigned turn = me == 0;
     if (S::PINGPONG) ring.advance(me * block.blocks);
     const int step = S::PINGPONG ? 2 * block.step : block.step;
@@ -124,11 +129,15 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
           if (first + 128 * i < p.n) bias[i] = to_acc(p.bias[first + 128 * i]);
         }
       }
+      [[maybe_unused]] float of_columns[kBiases] = {}, of_rows[2 * S::ROWS] = {};  // scales
+      if constexpr (E::SCALED) load_scales(of_columns, of_rows, block.place(tile), slice);
       float sums[S::ROWS][S::COLUMNS / 2];
       if (S::PINGPONG) mbarrier::wait(block.turns + 8 * me, turn), turn ^= 1;
       if constexpr (E::SHARES) {
         const int batch = block.place(tile).batch, blocks = block.template range<E>(batch).blocks;
         multiply(sums, blocks, block.group(batch).size() - (blocks - 1) * kK);
+      } else if constexpr (PROMOTED) {
+        multiply_promoted(sums, block.blocks);
       } else {
         multiply(sums, E::PARTIAL ? block.template range<E>(block.place(tile).batch).blocks : block.blocks);
       }
@@ -141,13 +150,18 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
         store_partial(sums);
         continue;
       }
-      if constexpr (E::GATED) gate(sums);
-      else if (p.bias) round<true>(sums, bias);
-      else round<false>(sums, bias);
-      unstored = S::PIECES;
-      if (!S::LATE) {
+      if constexpr (E::SCALED) rescale(sums, of_columns, of_rows);
+      if constexpr (kWide) {
+        store_wide(sums, bias);
+      } else {
+        if constexpr (E::GATED) gate(sums);
+        else if (p.bias) round<true>(sums, bias);
+        else round<false>(sums, bias);
+        unstored = S::PIECES;
+        if (!S::LATE) {
 #pragma unroll
-        for (int i = 0; i < S::PIECES; ++i) store(i);
+          for (int i = 0; i < S::PIECES; ++i) store(i);
+        }
       }
     }
     while (S::LATE && unstored) store_next();
@@ -170,8 +184,8 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       for (int k = 0; k < kK / wgmma::kK; ++k) {
 #pragma unroll
         for (int j = 0; j < S::ROWS; ++j) {
-          wgmma::Product<T, S::COLUMNS, A_MN, B_MN>::add(sums[j], a + k * wgmma::kStep<A_MN> + j * (64 * 128 >> 4),
-                                                         b + k * wgmma::kStep<B_MN>, i || k);
+          E::template Product<T, S::COLUMNS, A_MN, B_MN>::add(sums[j], a + k * wgmma::kStep<A_MN> + j * (64 * 128 >> 4),
+                                                              b + k * wgmma::kStep<B_MN>, i || k);
         }
       }
       wgmma::end_group();
@@ -191,6 +205,41 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     for (int j = 0; j < S::ROWS; ++j) {
 #pragma unroll
       for (int i = 0; i < S::COLUMNS / 2; ++i) wgmma::keep_behind(sums[j][i]);
+    }
+  }
+
+  // The same where sums in the tensor cores have few bits: those of a stage are added in fp32, while the other consumer multiplies.
+  __device__ __forceinline__ void multiply_promoted(float (&sums)[S::ROWS][S::COLUMNS / 2], int blocks) {
+    const unsigned long long a_first = wgmma::descriptor<A_MN>(block.stages + down * 128);
+    const unsigned long long b_first = wgmma::descriptor<B_MN>(block.stages + S::A_BYTES + across * 128);
+#pragma unroll
+    for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+      for (int i = 0; i < S::COLUMNS / 2; ++i) sums[j][i] = 0;
+    }
+    float part[S::COLUMNS / 2] = {};
+    for (int i = 0; i < blocks; ++i, ring.advance()) {
+      mbarrier::wait(block.full + 8 * ring.stage, ring.phase);
+      const unsigned long long at = ring.stage * (S::STAGE_BYTES >> 4), a = a_first + at, b = b_first + at;
+#pragma unroll
+      for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+        for (int i = 0; i < S::COLUMNS / 2; ++i) wgmma::keep_behind(part[i]);  // in its registers before the fence
+        wgmma::fence();
+#pragma unroll
+        for (int k = 0; k < kK / wgmma::kK; ++k) {
+          E::template Product<T, S::COLUMNS, A_MN, B_MN>::add(part, a + k * wgmma::kStep<A_MN> + j * (64 * 128 >> 4),
+                                                              b + k * wgmma::kStep<B_MN>, k);
+        }
+        wgmma::end_group();
+        wgmma::wait_for_groups<0>();
+        if (j == S::ROWS - 1) release(ring.stage);
+#pragma unroll
+        for (int i = 0; i < S::COLUMNS / 2; ++i) {
+          wgmma::keep_behind(part[i]);
+          sums[j][i] += part[i];
+        }
+      }
     }
   }
 
@@ -264,17 +313,75 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     }
   }
 
+  // The scales of this thread's columns, as biases are held, and of its rows.
+  __device__ __forceinline__ void load_scales(float (&of_columns)[kBiases], float (&of_rows)[2 * S::ROWS],
+                                              const Place& at, int slice) const {
+    const int column = at.column + across + slice * S::STORED + thread;
+#pragma unroll
+    for (int i = 0; i < kBiases; ++i) {
+      if (column + 128 * i < p.n) of_columns[i] = p.scale_b[(column + 128 * i) * p.by_row];
+    }
+    const int row = at.row + down + thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * S::ROWS; ++i) {
+      if (row + i / 2 * 64 + i % 2 * 8 < p.m) of_rows[i] = p.scale_a[(row + i / 2 * 64 + i % 2 * 8) * p.by_row];
+    }
+  }
+
+  // sums times both scales.
+  __device__ __forceinline__ void rescale(float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&of_columns)[kBiases],
+                                          const float (&of_rows)[2 * S::ROWS]) const {
+    share(of_columns);
+#pragma unroll
+    for (int c = 0; c < S::STORED / 8; ++c) {
+      const float2 scale = *reinterpret_cast<const float2*>(&biases[c * 8 + lane % 4 * 2]);
+#pragma unroll
+      for (int i = 0; i < 2 * S::ROWS; ++i) {
+        float* const pair = &sums[i / 2][4 * c + i % 2 * 2];
+        pair[0] *= of_rows[i] * scale.x, pair[1] *= of_rows[i] * scale.y;
+      }
+    }
+  }
+
+  // What each thread has of a number for each column goes where all of this consumer read it.
+  __device__ __forceinline__ void share(const float (&values)[kBiases]) const {
+    sync_threads(1 + me, 128);
+#pragma unroll
+    for (int i = 0; i < kBiases; ++i) {
+      if (128 * i + thread < S::STORED) biases[128 * i + thread] = values[i];
+    }
+    sync_threads(1 + me, 128);
+  }
+
+  // sums + bias as they are, in fp32: eight bytes of each thread, 32 of each row.
+  __device__ __forceinline__ void store_wide(const float (&sums)[S::ROWS][S::COLUMNS / 2],
+                                             const float (&bias)[kBiases]) const {
+    if (p.bias) share(bias);
+#pragma unroll
+    for (int c = 0; c < S::STORED / 8; ++c) {
+      const int column = to.column + c * 8 + lane % 4 * 2;
+      float2 add = {-0.f, -0.f};
+      if (p.bias) add = *reinterpret_cast<const float2*>(&biases[c * 8 + lane % 4 * 2]);
+#pragma unroll
+      for (int i = 0; i < 2 * S::ROWS; ++i) {
+        const int row = to.row + i / 2 * 64 + thread / 32 * 16 + lane / 4 + i % 2 * 8;
+        if (row >= p.m || column >= p.n) continue;
+        const float* const pair = &sums[i / 2][4 * c + i % 2 * 2];
+        float* const at = p.data + static_cast<long long>(row) * p.n + column;
+        if (p.n % 2 == 0) {
+          *reinterpret_cast<float2*>(at) = {pair[0] + add.x, pair[1] + add.y};
+        } else {
+          at[0] = pair[0] + add.x;
+          if (column + 1 < p.n) at[1] = pair[1] + add.y;
+        }
+      }
+    }
+  }
+
   // sums + bias, or what the activation makes of that, rounded once, to `results`.
   template <bool BIAS>
   __device__ __forceinline__ void round(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
-    if constexpr (BIAS) {
-      sync_threads(1 + me, 128);
-#pragma unroll
-      for (int i = 0; i < kBiases; ++i) {
-        if (128 * i + thread < S::STORED) biases[128 * i + thread] = bias[i];
-      }
-      sync_threads(1 + me, 128);
-    }
+    if constexpr (BIAS) share(bias);
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
       [[maybe_unused]] float2 residual[S::PIECE / 4];
@@ -446,7 +553,13 @@ __device__ __forceinline__ void multiply(const Problem<T>& problem, char* memory
     if (warp == 0 && is_elected()) produce<T, S, A_MN, B_MN, E>(block);
   } else {
     wgmma::take_registers<240>();
-    Consumer<T, S, A_MN, B_MN, E>(block, warp).run();
+    Consumer<T, S, A_MN, B_MN, E> consumer(block, warp);
+    if constexpr (E::SCALED) {
+      if (problem.promoted) consumer.template run<true>();
+      else consumer.template run<false>();
+    } else {
+      consumer.template run<false>();
+    }
   }
   if (S::SPLIT > 1) sync_cluster();  // stay until the others have read their share
 }

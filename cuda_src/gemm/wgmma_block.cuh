@@ -50,7 +50,11 @@ struct Shape {
 //   Partial       the sums of a share of k, in fp32: each share is a batch
 //   OfRows        the sums of groups of rows, each with a matrix b of its own
 //   OfShares      the sums of groups of k, each of which gives a matrix y
-struct Plain { static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false, ROWS = false, SHARES = false; };
+//   Scaled        the sums of products of 8-bit numbers times the scales of their rows and columns, + bias; in fp32 or half types
+struct Plain {
+  static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false, ROWS = false, SHARES = false, SCALED = false;
+  template <typename T, int N, bool A_MN, bool B_MN> using Product = wgmma::Product<T, N, A_MN, B_MN>;
+};
 struct Sums : Plain {};
 template <class F_> struct Activated : Plain {
   static constexpr bool ACTIVATED = true;
@@ -63,12 +67,17 @@ template <class F_> struct Gated : Plain {
 struct Partial : Plain { static constexpr bool PARTIAL = true; };
 struct OfRows : Plain { static constexpr bool ROWS = true; };
 struct OfShares : Plain { static constexpr bool SHARES = true; };
+template <class A, class B> struct Scaled : Plain {
+  static constexpr bool SCALED = true;
+  template <typename T, int N, bool A_MN, bool B_MN> using Product = wgmma::ProductOfBytes<A, B, N>;
+};
 
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
 // Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
 // of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
-// of `ragged` rows or of k.
+// of `ragged` rows or of k. Of Scaled: the scales of rows and columns, or one of each where `by_row` is 0; promoted: whether each
+// stage is summed by itself, and then added in fp32.
 template <typename T> struct Problem {
   const TensorMap &a, &b, &y;
   T* data;
@@ -81,6 +90,9 @@ template <typename T> struct Problem {
   float* partial;
   const int* offs = nullptr;
   int ragged = 0;
+  const float *scale_a = nullptr, *scale_b = nullptr;
+  int by_row = 0;
+  bool promoted = false;
 };
 
 // Which stage is next, and the parity of its phase.

@@ -55,6 +55,8 @@ _modes: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
 
 function_mode_enabled: Callable[[], bool] = _found("_is_torch_function_mode_enabled")
 """Whether a torch-function mode is open in this thread."""
+scaled_mm: Callable[..., Tensor] = torch._scaled_mm
+"""The product of float8 matrices, times their scales."""
 functorch_active: Callable[[], bool] = _found("_are_functorch_transforms_active")
 """Whether a transform of torch.func is under way in this thread."""
 is_functorch_wrapped: Callable[[Tensor], bool] = _found("_functorch", "is_functorch_wrapped_tensor")

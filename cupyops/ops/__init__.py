@@ -34,6 +34,7 @@ from ._rms_norm import rms_norm as rms_norm
 from ._rope import rope as rope
 from ._scale_shift import scale_shift as scale_shift
 from ._scaled_dot_product_attention import scaled_dot_product_attention as scaled_dot_product_attention
+from ._scaled_mm import scaled_mm as scaled_mm
 from ._silu import silu as silu
 from ._softmax import softmax as softmax
 from ._sum import sum as sum

@@ -52,6 +52,7 @@ WITHOUT_ENTRY = {
     "linear_act": "PyTorch has no function of this kind",
     "rope": "PyTorch has no function of this kind",
     "scale_shift": "PyTorch has no function of this kind",
+    "scaled_mm": "of torch._scaled_mm its database has samples whose result is of 8 bits, of which few bits are right",
     "swiglu": "PyTorch has no function of this kind",
 }
 # operators behind others, that no sample of a database comes to

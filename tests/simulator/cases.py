@@ -15,6 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import attentions
+import byte_products
 import few_channels
 import gemms
 import groups
@@ -293,6 +294,11 @@ def by_groups(dtype: torch.dtype) -> Iterator[Call]:
         yield from groups.calls(dtype, "cpu")
 
 
+def by_bytes(dtype: torch.dtype) -> Iterator[Call]:
+    if dtype is not torch.float64:
+        yield from byte_products.calls(dtype, "cpu")
+
+
 def attended(dtype: torch.dtype) -> Iterator[Call]:
     """Each form of attention, of each width and bounds."""
     for call in [call for calls in attentions.CALLS.values() for call in calls] if dtype in HALF else ():
@@ -327,6 +333,7 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "linear_act": activated,
     "gated_linear": gated,
     "grouped_mm": by_groups,
+    "scaled_mm": by_bytes,
     "cross_entropy": partial(persistent_losses, "cross_entropy"),
     "conv2d": convolved,
     "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attentions
+import byte_products
 import gemms
 import groups
 import normalisations
@@ -15,6 +16,7 @@ from decoding import by_cache
 from hypothesis import strategies as st
 
 import cupyops
+from cupyops._dispatch.scaled import E5M2, PAIRS
 from cupyops._kernel.kernel import FLOATING
 from cupyops.testing.call import Call
 from cupyops.testing.fuzz import calls, tensors
@@ -146,6 +148,19 @@ def grouped_products(draw: st.DrawFn) -> Call:
     kind = draw(st.sampled_from(kinds))
     offs = None if kind == kinds[3] else groups.ends(*at)
     return Call(*(draw(tensors(shape, dtype, special=False)) for shape in kind), offs=offs)
+
+
+@st.composite
+def products_of_bytes(draw: st.DrawFn) -> Call:
+    """Of each pair of types, now and then one that there is not; with scales of each kind."""
+    a, b = draw(st.sampled_from([*PAIRS, *PAIRS, (E5M2, E5M2)]))
+    m, k, n = (draw(st.sampled_from([1, 5, 8, 16, 33])) for _ in range(3))
+    by_row, out = draw(st.booleans()), draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32]))
+    shapes = ((m, k), (n, k), *(((m, 1), (1, n)) if by_row else ((), ())), (n,))
+    x, weight, *scales, bias = (draw(tensors(shape, torch.float32, special=False)).detach() for shape in shapes)
+    bias = draw(st.sampled_from([None, bias]))
+    types = byte_products.types_of(a, b, out)
+    return Call(x, weight, *scales, bias, types=types, use_fast_accum=draw(st.booleans()))
 
 
 @st.composite
@@ -478,6 +493,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "linear_act": (cupyops.linear_act, _activated, activated()),
     "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
     "grouped_mm": (cupyops.grouped_mm, groups.by_torch, grouped_products()),
+    "scaled_mm": (byte_products.of_numbers, byte_products.of_numbers_by_torch, products_of_bytes()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
     "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),

@@ -122,6 +122,7 @@ def test_every_file_of_kernels_is_an_operators():
         "grouped_mm_wgmma.cu": "grouped_mm",
         "linear_act_wgmma.cu": "linear_act",
         "norm_lowered.cu": "norm",
+        "scaled_mm_wgmma.cu": "scaled_mm",
     }
 
 

@@ -64,6 +64,34 @@ template <typename T, int N, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Produc
 PRODUCTS(__half, "f16")
 PRODUCTS(__nv_bfloat16, "bf16")
 
+// The same of 8-bit floating-point numbers, of which one product takes 2 kK of k: a[64][32] b[N][32]^T, both K-major, as bytes. In
+// descriptors and stages they count as half as many elements of 16 bits. The sums have fewer bits than fp32 while they are in
+// the tensor cores: see docs/simulator.md.
+struct E4M3;
+struct E5M2;
+template <class A, class B, int N> struct ProductOfBytes;
+
+#define PRODUCT_OF_BYTES(A_TYPE, B_TYPE, TYPES, N, LIST, A, B, ADD, ...)                                               \
+  template <> struct ProductOfBytes<A_TYPE, B_TYPE, N> {                                                               \
+    static __device__ __forceinline__ void add(float (&sums)[N / 2], unsigned long long a, unsigned long long b,       \
+                                               unsigned add) {                                                         \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPES   \
+                   " {" LIST "}, " A ", " B ", p, 1, 1;}"                                                              \
+                   : __VA_ARGS__                                                                                       \
+                   : "l"(a), "l"(b), "r"(add));                                                                        \
+    }                                                                                                                  \
+  };
+#define PRODUCTS_OF_BYTES(A, B, TYPES)                                                                                 \
+  PRODUCT_OF_BYTES(A, B, TYPES, 32, LIST_16, "%16", "%17", "%18", SUMS_16(0))                                          \
+  PRODUCT_OF_BYTES(A, B, TYPES, 64, LIST_32, "%32", "%33", "%34", SUMS_32(0))                                          \
+  PRODUCT_OF_BYTES(A, B, TYPES, 128, LIST_64, "%64", "%65", "%66", SUMS_32(0), SUMS_32(32))                            \
+  PRODUCT_OF_BYTES(A, B, TYPES, 192, LIST_96, "%96", "%97", "%98", SUMS_32(0), SUMS_32(32), SUMS_32(64))               \
+  PRODUCT_OF_BYTES(A, B, TYPES, 256, LIST_128, "%128", "%129", "%130", SUMS_32(0), SUMS_32(32), SUMS_32(64),           \
+                   SUMS_32(96))
+PRODUCTS_OF_BYTES(E4M3, E4M3, "e4m3.e4m3")
+PRODUCTS_OF_BYTES(E4M3, E5M2, "e4m3.e5m2")
+PRODUCTS_OF_BYTES(E5M2, E4M3, "e5m2.e4m3")
+
 // The same with a[64][16] in registers, two elements in each: rows g and g + 8, then 8 columns further, as sums are held. b is
 // MN-major.
 template <typename T, int N> struct ProductOfRegisters;
@@ -93,6 +121,8 @@ PRODUCTS_OF_REGISTERS(__nv_bfloat16, "bf16")
 #undef SUMS_32
 #undef PRODUCT
 #undef PRODUCTS
+#undef PRODUCT_OF_BYTES
+#undef PRODUCTS_OF_BYTES
 #undef PRODUCT_OF_REGISTERS
 #undef PRODUCTS_OF_REGISTERS
 

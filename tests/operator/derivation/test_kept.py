@@ -42,7 +42,11 @@ def bytes_kept(function: Callable[..., Any], tensors: list[Tensor]) -> int:
 
 def test_every_operator_has_a_case():
     ours = {name.removeprefix("cupyops::") for name in cupyops.operators() if name.startswith("cupyops::")}
-    assert ours == {*CASES, "silu_"}  # which is not run where a gradient is wanted: silu is, on a copy
+    without = {
+        "silu_",
+        "scaled_mm",
+    }  # silu_ is not run where a gradient is wanted: silu is, on a copy; the other has none
+    assert ours == {*CASES, *without}
 
 
 @pytest.mark.parametrize("name", CASES)
