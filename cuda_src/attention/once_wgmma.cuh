@@ -10,15 +10,15 @@ constexpr int kBoth = 3;
 
 // A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
 // the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
-template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
+template <typename T, int D, int BN, int STAGES, bool BULK, bool EXACT, int BOUNDS, typename Variant = Plain>
 struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>> {
   using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>>;
   using At = OnceLayout<D, BN, STAGES, BULK>;
   using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at, Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
   static_assert(BN * D == 64 * 128, "each warpgroup adds 64 x 64 of a panel of grad_q");
-  // There are registers to keep P as it was before it was rounded.
-  static constexpr bool EXACT = BN == 64;
+  // Where there are no registers for P beside its rounded values, which a product in flight reads, it begins after dS.
+  static constexpr bool LATE = Variant::kScores || (BN == 128 && EXACT);
 
   float* const sums;
 
@@ -58,11 +58,16 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       finish<1>(s);
       this->mask(now), outside();
       this->probabilities();
+      if constexpr (LATE) {
+        finish<0>(dp);
+        this->drop();
+        this->differences();
+      }
     }
     this->weigh();
     wgmma::fence();
     begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
-    if constexpr (!Variant::kScores) {
+    if constexpr (!LATE) {
       finish<1>(dp);
       this->drop();
       if constexpr (!EXACT && !Variant::kDrops) {

@@ -17,15 +17,16 @@ SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
 
 attention_bwd_once_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_bwd_once_wgmma<T, D, BN, STAGES, BULK, BOUNDS>",
+    "attention_bwd_once_wgmma<T, D, BN, STAGES, BULK, EXACT, BOUNDS>",
     arch="sm_90a",
     T=HALF,
     D=(64, 128),
     BN=(128, 64),
     STAGES=(3, 2),
     BULK=(False, True),
+    EXACT=(True, False),
     BOUNDS=BOUNDS,
-    where=lambda D, BN, STAGES, BULK, **_: PANEL[D] == BN and (STAGES, BULK) == (3, False),
+    where=lambda D, BN, STAGES, BULK, EXACT, **_: PANEL[D] == BN and (STAGES, BULK, EXACT) == (3, False, True),
 )
 attention_bwd_collect = Kernel("attention_wgmma.cu", "attention_bwd_collect<T, D>", arch="sm_90a", T=HALF, D=(64, 128))
 
@@ -36,13 +37,14 @@ class OnePass(Backward):
     Args:
         stages: panels in flight.
         bulk: TMA adds, from shared memory; else each thread does, from registers.
+        exact: dS is made of P as it was before it was rounded.
     """
 
     name = "wgmma_once"
     summary = "a block owns 128 keys, by which queries pass, and adds to their gradient in fp32, in no order"
 
-    def __init__(self, stages: int = STAGES, bulk: bool = False) -> None:
-        self.stages, self.bulk = stages, bulk
+    def __init__(self, stages: int = STAGES, bulk: bool = False, exact: bool = True) -> None:
+        self.stages, self.bulk, self.exact = stages, bulk, exact
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What prepares, the pass, and what rounds the sums."""
@@ -68,7 +70,7 @@ class OnePass(Backward):
         """That of the pass; `extra` has what prepares, and what rounds the sums."""
         p, padded, panel = problem, self.padded(problem), PANEL[problem.d]
         section = max(1, L2 // (p.width * 4 * p.queries * p.group)) if p.bounds else 1
-        fixed = {"BN": panel, "STAGES": self.stages, "BULK": self.bulk, "BOUNDS": p.bounds}
+        fixed = {"BN": panel, "STAGES": self.stages, "BULK": self.bulk, "EXACT": self.exact, "BOUNDS": p.bounds}
         sums = p.batches * p.heads * padded * p.d // SUMS
         collect = Launch(
             attention_bwd_collect,
