@@ -43,8 +43,8 @@ class OnePass(Backward):
     name = "wgmma_once"
     summary = "a block owns 128 keys, by which queries pass, and adds to their gradient in fp32, in no order"
 
-    def __init__(self, stages: int = STAGES, bulk: bool = False, exact: bool = True) -> None:
-        self.stages, self.bulk, self.exact = stages, bulk, exact
+    def __init__(self, stages: int = STAGES, bulk: bool = False, exact: bool = True, panel: int = 0) -> None:
+        self.stages, self.bulk, self.exact, self.panel = stages, bulk, exact, panel
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What prepares, the pass, and what rounds the sums."""
@@ -62,13 +62,13 @@ class OnePass(Backward):
 
     def shared(self, d: int) -> int:
         """Bytes: two tiles, the ring of two panels each, dS twice, what TMA adds, lse2 and delta, the barriers."""
-        panel = PANEL[d]
+        panel = self.panel or PANEL[d]
         read = 2 * TILE * d * 2 + 2 * self.stages * panel * d * 2
         return read + 2 * TILE * panel * 2 + self.bulk * 2 * 4 * SUMS + ROWS + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the pass; `extra` has what prepares, and what rounds the sums."""
-        p, padded, panel = problem, self.padded(problem), PANEL[problem.d]
+        p, padded, panel = problem, self.padded(problem), self.panel or PANEL[problem.d]
         section = max(1, L2 // (p.width * 4 * p.queries * p.group)) if p.bounds else 1
         fixed = {"BN": panel, "STAGES": self.stages, "BULK": self.bulk, "EXACT": self.exact, "BOUNDS": p.bounds}
         sums = p.batches * p.heads * padded * p.d // SUMS
@@ -96,7 +96,7 @@ class OnePass(Backward):
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Three launches; gradients that are not wanted are computed all the same."""
-        padded, panel = self.padded(p), PANEL[p.d]
+        padded, panel = self.padded(p), self.panel or PANEL[p.d]
         lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], padded))
         sums = of.lse.new_empty((*of.lse.shape[:2], padded, p.d))
         launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums)
