@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(384, 1)
 // Grid: a block for each tile of 128 keys of each of their heads. Block: 384. Shared memory: two tiles, twice STAGES panels of BN
 // queries, dS twice, 6 KiB, and with BULK 32 KiB. A warpgroup owns 64 keys, and sums grad_k and grad_v in the order of the queries
 // that pass, head after head of a group; sums, 0 before, has grad_q added to it in no order.
-template <typename T, int D, int BN, int STAGES, bool BULK, bool EXACT, int BOUNDS>
+template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, given, sizes);
   } else {
     wgmma::take_registers<240>();
-    attention::OnePass<T, D, BN, STAGES, BULK, EXACT, BOUNDS> gradient(at, work, given, sums, scale, sizes);
+    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);
     gradient.run();
     gradient.store(given, scale);
   }

@@ -10,17 +10,15 @@ constexpr int kBoth = 3;
 
 // A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
 // the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
-template <typename T, int D, int BN, int STAGES, bool BULK, bool EXACT, int BOUNDS, typename Variant = Plain>
+template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
 struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>> {
   using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>>;
   using At = OnceLayout<D, BN, STAGES, BULK>;
   using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at, Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
-  // Of a panel of grad_q, BN x D, each warpgroup has 64 rows and so many columns: other columns, or other rows.
-  static constexpr int COLUMNS = BN == 128 ? D : D / 2, VALUES = COLUMNS / 2;
-  static_assert(BN * D <= 64 * 128);
-  // Where there are no registers for P beside its rounded values, which a product in flight reads, it begins after dS.
-  static constexpr bool LATE = Variant::kScores || (BN == 128 && EXACT);
+  static_assert(BN * D == 64 * 128, "of a panel of grad_q each warpgroup has 64 x 64: other columns, or other rows");
+  // There are registers for P beside its rounded values, which a product in flight reads; else dS is made of those.
+  static constexpr bool EXACT = BN == 64 || Variant::kDrops;
 
   float* const sums;
 
@@ -43,7 +41,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
 
  private:
   __device__ __forceinline__ void step(int panel, int head, int buffer) {
-    float d_q[VALUES];
+    float d_q[32];
     mbarrier::wait(at.full(ring.stage), ring.phase);
     Passing now = {panel, head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
@@ -60,19 +58,14 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       finish<1>(s);
       this->mask(now), outside();
       this->probabilities();
-      if constexpr (LATE) {
-        finish<0>(dp);
-        this->drop();
-        this->differences();
-      }
     }
     this->weigh();
     wgmma::fence();
     begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
-    if constexpr (!LATE) {
+    if constexpr (!Variant::kScores) {
       finish<1>(dp);
       this->drop();
-      if constexpr (!EXACT && !Variant::kDrops) {
+      if constexpr (!EXACT) {
 #pragma unroll
         for (int i = 0; i < BN / 4; ++i) {
           const float2 both = unpack<T>(p[i]);
@@ -86,16 +79,16 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     meet(kBoth, 256);
     wgmma::fence();
     const unsigned a = operand(at.differences(buffer) + (BN == 128 ? group * 128 * kLine : 0), 16);
-    const unsigned b = operand(at.base + (BN == 128 ? 0 : D == 128 ? group * 128 * kLine : group * COLUMNS * 2), 16);
+    const unsigned b = operand(at.base + (D == 128 ? group * 128 * kLine : 0), 16);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      wgmma::Product<T, COLUMNS, true, true>::add(d_q, descriptor(a + j * kLine), descriptor(b + j * kLine), j > 0);
+      wgmma::Product<T, 64, true, true>::add(d_q, descriptor(a + j * kLine), descriptor(b + j * kLine), j > 0);
     }
     wgmma::end_group();
     begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
     finish<1>(d_q);
     const long long of = static_cast<long long>(work.batch) * sizes.heads + now.head;
-    add(sums + (of * sizes.padded + now.panel * BN) * D + group * 128 * VALUES, d_q);
+    add(sums + (of * sizes.padded + now.panel * BN) * D + group * 4096, d_q);
     finish<0>(d_first);
     finish<0>(d_second);
     this->release(ring.stage);
@@ -125,15 +118,15 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     tma::fence_shared();
   }
 
-  // Sums of 64 rows, which lie as the threads hold them: see collect().
-  __device__ __forceinline__ void add(float* to, const float (&d_q)[VALUES]) const {
+  // Of 64 x 64 sums, which lie as the threads hold them: see collect().
+  __device__ __forceinline__ void add(float* to, const float (&d_q)[32]) const {
     const int thread = threadIdx.x % 128;
     if constexpr (BULK) {
       const unsigned from = at.staged(group);
       if (thread == 0) tma::wait_for_stores<0>();
       meet(1 + group, 128);
 #pragma unroll
-      for (int j = 0; j < VALUES / 4; ++j) {
+      for (int j = 0; j < 8; ++j) {
         asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(from + 2048 * j + 16 * thread), "f"(d_q[4 * j]),
                      "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
                      : "memory");
@@ -141,12 +134,12 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       tma::fence_shared();
       meet(1 + group, 128);
       if (thread == 0) {
-        tma::add_line(to, from, 512 * VALUES);
+        tma::add_line(to, from, 16384);
         tma::end_stores();
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < VALUES / 4; ++j) {
+      for (int j = 0; j < 8; ++j) {
         asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * thread),
                      "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
                      : "memory");

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(384, 1)
   }
 }
 
-template <typename T, int D, int BN, int STAGES, bool BULK, bool EXACT, int BOUNDS>
+template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma_variant(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                                      const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, maps, sizes, variant);
   } else {
     wgmma::take_registers<240>();
-    attention::OnePass<T, D, BN, STAGES, BULK, EXACT, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
+    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
                                                                                    variant);
     gradient.run();
     gradient.store(maps, scale);

@@ -79,8 +79,8 @@ class Problem(NamedTuple):
 
     low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
     gradients of q, k and v, in backward. tokens: the queries of packed sequences together, of which there are `batches`; the
-    longest has so many queries and keys. Else None. value_width: of the rows of v and y; width, of those of q and k. same_bits:
-    gradients are to have the same bits every time. some_grads: not all of the three are needed.
+    longest has so many queries and keys. Else None. value_width: of the rows of v and y; width, of those of q and k.
+    in_order: why gradients are to be summed in a fixed order, empty where they need not be.
     """
 
     batches: int
@@ -99,8 +99,7 @@ class Problem(NamedTuple):
     grads: tuple[tuple[int, int, int], ...] = ()
     tokens: int | None = None
     value_width: int = 0
-    same_bits: bool = False
-    some_grads: bool = False
+    in_order: str = ""
 
     @property
     def d(self) -> int:

@@ -81,7 +81,12 @@ def compared(engine, name, dtype=torch.float16, device="cpu", p=0.3):
 
 CASES = pytest.mark.parametrize(
     "engine, name",
-    [(engine, name) for engine in ENGINES for name in OPTIONS if engine in ("mma", "wgmma", "once") or name == "causal"],
+    [
+        (engine, name)
+        for engine in ENGINES
+        for name in OPTIONS
+        if engine in ("mma", "wgmma", "once") or name == "causal"
+    ],
 )
 
 

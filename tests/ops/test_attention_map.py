@@ -59,7 +59,12 @@ def compared(name, engine, dtype=torch.float16, device="cpu"):
 
 CASES = pytest.mark.parametrize(
     "name, engine",
-    [(name, engine) for name in MASKS for engine in ENGINES if engine in ("mma", "wgmma", "once") or name == "reach of a head"],
+    [
+        (name, engine)
+        for name in MASKS
+        for engine in ENGINES
+        if engine in ("mma", "wgmma", "once") or name == "reach of a head"
+    ],
 )
 
 
