@@ -7,7 +7,7 @@
 //   backward   P = exp(S - lse), dP = grad_y v^T, delta = sum(grad_y * y) - grad_lse of a row, dS = P * (dP - delta)
 //              grad_v = P^T grad_y, grad_k = dS^T q * scale, grad_q = dS k * scale
 //
-// Backward is one kernel in two roles. A block owns rows of one side, and the rows of the other side pass by. S and dP are
+// Backward is one kernel in two roles (and on Hopper, where a fixed order is not asked for, another, which passes once). A block owns rows of one side, and the rows of the other side pass by. S and dP are
 // computed in both roles, seven products where five are needed: so nothing but the gradients is written, without atomics, and
 // the bits are the same every time.
 //

@@ -18,8 +18,16 @@
 //  16384    128    yes    666 (624)   453 (563)         16384     64    yes    533 (461)   392 (441)
 //
 // PyTorch's flash attention has 150 to 345 forward and 129 to 295 backward. 4,096 rows, causal, D = 128 with a variant: slopes 559
-// and 407, where FlexAttention has 314 and 317. Lost: backward computes seven products where cuDNN, whose
-// bits differ from run to run, computes five.
+// and 407, where FlexAttention has 314 and 317. Backward above is the one in two roles, whose seven products give the same bits every
+// time. In one pass of five products grad_q is added up in memory, in no order, as cuDNN has it; in the same run, TFLOP/s:
+//
+//   rows     D    causal   two roles   one pass   cuDNN      rows     D    causal   two roles   one pass   cuDNN
+//   1024    128     no        349         402       360      1024     64     no        310         363       314
+//   1024    128    yes        261         287       248      1024     64    yes        206         253       203
+//   4096    128     no        440         543       516      4096     64     no        389         460       432
+//   4096    128    yes        414         501       437      4096     64    yes        334         415       338
+//  16384    128     no        457         561       550     16384     64     no        402         475       437
+//  16384    128    yes        464         558       541     16384     64    yes        381         511       435
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
 #include "attention/once_wgmma.cuh"
