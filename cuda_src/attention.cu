@@ -7,7 +7,7 @@
 //   backward   P = exp(S - lse), dP = grad_y v^T, delta = sum(grad_y * y) - grad_lse of a row, dS = P * (dP - delta)
 //              grad_v = P^T grad_y, grad_k = dS^T q * scale, grad_q = dS k * scale
 //
-// Backward is one kernel in two roles. A block owns rows of one side, and the rows of the other side pass by. S and dP are
+// Backward is one kernel in two roles (and on Hopper, where a fixed order is not asked for, another, which passes once). A block owns rows of one side, and the rows of the other side pass by. S and dP are
 // computed in both roles, seven products where five are needed: so nothing but the gradients is written, without atomics, and
 // the bits are the same every time.
 //
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(32 * WARPS)
 template <typename T, int LANES>
 __global__ void attention_bwd_prepare(const T* __restrict__ y, const T* __restrict__ grad_y,
                                       const float* __restrict__ lse, const float* __restrict__ grad_lse,
-                                      float* __restrict__ delta, float* __restrict__ lse2, attention::Strides ys,
-                                      attention::Sizes sizes) {
-  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, delta, lse2, ys, sizes);
+                                      float* __restrict__ delta, float* __restrict__ lse2,
+                                      float4* __restrict__ grad_sums, attention::Strides ys, attention::Sizes sizes) {
+  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, delta, lse2, grad_sums, ys, sizes);
 }
 
 // Grid: a block for each tile of 16 * WARPS rows of what is owned of each of its heads. Block: 32 * WARPS. Shared memory: two

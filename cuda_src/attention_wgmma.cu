@@ -18,10 +18,19 @@
 //  16384    128    yes    666 (624)   453 (563)         16384     64    yes    533 (461)   392 (441)
 //
 // PyTorch's flash attention has 150 to 345 forward and 129 to 295 backward. 4,096 rows, causal, D = 128 with a variant: slopes 559
-// and 407, where FlexAttention has 314 and 317. Lost: backward computes seven products where cuDNN, whose
-// bits differ from run to run, computes five.
+// and 407, where FlexAttention has 314 and 317. Backward above is the one in two roles, whose seven products give the same bits every
+// time. In one pass of five products grad_q is added up in memory, in no order, as cuDNN has it; in the same run, TFLOP/s:
+//
+//   rows     D    causal   two roles   one pass   cuDNN      rows     D    causal   two roles   one pass   cuDNN
+//   1024    128     no        349         402       360      1024     64     no        310         363       314
+//   1024    128    yes        261         287       248      1024     64    yes        206         253       203
+//   4096    128     no        440         543       516      4096     64     no        389         460       432
+//   4096    128    yes        414         501       437      4096     64    yes        334         415       338
+//  16384    128     no        457         561       550     16384     64     no        402         475       437
+//  16384    128    yes        464         558       541     16384     64    yes        381         511       435
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
+#include "attention/once_wgmma.cuh"
 
 // Grid: as many blocks as run at one time, or one for each tile of 64 * CONSUMERS queries of each head, whichever are fewer.
 // Block: 128 * (CONSUMERS + 1). Shared memory: two tiles, STAGES panels of BN keys and of values, 2 KiB. A warpgroup owns 64
@@ -70,4 +79,38 @@ __global__ void __launch_bounds__(384, 1)
     gradient.run();
     gradient.store(given, scale);
   }
+}
+
+// Grid: a block for each tile of 128 keys of each of their heads. Block: 384. Shared memory: two tiles, twice STAGES panels of BN
+// queries, dS twice, 6 KiB, and with BULK 32 KiB. A warpgroup owns 64 keys, and sums grad_k and grad_v in the order of the queries
+// that pass, head after head of a group; sums, 0 before, has grad_q added to it in no order.
+template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS>
+__global__ void __launch_bounds__(384, 1)
+    attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+                             const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
+                             const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
+                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
+                             float scale, const attention::Sizes sizes) {
+  extern __shared__ char memory[];
+  const attention::OnceLayout<D, BN, STAGES, BULK> at(memory);
+  const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
+  at.begin();
+  attention::Work<BN, true, BOUNDS> work(sizes);
+  work.spread();
+  if (threadIdx.x < 128) {
+    wgmma::give_back_registers<24>();
+    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, given, sizes);
+  } else {
+    wgmma::take_registers<240>();
+    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);
+    gradient.run();
+    gradient.store(given, scale);
+  }
+}
+
+// Grid: a block for each 64 x 64 of the padded rows of each head. Block: 128. See attention::collect.
+template <typename T, int D>
+__global__ void attention_bwd_collect(const float4* __restrict__ sums, T* __restrict__ grad_q, float scale,
+                                      attention::Strides to, attention::Sizes sizes) {
+  attention::collect<T, D>(sums, grad_q, scale, to, sizes);
 }

@@ -12,9 +12,11 @@ struct RoleMaps {
 };
 
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
-template <int D, int BN, int STAGES> struct BackwardLayout {
+// MORE: bytes after the panels.
+template <int D, int BN, int STAGES, int MORE = 0> struct BackwardLayout {
   static constexpr int OWN = 128 * D * 2, STREAM = BN * D * 2, ROW = BN * 4;
-  static constexpr int STREAM_AT = 2 * OWN, ROWS_AT = STREAM_AT + 2 * STAGES * STREAM, BARRIERS_AT = ROWS_AT + 4096;
+  static constexpr int STREAM_AT = 2 * OWN, MORE_AT = STREAM_AT + 2 * STAGES * STREAM, ROWS_AT = MORE_AT + MORE;
+  static constexpr int BARRIERS_AT = ROWS_AT + 4096;
   static_assert(2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   unsigned base, barriers;
 
@@ -38,9 +40,19 @@ template <int D, int BN, int STAGES> struct BackwardLayout {
   }
 };
 
+// In one pass: besides, dS of 128 keys twice, and with BULK what TMA adds to grad_q for each warpgroup.
+template <int D, int BN, int STAGES, bool BULK>
+struct OnceLayout : BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384> {
+  using Base = BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384>;
+  using Base::Base;
+  __device__ __forceinline__ unsigned differences(int i) const { return this->base + Base::MORE_AT + i * 128 * BN * 2; }
+  __device__ __forceinline__ unsigned staged(int group) const { return differences(2) + group * 16384; }
+};
+
 // A block's tile, and the panels of the other side that pass: within a section, tiles with most to do first.
 template <int BN, bool KEYS, int BOUNDS> struct Work {
   int own_rows, rows, head, batch, own_row, begin, end, panels, all, group, members;
+  int shift = 0;  // the panel of each head that passes first is begin + shift
 
   __device__ __forceinline__ explicit Work(const Sizes& sizes) : group(sizes.group) {
     own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
@@ -58,6 +70,11 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
   }
   __device__ __forceinline__ int head_of(int i) const { return KEYS ? head * group + i / panels : head / group; }
 
+  // Blocks of one head begin at different panels, so that they do not all add to the same rows at once.
+  __device__ __forceinline__ void spread() {
+    if (BOUNDS == 0) shift = own_row / 128 * panels / ((own_rows + 127) / 128);
+  }
+
   // Of a map: the panels of one of the heads of the queries, and of all.
   __device__ __forceinline__ const int* list(const Map& map, int member) const {
     return map.of(batch, KEYS ? head * group + member : head, own_row / 128);
@@ -69,10 +86,9 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
 };
 
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
-template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename Variant = Plain>
-__device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at, const Work<BN, KEYS, BOUNDS>& work,
-                                        const RoleMaps& given, const Sizes& sizes, const Variant& variant = {}) {
-  using At = BackwardLayout<D, BN, STAGES>;
+template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename At, typename Variant = Plain>
+__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
+                                        const Sizes& sizes, const Variant& variant = {}) {
   mbarrier::arrive_and_expect(at.owned(), 2 * At::OWN);
   for (int x = 0; x < D; x += 64) {
     tma::load(at.base + x * 256, given.own_first, x, work.own_row, work.head, work.batch, at.owned());
@@ -103,14 +119,15 @@ __device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at,
     }
   } else {
     for (int i = 0; i < work.all; ++i, ring.advance()) {
-      load((work.begin + i % work.panels) * BN, work.head_of(i), 0, 0);
+      load((work.begin + (i + work.shift) % work.panels) * BN, work.head_of(i), 0, 0);
     }
   }
 }
 
 // A consumer, a warpgroup: owns 64 rows. P and dS go from the sums of one product into the registers of the next.
-template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename Variant = Plain> struct Gradient {
-  using At = BackwardLayout<D, BN, STAGES>;
+template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename Variant = Plain,
+          typename At = BackwardLayout<D, BN, STAGES>>
+struct Gradient {
   // In flight while P is computed: dP and, where there are registers for it, the sums over dS of the panel before. While dS is
   // computed: the sums over P.
   static constexpr bool DELAYED = !KEYS || D < 128;
@@ -200,10 +217,7 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
     begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
-    if constexpr (Variant::kDrops) {
-      const int of = work.batch * sizes.heads + now.head, column = now.panel * BN + lane % 4 * 2;
-      kept = variant.dropout.template draw<KEYS, BN / 2>(of, row, column);
-    }
+    draw(now);
     if constexpr (Variant::kScores) {
       finish<0>(s), finish<0>(dp);
       if constexpr (DELAYED && !FIRST) {
@@ -223,12 +237,7 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
       }
     }
     if constexpr (KEYS) {
-      if constexpr (Variant::kDrops) {
-#pragma unroll
-        for (int i = 0; i < BN / 4; ++i) p[i] = pack<T>(kept.of(2 * i, s[2 * i]), kept.of(2 * i + 1, s[2 * i + 1]));
-      } else {
-        round<T>(p, s);
-      }
+      weigh();
       wgmma::fence();
       begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
     }
@@ -247,6 +256,24 @@ template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename
     }
     before = ring.stage;
     ring.advance();
+  }
+
+ protected:
+  __device__ __forceinline__ void draw(const Passing& now) {
+    if constexpr (Variant::kDrops) {
+      const int of = work.batch * sizes.heads + now.head, column = now.panel * BN + lane % 4 * 2;
+      kept = variant.dropout.template draw<KEYS, BN / 2>(of, row, column);
+    }
+  }
+
+  // p = P of what is not dropped
+  __device__ __forceinline__ void weigh() {
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (int i = 0; i < BN / 4; ++i) p[i] = pack<T>(kept.of(2 * i, s[2 * i]), kept.of(2 * i + 1, s[2 * i + 1]));
+    } else {
+      round<T>(p, s);
+    }
   }
 
   // Scores of keys that a query does not see are -inf. Of columns those from begin up to end are seen by a row.

@@ -2,6 +2,7 @@
 // defines attention::Variant, made of captured tensors and `given`.
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
+#include "attention/once_wgmma.cuh"
 
 template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
@@ -50,6 +51,36 @@ __global__ void __launch_bounds__(384, 1)
     wgmma::take_registers<240>();
     attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, attention::Variant> gradient(at, work, maps, scale, sizes,
                                                                                      variant);
+    gradient.run();
+    gradient.store(maps, scale);
+  }
+}
+
+template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS>
+__global__ void __launch_bounds__(384, 1)
+    attention_bwd_once_wgmma_variant(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+                                     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
+                                     const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
+                                     const float* __restrict__ lse2, const float* __restrict__ delta,
+                                     float* __restrict__ sums, float scale, const attention::Sizes sizes,
+                                     const void* __restrict__ c0, const void* __restrict__ c1,
+                                     const void* __restrict__ c2, const void* __restrict__ c3,
+                                     const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
+  extern __shared__ char memory[];
+  const attention::OnceLayout<D, BN, STAGES, BULK> at(memory);
+  const attention::RoleMaps maps{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
+  at.begin();
+  const attention::Variant variant(c0, c1, c2, c3, lists, given);
+  attention::Work<BN, true, BOUNDS> work(sizes);
+  work.spread();
+  if constexpr (attention::Variant::kMaps) work.count(variant.map);
+  if (threadIdx.x < 128) {
+    wgmma::give_back_registers<24>();
+    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, maps, sizes, variant);
+  } else {
+    wgmma::take_registers<240>();
+    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
+                                                                                   variant);
     gradient.run();
     gradient.store(maps, scale);
   }

@@ -80,6 +80,7 @@ class Problem(NamedTuple):
     low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
     gradients of q, k and v, in backward. tokens: the queries of packed sequences together, of which there are `batches`; the
     longest has so many queries and keys. Else None. value_width: of the rows of v and y; width, of those of q and k.
+    in_order: why gradients are to be summed in a fixed order, empty where they need not be.
     """
 
     batches: int
@@ -98,6 +99,7 @@ class Problem(NamedTuple):
     grads: tuple[tuple[int, int, int], ...] = ()
     tokens: int | None = None
     value_width: int = 0
+    in_order: str = ""
 
     @property
     def d(self) -> int:
@@ -329,7 +331,7 @@ class Backward(Form[Problem]):
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Launch what is wanted."""
         lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], self.padded(p)))
-        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2)
+        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, None)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
         if of.grad_q is not None:

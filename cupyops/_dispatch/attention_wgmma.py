@@ -73,13 +73,14 @@ attention_bwd_wgmma = Kernel(
 )
 
 # bytes of keys and values, or of what passes, that are to stay in L2 while heads are worked on side by side
-_L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
+L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
 
 
-_TOO_WIDE = "rows are wider than 128"
+TOO_WIDE = "rows are wider than 128"
 
 
-def _why_not(p: Problem, gpu: Gpu, shared: int) -> str | None:
+def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
+    """Why a form cannot read or write a problem by TMA, or compute it by wgmma in so much shared memory."""
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
     if p.tokens is not None:
@@ -95,7 +96,8 @@ def _why_not(p: Problem, gpu: Gpu, shared: int) -> str | None:
     return None
 
 
-def _map(x: Tensor, rows: int, written: bool = False) -> Any:
+def box_map(x: Tensor, rows: int, written: bool = False) -> Any:
+    """Of which TMA copies a panel of so many rows at a time."""
     return tensor_map(x, (1, 1, rows, PANEL), swizzle=128, written=written)
 
 
@@ -111,7 +113,7 @@ class WgmmaForward(Forward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
-        return _TOO_WIDE if problem.d == WIDE else _why_not(problem, gpu, self.shared(problem.d))
+        return TOO_WIDE if problem.d == WIDE else why_not_by_tma(problem, gpu, self.shared(problem.d))
 
     def shared(self, d: int) -> int:
         """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
@@ -124,7 +126,7 @@ class WgmmaForward(Forward):
         keys, consumers = FORWARD[p.d]
         tiles = ceil_div(p.queries, 64 * consumers) * p.heads * p.batches
         blocks = min(tiles, gpu.multiprocessors)
-        held = (_L2_LONG if p.keys >= _LONG else _L2) // (p.keys * p.width * 4)
+        held = (_L2_LONG if p.keys >= _LONG else L2) // (p.keys * p.width * 4)
         section = max(1, held) * p.group if p.bounds else 1
         fixed = {"BN": keys, "CONSUMERS": consumers, "STAGES": _forward_stages(p.d), "BOUNDS": p.bounds}
         return Launch(
@@ -146,7 +148,7 @@ class WgmmaForward(Forward):
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
-        maps = _map(q, 64 * consumers), _map(k, keys), _map(v, keys), _map(y, 64, written=True)
+        maps = box_map(q, 64 * consumers), box_map(k, keys), box_map(v, keys), box_map(y, 64, written=True)
         launch(*maps, lse, counter, scale)
 
 
@@ -163,8 +165,8 @@ class WgmmaBackward(Backward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
         if problem.d == WIDE:
-            return _TOO_WIDE
-        return _why_not(problem, gpu, max(self.shared(problem.d, panel) for panel in BACKWARD[problem.d]))
+            return TOO_WIDE
+        return why_not_by_tma(problem, gpu, max(self.shared(problem.d, panel) for panel in BACKWARD[problem.d]))
 
     def shared(self, d: int, panel: int) -> int:
         """Bytes: two tiles, the ring of two panels each, lse2 and delta of their rows, the barriers."""
@@ -179,7 +181,7 @@ class WgmmaBackward(Backward):
         """A block for each tile of each head of what is owned."""
         panel = BACKWARD[p.d][keys]
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
-        held = _L2 // (p.width * 4)
+        held = L2 // (p.width * 4)
         if not p.bounds:
             section = 1
         elif keys:
@@ -200,6 +202,6 @@ class WgmmaBackward(Backward):
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
         """By maps; the queries' role has one result, whose map stands for both."""
         panel = launch.template["BN"]
-        first, second = (None if y is None else _map(y, 64, written=True) for y in six[4:])
-        owned, passing = (_map(x, TILE) for x in six[:2]), (_map(x, panel) for x in six[2:4])
+        first, second = (None if y is None else box_map(y, 64, written=True) for y in six[4:])
+        owned, passing = (box_map(x, TILE) for x in six[:2]), (box_map(x, panel) for x in six[2:4])
         launch(*owned, *passing, first, first if second is None else second, lse2, delta, scale)

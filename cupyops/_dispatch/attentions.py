@@ -9,16 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._util import torch_private
 from .._util.strides import aligned, is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_map import Maps, Masked, fits
+from .attention_once import OnePass
 from .attention_wgmma import WgmmaBackward, WgmmaForward
 from .forms import Forms, Launch
 from .gpu import gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
-BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32), MmaBackward(16)])
+BACKWARD = Forms(
+    "attention", "backward", [OnePass(), WgmmaBackward(), MmaBackward(64), MmaBackward(32), MmaBackward(16)]
+)
 
 
 class Variant(NamedTuple):
@@ -87,12 +91,21 @@ def backward(
         if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
             y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
         problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
+        problem = problem._replace(in_order=_in_order(needs, variant))
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         launch = BACKWARD.launch(problem, card)
         launch = launch if variant is None else variant.launch(launch, problem, q.device)
         launch.extra["form"].run(problem, launch, of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
+
+
+def _in_order(needs: tuple[bool, bool, bool], variant: Variant | None) -> str:
+    if torch_private.deterministic():
+        return "deterministic algorithms are asked for"
+    if not all(needs):
+        return "two passes leave out what is not needed"
+    return "" if variant is None else "it was measured of plain scores alone"
 
 
 def _problem(

@@ -80,6 +80,7 @@ class TestAttention(OperatorContract):
 
 
 FORMS = ["forward:mma backward:mma_64", "forward:mma backward:mma_32", "forward:wgmma backward:wgmma"]
+FORMS.append("forward:wgmma backward:wgmma_once")
 HALF = [torch.float16, torch.bfloat16]
 
 
@@ -296,7 +297,7 @@ def test_what_kernels_do_not_serve(given, reason):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("engine", CALLS)
 def test_forms_on_a_gpu(engine, dtype):
-    if engine == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
+    if engine.startswith("wgmma") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
     for call in CALLS[engine]:
         call(dtype, "cuda")

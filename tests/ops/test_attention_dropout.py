@@ -15,6 +15,8 @@ ENGINES = {
     "mma_16": ("sm_80", 136, ("forward:mma", "backward:mma_16")),
     "wgmma": ("sm_90", 128, ("forward:wgmma", "backward:wgmma")),
     "wgmma_64": ("sm_90", 64, ("forward:wgmma", "backward:wgmma")),
+    "once": ("sm_90", 128, ("forward:wgmma", "backward:wgmma_once")),
+    "once_64": ("sm_90", 64, ("forward:wgmma", "backward:wgmma_once")),
 }
 OPTIONS = {
     "full": {},
@@ -79,7 +81,12 @@ def compared(engine, name, dtype=torch.float16, device="cpu", p=0.3):
 
 CASES = pytest.mark.parametrize(
     "engine, name",
-    [(engine, name) for engine in ENGINES for name in OPTIONS if engine in ("mma", "wgmma") or name == "causal"],
+    [
+        (engine, name)
+        for engine in ENGINES
+        for name in OPTIONS
+        if engine in ("mma", "wgmma", "once") or name == "causal"
+    ],
 )
 
 
@@ -93,7 +100,7 @@ def test_the_mask_of_the_seed(engine, name, seeded):
 @pytest.mark.gpu
 @CASES
 def test_the_mask_of_the_seed_on_a_gpu(engine, name, seeded):
-    if engine.startswith("wgmma") and torch.cuda.get_device_capability()[0] != 9:
+    if engine.startswith(("wgmma", "once")) and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
     compared(engine, name, torch.bfloat16 if engine == "wgmma" else torch.float16, "cuda")
 

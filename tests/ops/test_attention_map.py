@@ -15,6 +15,8 @@ ENGINES = {
     "mma_16": ("sm_80", 136, ("forward:mma", "backward:mma_16")),
     "wgmma": ("sm_90", 128, ("forward:wgmma", "backward:wgmma")),
     "wgmma_64": ("sm_90", 64, ("forward:wgmma", "backward:wgmma")),
+    "once": ("sm_90", 128, ("forward:wgmma", "backward:wgmma_once")),
+    "once_64": ("sm_90", 64, ("forward:wgmma", "backward:wgmma_once")),
 }
 QUERIES, KEYS, HEADS = 210, 270, 2
 ROWS, COLUMNS = torch.arange(QUERIES)[:, None], torch.arange(KEYS)
@@ -57,7 +59,12 @@ def compared(name, engine, dtype=torch.float16, device="cpu"):
 
 CASES = pytest.mark.parametrize(
     "name, engine",
-    [(name, engine) for name in MASKS for engine in ENGINES if engine in ("mma", "wgmma") or name == "reach of a head"],
+    [
+        (name, engine)
+        for name in MASKS
+        for engine in ENGINES
+        if engine in ("mma", "wgmma", "once") or name == "reach of a head"
+    ],
 )
 
 
@@ -67,14 +74,15 @@ def test_maps(name, engine):
     with cupyops.simulate(ENGINES[engine][0]), cupyops.trace() as trace:
         compared(name, engine)
     launched = [record.kernel.partition("<")[0] for record in trace.launches()]
-    assert launched.count("attention_map_lists") == 3 and launched.count("attention_map_cells") == 2
-    assert sum(kernel.endswith("_variant") for kernel in launched) == 3
+    roles = 1 if engine.startswith("once") else 2
+    assert launched.count("attention_map_lists") == 1 + roles and launched.count("attention_map_cells") == 2
+    assert sum(kernel.endswith("_variant") for kernel in launched) == 1 + roles
 
 
 @pytest.mark.gpu
 @CASES
 def test_maps_on_a_gpu(name, engine):
-    if engine.startswith("wgmma") and torch.cuda.get_device_capability()[0] != 9:
+    if engine.startswith(("wgmma", "once")) and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
     compared(name, engine, torch.bfloat16 if engine == "wgmma" else torch.float16, "cuda")
 

@@ -17,6 +17,7 @@ ENGINES = {
     "mma": ("sm_80", "forward:mma", "backward:mma_64"),
     "mma_32": ("sm_80", "forward:mma", "backward:mma_32"),
     "wgmma": ("sm_90", "forward:wgmma", "backward:wgmma"),
+    "wgmma_once": ("sm_90", "forward:wgmma", "backward:wgmma_once"),
 }
 QUERIES, KEYS, HEADS = 140, 75, 2
 torch.manual_seed(0)
@@ -90,7 +91,7 @@ def compared(name, engine, dtype, width, device="cpu", **options):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, engine):
-    width = 64 if engine == "mma" else 128
+    width = 64 if engine == "mma" or (engine, name) == ("wgmma_once", "slopes") else 128
     with cupyops.simulate(ENGINES[engine][0]):
         compared(name, engine, torch.float16 if width == 64 else torch.bfloat16, width)
 
@@ -381,7 +382,7 @@ def test_what_kernels_do_not_differentiate():
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_on_a_gpu(name, engine, dtype):
-    if engine == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
+    if engine.startswith("wgmma") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
     for width in (64, 128) if engine != "mma_32" else (128,):
         compared(name, engine, dtype, width, "cuda")

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from simulator.kit import run
 
+from cupyops.simulator import Misaligned, OutOfBounds
+
 RNG = np.random.default_rng(5)
 N = 96
 
@@ -193,3 +195,31 @@ def test_float_sums_in_global_memory_flush_subnormals():
     x, y = np.full(4, 2.0**-140, np.float32), np.zeros(2, np.float32)
     run(code, "sums", 1, 4, y, x)
     assert y.tolist() == [0.0, 2.0**-138]
+
+
+ADD_FOUR = """
+extern "C" __global__ void add_four(float* y, int apart) {
+  const float i = threadIdx.x;
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + threadIdx.x % 3 * 4 + apart), "f"(i),
+               "f"(2 * i), "f"(0.5f), "f"(-i) : "memory");
+}
+"""
+
+
+def test_four_sums_side_by_side():
+    """red of a vector: each of its values to its own place, by all threads."""
+    y = np.ones(12, np.float32)
+    run(ADD_FOUR, "add_four", 1, 32, y, 0, arch="sm_90")
+    of = [np.arange(32)[np.arange(32) % 3 == place] for place in range(3)]
+    right = np.array([[1 + t.sum(), 1 + 2 * t.sum(), 1 + 0.5 * t.size, 1 - t.sum()] for t in of], np.float32)
+    np.testing.assert_array_equal(y.reshape(3, 4), right)
+
+
+def test_sums_side_by_side_are_aligned():
+    with pytest.raises(Misaligned, match="misaligned .* of 16 bytes"):
+        run(ADD_FOUR, "add_four", 1, 32, np.ones(16, np.float32), 1, arch="sm_90")
+
+
+def test_sums_side_by_side_stay_within():
+    with pytest.raises(OutOfBounds, match="16 bytes"):
+        run(ADD_FOUR, "add_four", 1, 32, np.ones(11, np.float32), 0, arch="sm_90")

@@ -157,4 +157,5 @@ CALLS = {
         *(partial(_by, ("forward:mma", "backward:mma_16"), *of) for of in ((256, "full"), (200, "window"))),
     ],
     "wgmma": calls(("forward:wgmma", "backward:wgmma")),
+    "wgmma_once": calls(("forward:wgmma", "backward:wgmma_once")),
 }

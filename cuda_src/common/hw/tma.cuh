@@ -64,6 +64,13 @@ __device__ __forceinline__ void store(const TensorMap& map, int x, int y, int z,
                : "memory");
 }
 
+// Adds floats that lie in line, a multiple of 16 bytes, to those in memory.
+__device__ __forceinline__ void add_line(float* global, unsigned shared, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
+               "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void end_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // Waits until all groups of this thread's stores but the newest PENDING have been read from shared memory.

@@ -72,6 +72,27 @@ class Atomics:
                 old[slice(None) if mask is None else mask] = found
         return old
 
+    def update_side_by_side(
+        self,
+        group: Group,
+        space: str,
+        operation: str,
+        type_: str,
+        address: Any,
+        values: tuple[Any, ...],
+        dtype: Any,
+        wanted: bool,
+        pc: int,
+    ) -> None:
+        """Update elements that lie side by side, one value of each thread after the other."""
+        size = np.dtype(dtype).itemsize
+        address = group.spread(address, np.uint64)
+        for _ in self._spaces.global_.parts(group, address, size * len(values), ATOMIC, pc):  # that it is aligned
+            pass
+        for number, value in enumerate(values):
+            at = address + np.uint64(number * size)
+            self.update(group, space, operation, type_, at, (value,), dtype, wanted, pc)
+
     def _check(self, group: Group, region: Region, position: np.ndarray, size: int, pc: int) -> None:
         in_global, in_shared = self._spaces.global_.shadow, self._spaces.shared.shadow
         if isinstance(region, Allocation):

@@ -159,13 +159,17 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     modifiers = instruction.modifiers
     operation = next((m for m in modifiers if m in _ATOMIC), None)
     space = space_of(instruction)
-    if operation is None or space == "local" or "async" in modifiers or any(m in ("v2", "v4", "v8") for m in modifiers):
+    vector = any(m in ("v2", "v4", "v8") for m in modifiers)
+    if operation is None or space == "local" or "async" in modifiers:
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+    if vector and (instruction.opcode, operation, modifiers[-1], space) != ("red", "add", "f32", "global"):
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     operands = instruction.operands if instruction.opcode == "atom" else (Sink(), *instruction.operands)
     where = "cluster" if "shared::cluster" in modifiers else space
     type_ = modifiers[-1]
     kind = kind_of(type_)
-    values = [w.read(operand, kind) for operand in operands[2:]]
+    parts = elements(operands[2]) if vector else operands[2:]
+    values = [w.read(operand, kind) for operand in parts]
     address = w.address(operands[1])
     wanted = w.wanted(operands[0])
     if _RELEASES & set(modifiers):
@@ -173,8 +177,8 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
 
     def call(g: str, pick: Callable[[str], str]) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)
-        arguments = f"{where!r}, {operation!r}, {type_!r}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc}"
-        return f"m.atomics.update({g}, {arguments})"
+        of, method = f"{where!r}, {operation!r}, {type_!r}", "update_side_by_side" if vector else "update"
+        return f"m.atomics.{method}({g}, {of}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc})"
 
     w.masked([operands[0]] if wanted else [], kind, call)
 

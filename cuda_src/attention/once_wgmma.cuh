@@ -1,0 +1,177 @@
+// Attention backward by wgmma and TMA in one pass: the keys' role, which computes grad_q too.
+#pragma once
+
+#include "attention/backward_wgmma.cuh"
+
+namespace attention {
+
+// dS of both warpgroups is there; of the panel before, both have taken what they need.
+constexpr int kBoth = 3;
+
+// A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
+// the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
+template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
+struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>> {
+  using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>>;
+  using At = OnceLayout<D, BN, STAGES, BULK>;
+  using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at, Base::ring;
+  using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
+  static_assert(BN * D == 64 * 128, "of a panel of grad_q each warpgroup has 64 x 64: other columns, or other rows");
+  // There are registers for P beside its rounded values, which a product in flight reads; else dS is made of those.
+  static constexpr bool EXACT = BN == 64 || Variant::kDrops;
+
+  float* const sums;
+
+  __device__ __forceinline__ OnePass(const At& at, const Work<BN, true, BOUNDS>& work, const RoleMaps& given, float* sums,
+                                     float natural_scale, const Sizes& sizes, const Variant& variant = {})
+      : Base(at, work, given, natural_scale, sizes, variant), sums(sums) {}
+
+  __device__ __forceinline__ void run() {
+    mbarrier::wait(at.owned(), 0);
+    for (int i = 0, panel = work.begin + work.shift, in = 0, head = work.head * work.group; i < work.all; ++i) {
+      step(panel, head, i % 2);
+      if (++panel == work.end) panel = work.begin;
+      if (++in == work.panels) in = 0, ++head;
+    }
+    if constexpr (BULK) {
+      if (threadIdx.x % 128 == 0) tma::finish_stores();
+    }
+    meet(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
+  }
+
+ private:
+  __device__ __forceinline__ void step(int panel, int head, int buffer) {
+    float d_q[32];
+    mbarrier::wait(at.full(ring.stage), ring.phase);
+    Passing now = {panel, head, true};
+    if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
+    wgmma::fence();
+    begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
+    begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    this->draw(now);
+    if constexpr (Variant::kScores) {
+      finish<0>(s), finish<0>(dp);
+      this->mask(now), outside();
+      this->drop();
+      this->changed(now.head, now.panel * BN + lane % 4 * 2);
+    } else {
+      finish<1>(s);
+      this->mask(now), outside();
+      this->probabilities();
+    }
+    this->weigh();
+    wgmma::fence();
+    begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
+    if constexpr (!Variant::kScores) {
+      finish<1>(dp);
+      this->drop();
+      if constexpr (!EXACT) {
+#pragma unroll
+        for (int i = 0; i < BN / 4; ++i) {
+          const float2 both = unpack<T>(p[i]);
+          s[2 * i] = both.x, s[2 * i + 1] = both.y;
+        }
+      }
+      this->differences();
+    }
+    round<T>(ds, dp);
+    put_differences(at.differences(buffer));
+    meet(kBoth, 256);
+    wgmma::fence();
+    const unsigned a = operand(at.differences(buffer) + (BN == 128 ? group * 128 * kLine : 0), 16);
+    const unsigned b = operand(at.base + (D == 128 ? group * 128 * kLine : 0), 16);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      wgmma::Product<T, 64, true, true>::add(d_q, descriptor(a + j * kLine), descriptor(b + j * kLine), j > 0);
+    }
+    wgmma::end_group();
+    begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
+    finish<1>(d_q);
+    const long long of = static_cast<long long>(work.batch) * sizes.heads + now.head;
+    add(sums + (of * sizes.padded + now.panel * BN) * D + group * 4096, d_q);
+    finish<0>(d_first);
+    finish<0>(d_second);
+    this->release(ring.stage);
+    ring.advance();
+  }
+
+  // Keys that there are none of have a score of 0, and an lse of less than -128 would make their weights inf.
+  __device__ __forceinline__ void outside() {
+    if (group_row + 64 <= sizes.keys) return;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      if (row + e / 2 % 2 * 8 >= sizes.keys) s[e] = -infinity<float>();
+    }
+  }
+
+  // As panels of 64 queries, with a line for each key.
+  __device__ __forceinline__ void put_differences(unsigned to) const {
+    const int line = group * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+      const unsigned chunk = (j % 4 * 2 + lane / 16) ^ line % 8;
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to + j / 4 * 128 * kLine +
+                                                                                            line * kLine + chunk * 16),
+                   "r"(ds[4 * j]), "r"(ds[4 * j + 1]), "r"(ds[4 * j + 2]), "r"(ds[4 * j + 3])
+                   : "memory");
+    }
+    tma::fence_shared();
+  }
+
+  // Of 64 x 64 sums, which lie as the threads hold them: see collect().
+  __device__ __forceinline__ void add(float* to, const float (&d_q)[32]) const {
+    const int thread = threadIdx.x % 128;
+    if constexpr (BULK) {
+      const unsigned from = at.staged(group);
+      if (thread == 0) tma::wait_for_stores<0>();
+      meet(1 + group, 128);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(from + 2048 * j + 16 * thread), "f"(d_q[4 * j]),
+                     "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
+                     : "memory");
+      }
+      tma::fence_shared();
+      meet(1 + group, 128);
+      if (thread == 0) {
+        tma::add_line(to, from, 16384);
+        tma::end_stores();
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * thread),
+                     "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
+                     : "memory");
+      }
+    }
+  }
+};
+
+// grad_q of 64 x 64 sums that lie as a warpgroup held them: rounded, and turned through shared memory into whole lines.
+template <typename T, int D>
+__device__ __forceinline__ void collect(const float4* sums, T* grad_q, float scale, const Strides& to, const Sizes& sizes) {
+  __shared__ __align__(16) unsigned tile[64][36];  // of two values each; 4 more, so that eight rows meet no bank twice
+  constexpr int ACROSS = D / 64;
+  const int tiles = sizes.padded / 64 * ACROSS, in = blockIdx.x % tiles, of = blockIdx.x / tiles;
+  const int first = in / ACROSS * 64, lane = threadIdx.x % 32, line = threadIdx.x / 32 * 16 + lane / 4;
+  if (first >= sizes.queries) return;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float4 x = sums[blockIdx.x * 1024ll + j * 128 + threadIdx.x];
+    tile[line][4 * j + lane % 4] = pack<T>(x.x * scale, x.y * scale);
+    tile[line + 8][4 * j + lane % 4] = pack<T>(x.z * scale, x.w * scale);
+  }
+  __syncthreads();
+  const int chunk = threadIdx.x % 8, column = in % ACROSS * 64 + chunk * 8;
+  if (column >= sizes.width) return;
+  T* const at = grad_q + of / sizes.heads * to.batch + of % sizes.heads * to.head + column;
+#pragma unroll
+  for (int i = threadIdx.x / 8; i < 64; i += 16) {
+    if (first + i < sizes.queries) {
+      *reinterpret_cast<uint4*>(at + (first + i) * to.row) = *reinterpret_cast<const uint4*>(&tile[i][4 * chunk]);
+    }
+  }
+}
+
+}  // namespace attention

@@ -1,0 +1,132 @@
+"""attention's backward in one pass: where it is taken, and that deterministic algorithms have it left alone."""
+
+import math
+
+import pytest
+import torch
+from attentions import HOPPER, compare, eager, sees
+
+import cupyops
+from cupyops._dispatch import attention as kernels
+from cupyops._dispatch import attention_once
+from cupyops._dispatch import gpu as cards
+from cupyops._dispatch.attentions import BACKWARD
+from cupyops._dispatch.gpu import assume_gpu, gpu
+
+ONCE = ("forward:wgmma", "backward:wgmma_once")
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """It counts as faster at any size."""
+    monkeypatch.setattr(attention_once, "FASTER", {(d, bounds): 1 for d in (64, 128) for bounds in range(3)})
+    for cached in (BACKWARD._chosen, BACKWARD._launches):
+        cached.cache_clear()
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(cards, "_assumed", HOPPER)  # assume_gpu would have calls made in full
+    with cupyops.simulate("sm_90"):
+        yield
+    for cached in (BACKWARD._chosen, BACKWARD._launches):
+        cached.cache_clear()
+
+
+def launched(call):
+    with cupyops.trace() as trace:
+        call()
+    return {record.kernel.partition("<")[0] for record in trace.launches()}
+
+
+def gradients(given, of=(0, 1, 2), **options):
+    y = cupyops.attention(*given, **options)
+    return torch.autograd.grad(y.sin().sum(), [given[i] for i in of])
+
+
+def test_deterministic_algorithms(always):
+    """Recorded calls of one mode are not replayed in the other; under deterministic algorithms there are two passes."""
+    given = [torch.randn(1, 2, 40, 64).half().requires_grad_() for _ in range(3)]
+    for _ in range(2):
+        for _ in range(4):
+            names = launched(lambda: gradients(given))
+            assert {"attention_bwd_once_wgmma", "attention_bwd_collect"} <= names and "attention_bwd_wgmma" not in names
+        before = torch.get_deterministic_debug_mode()
+        torch.use_deterministic_algorithms(True)
+        try:
+            for _ in range(4):
+                names = launched(lambda: gradients(given))
+                assert "attention_bwd_wgmma" in names and not {n for n in names if "once" in n or "collect" in n}
+        finally:
+            torch.set_deterministic_debug_mode(before)
+
+
+def test_recorded_calls(always):
+    """The sums are zero again at each call, those that are replayed too."""
+    for _ in range(5):
+        given = [torch.randn(1, heads, 70, 64).half().requires_grad_() for heads in (2, 1, 1)]
+        wide = [x.detach().double().requires_grad_() for x in given]
+        exact = eager(*wide, sees(70, 70, "top_left"))[0]
+        right = torch.autograd.grad(exact.sin().sum(), wide)
+        for ours, true in zip(gradients(given, causal="top_left"), right, strict=True):
+            assert (ours.double() - true).abs().max() <= 4e-3 * true.abs().max()
+
+
+@pytest.mark.parametrize("of", [(0,), (1, 2), (2,)], ids=str)
+def test_some_gradients(always, of):
+    """Two passes leave out what is not needed; asked for, one pass gives the same."""
+    given = [torch.randn(1, 1, 40, 64).half() for _ in range(3)]
+    for i in of:
+        given[i].requires_grad_()
+    assert "attention_bwd_once_wgmma" not in launched(lambda: gradients(given, of))
+    two = gradients(given, of)
+    with cupyops.use_form("attention.backward:wgmma_once"):
+        once = gradients(given, of)
+    for a, b in zip(once, two, strict=True):
+        assert (a - b).abs().max() <= 4e-3 * b.abs().max()
+
+
+def test_where_it_is_taken(monkeypatch):
+    """From as many rows on as the table says, on either side."""
+    monkeypatch.setattr(attention_once, "FASTER", {(64, 1): 1024})
+    q = torch.empty(1, 2, 1024, 64, dtype=torch.float16, device="meta")
+    with assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
+        card = gpu(torch.device("cpu"))
+        form = BACKWARD.list[0]
+        for queries, high, expected in ((1024, 0, True), (1023, 0, False), (1024, None, False)):
+            x = q[:, :, :queries]
+            problem = kernels.problem(x, q, q, x, None, high)
+            assert (form.why_not(problem, card) or form.why_slower(problem, card) is None) is expected
+        assert form.why_slower(kernels.problem(q, q, q, q, None, 0)._replace(in_order="why"), card) == "why"
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_keys_that_there_are_none_of(width):
+    """A tile of keys whose rest has a score of 0, far above the log-sum-exp of each row: weights would be infinite."""
+    q, k, v = torch.full((1, 1, 70, width), 3.0), torch.full((1, 1, 70, width), -3.0), torch.randn(1, 1, 70, width)
+    given = (q + torch.rand_like(q) / 8).half(), (k + torch.rand_like(k) / 8).half(), v.half()
+    with cupyops.simulate("sm_90"):
+        results = compare((1, 1, 1, 70, 70, width), torch.float16, forms=ONCE, inputs=given, scale=0.35)
+    assert results[1].max() < -128 * math.log(2) and all(x.isfinite().all() for x in results)
+
+
+def test_any_order():
+    """Whatever the order of blocks, keys' gradients have the same bits, and the queries' are as near."""
+    found = []
+    for seed in (1, 2):
+        with cupyops.simulate("sm_90", seed=seed), torch.random.fork_rng():
+            found.append(compare((1, 2, 1, 130, 300, 64), torch.float16, forms=ONCE, causal="bottom_right"))
+    assert all(torch.equal(found[0][i], found[1][i]) for i in (0, 1, 3, 4))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 80, 128])
+@pytest.mark.parametrize("causal", [None, "bottom_right"])
+def test_long_sequences(width, causal):
+    """Many tiles that add to the same rows, beside PyTorch in float64."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is of compute capability 9.0")
+    given = [torch.randn(1, heads, 2088, width, device="cuda").half().requires_grad_() for heads in (8, 2, 2)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    with cupyops.use_form("attention.backward:wgmma_once"):
+        found = gradients(given, causal=causal)
+    exact = eager(*wide, sees(2088, 2088, causal))[0]
+    for ours, right in zip(found, torch.autograd.grad(exact.sin().sum(), wide), strict=True):
+        assert (ours.double() - right).abs().max() <= 4e-3 * right.abs().max()
