@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import cupyops
 from cupyops.bench import model_table, training
 from cupyops.bench.model_table import Figures
 from cupyops.bench.zoo import MODELS
@@ -96,3 +97,11 @@ def test_measured(variant):
     found = training.measure(model, variant, training.state_of(model, True), batches, tiny=True)
     assert 0 < found.low <= found.ms <= found.high and found.peak_gib > 0
     assert len(found.losses) == training.WARM + training.ROUNDS * training.STEPS
+
+
+def test_swap_reads_the_models_of_the_benchmark():
+    """As those of anybody: they lie in the package, and are none of its modules."""
+    swapped = cupyops.swap(MODELS["gpt2"].make(True))
+    found = {one.type.__name__: one.what for one in swapped.replaced}
+    assert found["_GPT2"] == "cross_entropy in its forward"
+    assert "scaled_dot_product_attention" in found["_Block"]

@@ -204,7 +204,7 @@ def _may_be_derived(module: Module) -> bool:
         return False
     if any(getattr(cls, name) is not getattr(object, name) for name in ("__new__", "__reduce__", "__reduce_ex__")):
         return False  # it is made and pickled in a way of its own
-    return cls.__module__.split(".")[0] not in ("torch", "cupyops") and "parametrizations" not in module._modules
+    return not classes.is_library(cls.__module__) and "parametrizations" not in module._modules
 
 
 def _refusal(module: Module, ours: Class) -> str | None:

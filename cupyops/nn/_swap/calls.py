@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ... import ops
 from . import rotary
-from .classes import Class, Recipe, kind, twins
+from .classes import Class, Recipe, is_library, kind, twins
 from .tracing import Unknown
 
 _NAMES = """avg_pool2d batch_norm conv2d cross_entropy dropout embedding gelu group_norm kl_div layer_norm linear log_softmax
@@ -71,7 +71,7 @@ def recognised(module: Module, rotates: bool) -> Recipe:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
     """
     cls = type(module)
-    if cls.__module__.split(".")[0] in ("torch", "cupyops") or any(
+    if is_library(cls.__module__) or any(
         "__init_subclass__" in vars(b) for b in cls.__mro__[:-1]
     ):
         raise Unknown("no module of torch.nn")
@@ -153,7 +153,7 @@ def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) ->
 def _renamed(function: types.FunctionType, rotates: bool, found: list[str], depth: int) -> dict[str, Any]:
     """What a function's globals are to have under other names."""
     scope, names = function.__globals__, {}
-    if scope.get("__name__", "").split(".")[0] in ("torch", "cupyops"):
+    if is_library(scope.get("__name__", "")):
         return {}
     for name in _globals(function):
         value: Any = scope.get(name)

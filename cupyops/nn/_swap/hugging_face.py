@@ -161,7 +161,7 @@ def _configs(models: Iterable[Module]) -> list[tuple[Any, bool]]:
 def _files(model: Module) -> set[str]:
     """The Python modules that the classes of a model and of all that is inside are from, PyTorch's and ours aside."""
     names = {base.__module__ for one in model.modules() for base in type(one).__mro__}
-    return {name for name in names if name.split(".")[0] not in ("torch", "cupyops", "builtins")}
+    return {name for name in names if name != "builtins" and not classes.is_library(name)}
 
 
 @functools.cache

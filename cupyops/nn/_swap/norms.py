@@ -15,7 +15,7 @@ from ..._dispatch.norm_lowered import of_autocast
 from ...ops._layer_norm import layer_norm, layer_norm_lowered
 from ...ops._rms_norm import rms_norm, rms_norm_lowered
 from . import calls, proof, readers
-from .classes import Class, Recipe, derived, kind, recipe_of
+from .classes import Class, Recipe, derived, is_library, kind, recipe_of
 from .tracing import Unknown, graph_of, name_of, probe
 
 # what a normalisation in steps is made of
@@ -153,7 +153,7 @@ def lowerable(names: dict[Module, list[str]]) -> set[Module]:
 
 
 def _may_normalise(module: Module) -> bool:
-    if type(module).__module__.split(".")[0] in ("torch", "cupyops"):
+    if is_library(type(module).__module__):
         return type(module) in _OURS.values()
     parameters = [p for p in module._parameters.values() if p is not None]
     return not module._modules and len(parameters) <= 2 and all(p.dim() == 1 for p in parameters)
