@@ -62,7 +62,7 @@ def layer_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, bias: A
 
 
 def add_norm_lowered(
-    residual: Any, x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float, centred: bool
+    residual: Any, x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float | None, centred: bool
 ) -> str:
     """Rows are whole."""
     row = _dims(len(normalized_shape)).upper()

@@ -18,12 +18,12 @@ def _add_norm_lowered(
     normalized_shape: list[int],
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
+    eps: float | None,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
     summed = (residual + x).contiguous()
     if centred:
-        return _layer_norm.reference(summed, normalized_shape, weight, bias, eps).to(x.dtype), summed
+        return _layer_norm.reference(summed, normalized_shape, weight, bias, eps).to(x.dtype), summed  # type: ignore[arg-type]
     return _rms_norm.reference(summed, normalized_shape, weight, eps).to(x.dtype), summed
 
 
@@ -40,11 +40,11 @@ def forward(residual, x, normalized_shape, weight, bias, eps, centred):
     rstd = residual.new_empty(rows)
     mean = torch.empty_like(rstd) if centred else None
     tensors = norm.Rows(residual, x, weight, bias, summed, y, mean, rstd)
-    norm_lowered.add_forward(centred, tensors, rows, size, eps)
+    norm_lowered.add_forward(centred, tensors, rows, size, norm_arguments.rms_eps(eps, torch.float32))
     return (y, summed), (rstd,) if mean is None else (rstd, mean)
 
 
-@_add_norm_lowered.backward(reads={"residual": (), "x": (), "bias": ()})
+@_add_norm_lowered.backward(reads={"bias": ()})
 def backward(saved, grad_y, grad_summed, summed, normalized_shape, weight, centred, needs_grad):
     rows, size = norm_arguments.split(summed, normalized_shape)
     grad_y, grad_summed, summed, weight = norm_lowered.at_boundaries(grad_y, grad_summed, summed, weight)
@@ -58,6 +58,25 @@ def backward(saved, grad_y, grad_summed, summed, normalized_shape, weight, centr
     return grad if needs_grad.residual else None, grad_x, grad_weight, grad_bias
 
 
+@_add_norm_lowered.reference_backward
+def reference_backward(saved, grad_y, grad_summed, summed, normalized_shape, weight, eps, centred, needs_grad):
+    wide = torch.promote_types(summed.dtype, torch.float32)
+    rows = tuple(range(-len(normalized_shape), 0))
+    s, grad, half = summed.to(wide), grad_y.to(wide), grad_y.dtype
+    apart = s - s.mean(rows, keepdim=True) if centred else s
+    rstd = (apart.square().mean(rows, keepdim=True) + norm_arguments.rms_eps(eps, summed.dtype)).rsqrt()
+    xhat, grad_weight, grad_bias = apart * rstd, None, None
+    if needs_grad.weight:
+        grad_weight = (grad * xhat).sum_to_size(weight.shape).to(weight.dtype)
+    if needs_grad.bias:
+        grad_bias = grad.sum_to_size(tuple(normalized_shape))
+    grad = grad if weight is None else grad * weight.to(wide)
+    along = xhat * (grad * xhat).mean(rows, keepdim=True)
+    grad = (grad - grad.mean(rows, keepdim=True) if centred else grad) - along
+    grad = (rstd * grad).to(summed.dtype) + grad_summed
+    return grad, grad.to(half), grad_weight, grad_bias
+
+
 @_add_norm_lowered.interface
 def add_norm_lowered(
     residual: Tensor,
@@ -65,7 +84,7 @@ def add_norm_lowered(
     normalized_shape: list[int],
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
+    eps: float | None,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
     """`summed = residual + x`, of float32 and a half type, and its norm, rounded to the half type.
@@ -78,7 +97,7 @@ def add_norm_lowered(
         normalized_shape: the trailing dimensions that are normalised together.
         weight: factors, of float32.
         bias: summands, of float32; of layer_norm alone.
-        eps: as of the norm.
+        eps: as of the norm; that of rms_norm may be None.
         centred: whether the norm is layer_norm; else it is rms_norm.
 
     Returns:
