@@ -1,4 +1,4 @@
-"""A residual sum of float32 and the norm behind it with a result of a half type, as autocast has them in front of products."""
+"""A residual sum of float32 and the norm behind it with a result of a half type, as they are in front of products."""
 
 import contextlib
 
@@ -99,9 +99,7 @@ def gradients(function, leaves, wanted, grads, only=(0, 1)):
     y, summed = function(*given)
     results = (y.to(grads[0].dtype), summed)
     asked = [at for at in only if results[at].requires_grad]
-    return torch.autograd.grad(
-        [results[at] for at in asked], [given[at] for at in wanted], [grads[at] for at in asked]
-    )
+    return torch.autograd.grad([results[at] for at in asked], [given[at] for at in wanted], [grads[at] for at in asked])
 
 
 def test_what_is_not_wanted(run):

@@ -71,9 +71,7 @@ def recognised(module: Module, rotates: bool) -> Recipe:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
     """
     cls = type(module)
-    if is_library(cls.__module__) or any(
-        "__init_subclass__" in vars(b) for b in cls.__mro__[:-1]
-    ):
+    if is_library(cls.__module__) or any("__init_subclass__" in vars(b) for b in cls.__mro__[:-1]):
         raise Unknown("no module of torch.nn")
     found: list[str] = []
     _methods(cls, rotates, found)
