@@ -7,8 +7,7 @@ from torch import Tensor
 
 from .._dispatch import norm, norm_arguments, norm_lowered, shardings
 from .._operator.floating import operator
-from ._layer_norm import _layer_norm
-from ._rms_norm import _rms_norm
+from .._util import torch_private
 
 
 @operator("cupyops::add_norm_lowered", mixed=("x",), sharding=shardings.add_norm_lowered)
@@ -22,9 +21,14 @@ def _add_norm_lowered(
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
     summed = (residual + x).contiguous()
+    in_steps = torch_private.functorch_active() or torch_private.forward_mode()
     if centred:
-        return _layer_norm.reference(summed, normalized_shape, weight, bias, eps).to(x.dtype), summed  # type: ignore[arg-type]
-    return _rms_norm.reference(summed, normalized_shape, weight, eps).to(x.dtype), summed
+        layer_norm = norm_arguments.layer_in_steps if in_steps else torch.nn.functional.layer_norm
+        y = layer_norm(summed, normalized_shape, weight, bias, norm_arguments.rms_eps(eps, summed.dtype))
+    else:
+        rms_norm = norm_arguments.rms_in_steps if in_steps else torch.nn.functional.rms_norm
+        y = rms_norm(summed, normalized_shape, weight, eps)
+    return y.to(x.dtype), summed
 
 
 @_add_norm_lowered.unsupported

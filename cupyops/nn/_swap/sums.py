@@ -9,6 +9,7 @@ normalises it. The last sum of a block is for the first norm of the next one in 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
