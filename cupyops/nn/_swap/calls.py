@@ -20,7 +20,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import ops
-from . import rotary
+from . import packed, rotary
 from .classes import Class, Recipe, is_library, kind, twins
 from .tracing import Unknown
 
@@ -40,7 +40,7 @@ def _log_softmax(
 
 # with the parameters of PyTorch's, one of which is for its own warnings
 OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _NAMES.split()}
-OURS |= {"softmax": _softmax, "log_softmax": _log_softmax}
+OURS |= {"softmax": _softmax, "log_softmax": _log_softmax, "scaled_dot_product_attention": packed.attention}
 _DEPTH = 3  # of functions of the same file that a method calls
 _PREFIX = "_cupyops_"
 

@@ -16,8 +16,7 @@ from torch.nn import Module
 
 from ..._dispatch.attention import taken_mask
 from ...ops._cross_entropy import cross_entropy_fp32
-from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
-from . import calls, classes, proof
+from . import calls, classes, packed, proof
 
 ATTENTION = "cupyops"
 _HALF = (torch.float16, torch.bfloat16)
@@ -127,7 +126,7 @@ def attention(
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     grouped = getattr(module, "num_key_value_groups", 1) > 1
-    y = scaled_dot_product_attention(
+    y = packed.attention(
         query, key, value, is_causal=bool(causal) and query.shape[2] > 1, scale=scaling, enable_gqa=grouped
     )
     return y.transpose(1, 2).contiguous(), None

