@@ -1,12 +1,16 @@
 """Attention of one layer's queries, keys and values, after swap: their gradients are written to one tensor, once."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cupyops
 from cupyops.nn._swap import packed
+from cupyops.testing import assume_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +91,13 @@ class Of3Copies(Base):
 OTHERS = [Same, Scaled, Some, Detached, Of3Copies]
 
 
+def simulated():
+    stack = contextlib.ExitStack()
+    stack.enter_context(assume_gpu(shared=232448))
+    stack.enter_context(cupyops.simulate("sm_90"))
+    return stack
+
+
 def step(model, x):
     x = x.clone().requires_grad_()
     y = model(x)
@@ -112,7 +123,7 @@ def test_same_numbers(kind):
     torch.manual_seed(0)
     model, x = kind(), torch.randn(2, 5, 24)
     expected, _ = step(model, x)
-    with cupyops.swap(model):
+    with cupyops.swap(model), simulated():
         found, y = step(model, x)
         assert ("_PartsBackward" in nodes(y)) is (kind in PARTS)
     for a, b in zip(found, expected):
@@ -124,7 +135,7 @@ def test_autocast_and_the_kernels():
     model, x = Unbound(), torch.randn(2, 9, 24)
     with torch.autocast("cpu", torch.bfloat16):
         expected, _ = step(model, x)
-        with cupyops.swap(model):
+        with cupyops.swap(model), simulated():
             found, y = step(model, x)
             assert "_PartsBackward" in nodes(y)
     for a, b in zip(found, expected):
@@ -143,11 +154,13 @@ def test_second_derivatives_hooks_and_no_gradient():
     heard = []
 
     def listen(module, args, y):
-        y.register_hook(lambda grad: heard.append(grad.shape))
+        if y.requires_grad:
+            y.register_hook(lambda grad: heard.append(grad.shape))
 
     model.qkv.register_forward_hook(listen)
-    expected = second()
-    with cupyops.swap(model):
+    with sdpa_kernel(SDPBackend.MATH):  # the other one has no second derivative
+        expected = second()
+    with cupyops.swap(model), simulated():
         before = len(heard)
         for a, b in zip(second(), expected):
             torch.testing.assert_close(a, b)
@@ -160,8 +173,31 @@ def test_transforms():
     torch.manual_seed(3)
     model, x = Split(), torch.randn(2, 5, 24)
     expected, plain = step(model, x)[0], torch.vmap(model)(x[None])
-    with cupyops.swap(model):
+    with cupyops.swap(model), simulated():
         torch.testing.assert_close(torch.vmap(model)(x[None]), plain)
         compiled = torch.compile(model, backend="aot_eager")
         for a, b in zip(step(compiled, x)[0], expected):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_hooks_on_the_layer(full):
+    """Those on its result, and those on the module, which has a node of its own for them."""
+    torch.manual_seed(4)
+    model, x, heard = Iterated(), torch.randn(2, 5, 24), []
+    expected, _ = step(model, x)
+
+    def listen(module, args, y):
+        y.register_hook(lambda grad: heard.append(tuple(grad.shape)))
+
+    if full:
+        model.qkv.register_full_backward_hook(lambda module, inputs, outputs: heard.append(tuple(outputs[0].shape)))
+    else:
+        model.qkv.register_forward_hook(listen)
+    with cupyops.swap(model):
+        for context in (contextlib.nullcontext(), simulated()):  # PyTorch's own layer, and ours
+            with context:
+                found, _ = step(model, x)
+            assert heard.pop() == (2, 5, 72) and not heard
+            for a, b in zip(found, expected):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

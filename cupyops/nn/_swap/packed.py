@@ -19,6 +19,14 @@ from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
 
 # Whether it is done.
 PACKED = False
+# What there may be between the layer's result and its parts. A hook that somebody has on the result of a module is on the
+# layer's own node then, which `linear` of this library has and PyTorch's, a product with a view behind it, has not.
+_VIEWS = {
+    f"{name}Backward0"
+    for name in "View UnsafeView Permute Transpose Unbind Split SplitWithSizes Select Slice Squeeze Unsqueeze".split()
+}
+_LAYER = "LinearBackward"
+_DEEPEST = 8
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -38,7 +46,7 @@ def apart(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Te
         return query, key, value
     if whole.is_leaf or not (query.requires_grad and key.requires_grad and value.requires_grad):
         return query, key, value
-    if not _are_parts(whole, query, key, value):
+    if not _are_parts(whole, query, key, value) or not all(_is_view(one, whole) for one in (query, key, value)):
         return query, key, value
     offsets = query.storage_offset(), key.storage_offset(), value.storage_offset()
     parts: tuple[Tensor, Tensor, Tensor] = _Parts.apply(whole, query.shape, query.stride(), offsets)
@@ -54,6 +62,16 @@ def _are_parts(whole: Tensor, *parts: Tensor) -> bool:
     if one != whole.storage_offset() or two - one != three - two or not whole.is_contiguous():
         return False
     return 3 * math.prod(sizes) == whole.numel() and _is_dense((3, *sizes), (two - one, *strides))
+
+
+def _is_view(part: Tensor, whole: Tensor) -> bool:
+    """Whether nothing but views is between a layer's result and a part of it."""
+    node: Any = part.grad_fn
+    for _ in range(_DEEPEST):
+        if node is None or type(node).__name__ not in _VIEWS:
+            break
+        node = node.next_functions[0][0]
+    return node is not None and node is whole.grad_fn and type(node).__name__ == _LAYER
 
 
 def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
