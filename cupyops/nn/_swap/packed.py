@@ -21,10 +21,8 @@ from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
 PACKED = False
 # What there may be between the layer's result and its parts. A hook that somebody has on the result of a module is on the
 # layer's own node then, which `linear` of this library has and PyTorch's, a product with a view behind it, has not.
-_VIEWS = {
-    f"{name}Backward0"
-    for name in "View UnsafeView Permute Transpose Unbind Split SplitWithSizes Select Slice Squeeze Unsqueeze".split()
-}
+_WORDS = """View UnsafeView Permute Transpose Unbind Split SplitWithSizes Select Slice Squeeze Unsqueeze"""
+_VIEWS = {f"{word}Backward0" for word in _WORDS.split()}
 _LAYER = "LinearBackward"
 _DEEPEST = 8
 
