@@ -86,7 +86,7 @@ def losses_of(name: str, batches: list[Tensor], device: str, tiny: bool) -> list
         cupyops.swap(model)
     if name == "graph":
         clip = clip_grad_norm_
-        optimizer = optim.AdamW(parameters, **options, **({"capturable": True} if device == "cuda" else {}))
+        optimizer = optim.AdamW(parameters, **options, capturable=device == "cuda")
     else:
         optimizer = torch.optim.AdamW(parameters, **options, fused=device == "cuda")
 

@@ -177,16 +177,26 @@ def rms():
 
 
 class InSteps(nn.Module):
-    def __init__(self, offset=0.0):
+    def __init__(self):
         super().__init__()
-        self.weight, self.eps, self.offset = nn.Parameter(torch.rand(16) + 0.5), 1e-6, offset
+        self.weight, self.eps = nn.Parameter(torch.rand(16) + 0.5), 1e-6
 
     def forward(self, x):
         y = x.float()
         return self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-@pytest.mark.parametrize("norm", [rms, InSteps, lambda: nn.LayerNorm(16, bias=False)], ids=["rms", "steps", "no_bias"])
+class OnePlus(InSteps):  # as Gemma has it
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (y * (1.0 + self.weight.float())).type_as(x)
+
+
+NORMS = {"rms": rms, "steps": InSteps, "one_plus": OnePlus, "no_bias": lambda: nn.LayerNorm(16, bias=False)}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_norms(norm):
     torch.manual_seed(1)
     model, x = Model(lambda: Block(norm)), torch.randn(3, 16)

@@ -81,11 +81,13 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
     def lowering(self: Module, x: Any) -> Lowering | None:
         scale = None if weight is None else getattr(self, weight)
         shift = None if bias is None else getattr(self, bias)
-        if offset or x.dtype is not torch.float32 or not _serves(x, scale, offset):
+        if x.dtype is not torch.float32 or not _serves(x, scale, offset):
             return None
         if (half := _lowered(self, x, scale, shift)) is None:
             return None
         number = getattr(self, eps) if isinstance(eps, str) else eps
+        if offset:
+            scale = offset + scale  # type: ignore[operator]
         return Lowering(half, x.shape[-1:], scale, shift, number, centred)
 
     @functools.wraps(before)

@@ -46,7 +46,7 @@ def apart(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Te
         return query, key, value
     if not _are_parts(whole, query, key, value) or not all(_is_view(one, whole) for one in (query, key, value)):
         return query, key, value
-    offsets = query.storage_offset(), key.storage_offset(), value.storage_offset()
+    offsets = [int(one.storage_offset()) for one in (query, key, value)]
     parts: tuple[Tensor, Tensor, Tensor] = _Parts.apply(whole, query.shape, query.stride(), offsets)
     return parts
 

@@ -113,7 +113,8 @@ def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> 
         ours: what it is to have otherwise; None, or in words why it is to have none.
         candidates: norms whose results products alone read.
     """
-    norms = tuple(sorted(name for name, one in module._modules.items() if one in candidates))
+    inside = {name: one for name, one in module._modules.items() if one in candidates}
+    norms = tuple(sorted(name for name, one in inside.items() if hasattr(type(one), "_cupyops_lowering")))
     if isinstance(ours, str):
         return None
     recipe = None if ours is None else recipe_of(ours)
