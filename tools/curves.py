@@ -160,13 +160,13 @@ def section(path: Path = RESULTS) -> str:
     losses = read(path)
     of, count = apart(losses), len(losses["eager"])
     first, last = losses["eager"][0], statistics.fmean(losses["eager"][-LAST:])
-    again, swap, graph = (f"{of[name][0]:.4f}" for name in ("again", "swap", "graph"))
+    again, swap, graph = (f"{of[name][0]:.5f}" for name in ("again", "swap", "graph"))
     return f"""## The losses are PyTorch's
 
 GPT-2 of transformers, 124M parameters in bfloat16 by autocast, learns Shakespeare byte by byte, on an H100. In {count} steps
-its loss goes from {first:.2f} to {last:.2f}. Two runs of PyTorch, one of which computes attention by other kernels of its
-own, are {again} apart at a step, in the mean: so much is rounding in bfloat16. After `swap` the model is {swap} from the
-first of them, and with our AdamW and as a CUDA graph {graph}.
+its loss goes from {first:.2f} to {last:.2f}, the mean of the last {LAST}. Two runs of PyTorch, one of which computes attention
+by other kernels of its own, are {again} apart at a step, in the mean: so much is rounding in bfloat16. After `swap` the
+model is {swap} from the first of them, and with our AdamW and as a CUDA graph {graph}.
 
 ![The losses of four runs, and how far three of them are from the first](assets/curves.png)
 

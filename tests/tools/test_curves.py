@@ -42,7 +42,7 @@ def test_how_far_runs_are_apart(curves, kept):
 def test_the_section_has_the_figures(curves, kept):
     text = " ".join(curves.section(kept).split())
     assert "In 100 steps its loss goes from 5.00 to" in text
-    assert re.search(r"are 0.0020 apart .* is 0.0010 from .* graph 0.0050\.", text)
+    assert re.search(r"are 0.00200 apart .* is 0.00100 from .* graph 0.00500\.", text)
 
 
 def test_the_picture_is_small(curves, kept, monkeypatch, tmp_path):

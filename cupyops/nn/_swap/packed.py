@@ -53,7 +53,7 @@ def apart(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Te
 
 def _are_parts(whole: Tensor, *parts: Tensor) -> bool:
     """Whether three tensors that lie alike, one after the other, are all of a contiguous one, and share none of it."""
-    one, two, three = sorted(part.storage_offset() for part in parts)
+    one, two, three = sorted(int(part.storage_offset()) for part in parts)
     sizes, strides = parts[0].shape, parts[0].stride()
     if any(part.shape != sizes or part.stride() != strides or part.dtype is not whole.dtype for part in parts):
         return False
