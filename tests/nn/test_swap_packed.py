@@ -130,6 +130,19 @@ def test_same_numbers(kind):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", PARTS + OTHERS)
+def test_on_a_gpu(kind):
+    torch.manual_seed(1)
+    model, x = kind().cuda(), torch.randn(2, 9, 24, device="cuda")
+    expected, _ = step(model, x)
+    with torch.autocast("cuda", torch.bfloat16), cupyops.swap(model):
+        for _ in range(3):  # recorded, and replayed
+            found, _ = step(model, x)
+            for a, b in zip(found, expected):
+                assert (a.float() - b).norm() <= 0.05 * b.norm() + 1e-3
+
+
 def test_autocast_and_the_kernels():
     torch.manual_seed(1)
     model, x = Unbound(), torch.randn(2, 9, 24)

@@ -122,7 +122,7 @@ def step(model, x, count=False):
     """Loss, gradients, and how often each norm's operator was called."""
     model.zero_grad()
     with cupyops.trace() as trace:
-        with torch.autocast("cpu", HALF):
+        with torch.autocast(x.device.type, HALF):
             y = model(x)
         y.float().square().mean().backward()
     called = collections.Counter(str(record.operator).removeprefix("cupyops::") for record in trace.records)
@@ -219,6 +219,21 @@ def test_kernels_run():
     }
     for name, tensor in expected.items():
         assert (found[name].float() - tensor.float()).norm() <= 0.03 * tensor.float().norm() + 1e-6, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(16), rms], ids=["layer_norm", "rms_norm"])
+def test_on_a_gpu(norm):
+    torch.manual_seed(2)
+    model, x = Model(lambda: Block(norm)).cuda(), torch.randn(4, 16, device="cuda")
+    plain = without(model)
+    cupyops.swap(model)
+    for _ in range(3):  # recorded, and replayed
+        expected = step(plain, x)
+        found, called, _ = step(model, x, count=True)
+        assert called["add_norm_lowered"] == 5
+        for name, tensor in expected.items():
+            assert (found[name].float() - tensor.float()).norm() <= 0.03 * tensor.float().norm() + 1e-6, name
 
 
 def test_gradients_are_as_near_to_float64():
