@@ -15,6 +15,7 @@ import cupyops
 from cupyops._dispatch import epilogues, gemm, grouped, rows, scaled, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
+from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._layer_norm import layer_norm_lowered
 from cupyops.ops._relu import MASKED
 from cupyops.ops._rms_norm import rms_norm_lowered
@@ -229,6 +230,18 @@ def _widened(function: Any) -> list[Call]:
 
 def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
     return cupyops.layer_norm, m(rows, size), (size,), m(size), m(size)
+
+
+def _add_lowered(name: str) -> Callable[..., Tensor]:
+    """The same of a sum with a residual of float32."""
+
+    def normalise(residual: Tensor, x: Tensor, *parameters: Tensor) -> Tensor:
+        weight, bias = (*(one.float() for one in parameters), None, None)[:2]
+        sizes = [*x.shape[1:]]
+        y, summed = add_norm_lowered(residual.float(), x, sizes, weight, bias, 1e-5, name == "layer_norm")
+        return y + summed
+
+    return normalise
 
 
 def _lowered(name: str) -> Callable[..., Tensor]:
@@ -474,6 +487,13 @@ _SAMPLES: dict[str, list[Call]] = {
             )
             for name, count in (("layer_norm", 2), ("rms_norm", 1), ("rms_norm", 0))
             for rows, size in ((9, 64), (37, 300), (5, 1028), (3, 4096))
+        ],
+        *[
+            lambda m, name=name, rows=rows, size=size: (
+                m.half and (_add_lowered(name), m(rows, size), m(rows, size), m(size), {"gpu": {"max_blocks": 2}})
+            )
+            for name in ("layer_norm", "rms_norm")
+            for rows, size in ((9, 64), (37, 300), (3, 4096))
         ],
         *_rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
         *_rms_norms(lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)),

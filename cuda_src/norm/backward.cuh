@@ -15,8 +15,8 @@ template <typename A> __device__ __forceinline__ long long pitch_of(long long si
   return (size + kVecWidth<A> - 1) & -(long long)kVecWidth<A>;
 }
 
-// The tensors of backward. weight and what is written may be null; grad_summed is null but in add_rms_norm, mean and
-// bias_partials unless CENTRED. grad_y may be of a narrower type G.
+// The tensors of backward. weight and what is written may be null; grad_summed is null but where a residual is added, mean
+// and bias_partials unless CENTRED. grad_y may be of a narrower type G; grad_narrow is grad_x, rounded to that.
 template <typename T, typename G = T> struct Backward {
   const G* grad_y;
   const T *x, *weight, *grad_summed;
@@ -24,6 +24,7 @@ template <typename T, typename G = T> struct Backward {
   T* grad_x;
   acc_t<T>*weight_partials, *bias_partials;
   long long rows, size;
+  G* grad_narrow = nullptr;
 
   __device__ __forceinline__ bool aligned() const {
     return all_aligned<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);

@@ -144,10 +144,14 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
     for (int k = 0; k < K; ++k) {
       const RowGradient<CENTRED, T, G> g = vector(k);
       const Vector<T> more = TENSORS > 2 ? pipeline.get(stage, 2, k) : Vector<T>{};
-      store_vector(tile, grad_x + start, k, [&](int e) {
+      const auto grad_of = [&](int e) {
         const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
-      });
+      };
+      store_vector(tile, grad_x + start, k, grad_of);
+      if constexpr (sizeof(G) < sizeof(T)) {
+        if (to.grad_narrow) store_vector(tile, to.grad_narrow + row * to.size + start, k, grad_of);
+      }
     }
     if (has_edge) {
       const A grad = edge.gradient(now).grad_x(0, slope, c2);

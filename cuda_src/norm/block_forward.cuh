@@ -7,9 +7,9 @@
 
 // The statistics of a row of vectors get(k), whose padding is 0. Where `has_edge`, this thread has the element `edge`
 // besides, which else is 0.
-template <bool CENTRED, int K, typename T, typename O, typename Get, typename Adder, typename A = acc_t<T>>
-__device__ __forceinline__ RowStatistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile, const Forward<T, O>& to,
-                                                       Get get, Adder& adder, bool has_edge = false, A edge = A(0)) {
+template <bool CENTRED, int K, typename T, typename O, typename R, typename Get, typename Adder, typename A = acc_t<T>>
+__device__ __forceinline__ RowStatistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile,
+                                                       const Forward<T, O, R>& to, Get get, Adder& adder, bool has_edge = false, A edge = A(0)) {
   constexpr int W = kVecWidth<T>;
   const A count = A(int(to.size));
   if constexpr (!CENTRED) {
@@ -79,8 +79,8 @@ __device__ __forceinline__ void norm_block_pipelined(const Forward<T, O>& to, in
 }
 
 // As norm_block: rows are loaded to registers.
-template <bool CENTRED, int INPUTS, int K, bool ALIGNED, typename T, typename O, typename Adder>
-__device__ __forceinline__ void norm_block_registers(const Forward<T, O>& to, Adder& adder) {
+template <bool CENTRED, int INPUTS, int K, bool ALIGNED, typename T, typename O, typename R, typename Adder>
+__device__ __forceinline__ void norm_block_registers(const Forward<T, O, R>& to, Adder& adder) {
   constexpr int W = kVecWidth<T>, BYTES = W * sizeof(O);
   using Row = Tile<K, W, true>;
   const int own = threadIdx.x * W, step = blockDim.x * W;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void norm_block_registers(const Forward<T, O>& to, Ad
     T edge = from_acc<T>(0);
     if (edges.lone) edge = to.x[place];
     if constexpr (INPUTS > 1) {
-      Vector<T> residual[K];
+      Vector<R, W * sizeof(R)> residual[K];
       load_own<ALIGNED>(to.residual + at, left, step, residual);
       T* summed = to.summed + at;
       fold_address(summed);

@@ -46,10 +46,12 @@ template <typename A> __device__ __forceinline__ A mean_about(A about, A sum, A 
   return A(2) * (about * (A(0.5) / scale) + sum / (A(2) * count * scale));
 }
 
-// The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
-// CENTRED. y may be of a narrower type O.
-template <typename T, typename O = T> struct Forward {
-  const T *x, *residual, *weight, *bias;
+// The tensors of forward. weight and bias may be null; residual and summed are null but where a residual is added, mean
+// unless CENTRED. y may be of a narrower type O, residual of a narrower type R.
+template <typename T, typename O = T, typename R = T> struct Forward {
+  const T* x;
+  const R* residual;
+  const T *weight, *bias;
   T* summed;
   O* y;
   acc_t<T>*mean, *rstd;
@@ -103,6 +105,6 @@ template <typename T, int BYTES = 16, typename F> __device__ __forceinline__ Vec
   return vector;
 }
 
-template <typename T> __device__ __forceinline__ Vector<T> rounded_sum(const Vector<T>& a, const Vector<T>& b) {
+template <typename T, typename R> __device__ __forceinline__ Vector<T> rounded_sum(const Vector<T>& a, const R& b) {
   return rounded<T>([&](int e) { return a[e] + b[e]; });
 }

@@ -35,12 +35,14 @@ template <typename T> __device__ __forceinline__ void shift_parameter(const T* p
 
 // K vectors `step` elements apart, the first at `own`; 0 for those that begin `left` elements or more behind that. Unless
 // ALIGNED they may be off 16-byte boundaries.
-template <bool ALIGNED, int K, typename T>
-__device__ __forceinline__ void load_own(const T* own, int left, int step, Vector<T> (&vectors)[K]) {
+template <bool ALIGNED, int K, typename T, int BYTES>
+__device__ __forceinline__ void load_own(const T* own, int left, int step, Vector<T, BYTES> (&vectors)[K]) {
   if (ALIGNED || is_aligned16(own)) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) vectors[k] = k * step < left ? load_aligned(own + k * step) : Vector<T>{};
-  } else {
+    for (int k = 0; k < K; ++k) {
+      vectors[k] = k * step < left ? load_aligned<T, BYTES>(own + k * step) : Vector<T, BYTES>{};
+    }
+  } else if constexpr (!ALIGNED) {
 #pragma unroll
     for (int k = 0; k < K; ++k) vectors[k] = k * step < left ? load_elements(own + k * step) : Vector<T>{};
   }

@@ -11,6 +11,7 @@ from .._util.strides import aligned, is_dry
 from .forms import Launch
 from .gpu import gpu
 from .norm_backward import BACKWARD, PARTIALS, bwd_finalize, bwd_two_pass, partials_of
+from .norm_forms import ADD_LAYER_NORM as ADD_LAYER_NORM
 from .norm_forms import ADD_RMS_NORM as ADD_RMS_NORM
 from .norm_forms import LAYER_NORM as LAYER_NORM
 from .norm_forms import RMS_NORM as RMS_NORM
@@ -99,10 +100,13 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
             _finalize(partials, tensors)
 
 
-def in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int, **types: Any) -> None:
-    """All gradients by one launch, and from the partials that it leaves; `types`: template values, by default T."""
+def in_one_pass(
+    launch: Launch, tensors: Gradients, rows: int, size: int, more: tuple[Any, ...] = (), **types: Any
+) -> None:
+    """All gradients by one launch, and from the partials that it leaves; `more`: what else is written; `types`: template
+    values, by default T."""
     partials, each = _partials(partials_of(launch), size, tensors)
-    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), **types or {"T": tensors.x.dtype})
+    launch(*tensors[:7], *each, *more, rows, size, *launch.extra.values(), **types or {"T": tensors.x.dtype})
     if partials is not None:
         _finalize(partials, tensors)
 

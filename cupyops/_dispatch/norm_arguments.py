@@ -58,6 +58,18 @@ def contiguous(*tensors: Tensor | None) -> list[Any]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
+def layer_in_steps(
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """layer_norm of elementary operations: PyTorch's forward mode over its backward of layer_norm is wrong in `weight`."""
+    wide = x.to(acc(x.dtype))
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = wide - wide.mean(dims, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
 # --- rms_norm and add_rms_norm ---
 
 # what this PyTorch's autocast does with rms_norm: an older one leaves it alone

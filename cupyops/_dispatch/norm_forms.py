@@ -48,6 +48,7 @@ class Operator(NamedTuple):
 
 LAYER_NORM, RMS_NORM = Operator("LayerNorm", True, 1), Operator("RmsNorm", False, 1)
 ADD_RMS_NORM = Operator("AddRmsNorm", False, 2)
+ADD_LAYER_NORM = Operator("AddLayerNorm", True, 2)  # of norm_lowered.cu alone
 
 
 class Problem(NamedTuple):

@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm of fp32 with a result of a half type: the form `block`, by kernels of their own."""
+"""layer_norm and rms_norm of fp32 with a result of a half type, also of a sum: the form `block`, by kernels of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._kernel.kernel import FLOATING, Kernel
 from .._util.strides import aligned, is_dry
 from .forms import Launch
 from .gpu import gpu
-from .norm import Gradients, Rows, in_one_pass
+from .norm import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, Gradients, Rows, in_one_pass
 from .norm_backward import BLOCK as BACKWARD
 from .norm_forms import BOTH, DEFINE, Operator, Problem
 from .norm_forward import BLOCK as FORWARD
@@ -25,6 +25,9 @@ _WIDTH = 16 // _ITEMSIZE
 
 lowered_fwd = Kernel("norm_lowered.cu", "norm_lowered_fwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
 lowered_bwd = Kernel("norm_lowered.cu", "norm_lowered_bwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
+
+add_fwd = Kernel("norm_lowered.cu", "norm_lowered_add_fwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
+add_bwd = Kernel("norm_lowered.cu", "norm_lowered_add_bwd<O, CENTRED>", define=DEFINE, O=HALF, CENTRED=BOTH)
 
 
 def unserved(operator: Operator, rows: int, size: int, x: Tensor, dtype: torch.dtype) -> str | None:
@@ -64,6 +67,43 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
     problem = _problem(operator, rows, size, wanted)
     launch = _lowered(BACKWARD.launch(problem, gpu(x.device)), lowered_bwd, operator)
     in_one_pass(launch, tensors, rows, size, O=tensors.grad_y.dtype)
+
+
+def add_unserved(centred: bool, rows: int, size: int, residual: Tensor, dtype: torch.dtype) -> str | None:
+    """Why the kernels do not normalise such sums; `dtype` is that of what is added, and of the result."""
+    if residual.dtype is not torch.float32:
+        return f"residual is {residual.dtype}, expected torch.float32"
+    if reason := unserved(LAYER_NORM, rows, size, residual, dtype):
+        return reason
+    if is_symbolic(rows, size) or not rows * size:
+        return None
+    return BACKWARD.why_not(_problem(_sum(centred), rows, size, True), gpu(residual.device))
+
+
+def add_forward(centred: bool, tensors: Rows, rows: int, size: int, eps: float) -> None:
+    """As `forward`; `x` of `tensors` is what is of float32, `residual` what is of a half type."""
+    x, y = tensors.x, tensors.y
+    if is_symbolic(rows, size) or is_dry(x) or not x.numel():
+        return
+    assert y is not None
+    # rows are in registers, as those of layer_norm are
+    launch = FORWARD.launch(_problem(LAYER_NORM, rows, size, True), gpu(x.device))
+    launch = replace(launch, kernel=add_fwd, template={"CENTRED": centred})
+    launch(*tensors, rows, size, eps, O=y.dtype)
+
+
+def add_backward(centred: bool, tensors: Gradients, grad_x: Tensor | None, rows: int, size: int) -> None:
+    """As `backward`; `grad_x`: where the gradient of a half type goes beside that of float32."""
+    x, wanted = tensors.x, tensors.grad_weight is not None or tensors.grad_bias is not None
+    if is_symbolic(rows, size) or is_dry(x) or not size or (tensors.grad_x is None and not wanted):
+        return
+    launch = BACKWARD.launch(_problem(_sum(centred), rows, size, wanted), gpu(x.device))
+    launch = replace(launch, kernel=add_bwd, template={"CENTRED": centred})
+    in_one_pass(launch, tensors, rows, size, (grad_x,), O=tensors.grad_y.dtype)
+
+
+def _sum(centred: bool) -> Operator:
+    return ADD_LAYER_NORM if centred else ADD_RMS_NORM
 
 
 def _lowered(launch: Launch, kernel: Kernel, operator: Operator) -> Launch:

@@ -21,18 +21,8 @@ def _layer_norm(
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # without it, PyTorch's double backward loses what depends on bias
     if torch_private.functorch_active() or torch_private.forward_mode():
-        return _in_steps(x, normalized_shape, weight, bias, eps)
+        return norm_arguments.layer_in_steps(x, normalized_shape, weight, bias, eps)
     return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
-
-
-def _in_steps(x, normalized_shape, weight, bias, eps):
-    """The same of elementary operations: PyTorch's forward mode over its backward of layer_norm is wrong in `weight`."""
-    wide = x.double() if x.dtype is torch.float64 else x.float()
-    dims = tuple(range(-len(normalized_shape), 0))
-    centred = wide - wide.mean(dims, keepdim=True)
-    y = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
-    y = y if weight is None else y * weight
-    return (y if bias is None else y + bias).to(x.dtype)
 
 
 @_layer_norm.forward

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import cupyops
 from cupyops.bench import model_table, training
 from cupyops.bench.model_table import Figures
 from cupyops.bench.zoo import MODELS
@@ -131,3 +132,11 @@ def test_variants_take_turns(monkeypatch):
     assert found == begun == ["eager", "swap", "graph"] and rounds == begun * training.ROUNDS
     said = console.export_text()
     assert "gpt2 compile: RuntimeError: out of memory\n" in said and "gpt2 liger: left out, why" in said
+
+
+def test_swap_reads_the_models_of_the_benchmark():
+    """As those of anybody: they lie in the package, and are none of its modules."""
+    swapped = cupyops.swap(MODELS["gpt2"].make(True))
+    found = {one.type.__name__: one.what for one in swapped.replaced}
+    assert found["_GPT2"] == "cross_entropy in its forward"
+    assert "scaled_dot_product_attention" in found["_Block"]

@@ -56,7 +56,13 @@ WITHOUT_ENTRY = {
     "swiglu": "PyTorch has no function of this kind",
 }
 # operators behind others, that no sample of a database comes to
-BEHIND_OTHERS = {"batch_norm_act_inference", "cross_entropy_fp32", "layer_norm_lowered", "rms_norm_lowered"}
+BEHIND_OTHERS = {
+    "add_norm_lowered",
+    "batch_norm_act_inference",
+    "cross_entropy_fp32",
+    "layer_norm_lowered",
+    "rms_norm_lowered",
+}
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import cupyops
+from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._cross_entropy import cross_entropy_fp32
 from cupyops.ops._layer_norm import layer_norm_lowered
 from cupyops.ops._rms_norm import rms_norm_lowered
@@ -44,6 +45,11 @@ running = lambda: [torch.linspace(-1, 1, 4), torch.linspace(1, 2, 4)]
 CASES = {
     "add": Case(cupyops.add, torch.add, lambda: [rows(), rows()]),
     "add_scalar": Case(lambda x: cupyops.add(x, 2.0), lambda x: x + 2.0, lambda: [rows()]),
+    "add_norm_lowered": Case(
+        lambda r, x, w, b: add_norm_lowered(r, x.bfloat16(), [COLS], w, b, 1e-5, True)[0],
+        lambda r, x, w, b: F.layer_norm(r + x.bfloat16(), (COLS,), w, b).bfloat16(),
+        lambda: [rows(), rows(), vector(), vector()],
+    ),
     "add_rms_norm": Case(
         lambda x, r, w: cupyops.add_rms_norm(x, r, (COLS,), w)[0],
         lambda x, r, w: F.rms_norm(x + r, (COLS,), w),

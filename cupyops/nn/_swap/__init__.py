@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
-from . import activations, batch_norms, calls, classes, norms, rotary
+from . import activations, batch_norms, calls, classes, norms, rotary, sums
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
 from .report import Kept, Replaced, Swap, shown
@@ -117,6 +118,8 @@ def swap(
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
         ours, what = _successor(module, called[0], rotates, exact, known)
+        if lowerable and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
+            ours, what = (ours, what) if _refusal(module, found[0]) else found
         if isinstance(ours, str):
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
@@ -131,6 +134,9 @@ def swap(
     replaced.sort(key=lambda one: order[one.name])
     kept.sort(key=lambda one: order[one.name])
     said, resets = settings(names, choice)
+    for block, norm in sums.link(names):
+        vars(block)[sums.NEXT] = (norm,)
+        resets.append(functools.partial(vars(block).pop, sums.NEXT, None))
     return Swap(replaced, kept, changed, said, resets)
 
 
@@ -204,7 +210,7 @@ def _may_be_derived(module: Module) -> bool:
         return False
     if any(getattr(cls, name) is not getattr(object, name) for name in ("__new__", "__reduce__", "__reduce_ex__")):
         return False  # it is made and pickled in a way of its own
-    return cls.__module__.split(".")[0] not in ("torch", "cupyops") and "parametrizations" not in module._modules
+    return not classes.is_library(cls.__module__) and "parametrizations" not in module._modules
 
 
 def _refusal(module: Module, ours: Class) -> str | None:

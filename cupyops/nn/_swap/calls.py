@@ -20,8 +20,8 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import ops
-from . import positions, rotary
-from .classes import Class, Recipe, kind, twins
+from . import packed, positions, rotary
+from .classes import Class, Recipe, is_library, kind, twins
 from .tracing import Unknown
 
 _NAMES = """avg_pool2d batch_norm conv2d cross_entropy dropout embedding gelu group_norm kl_div layer_norm linear log_softmax
@@ -40,7 +40,7 @@ def _log_softmax(
 
 # with the parameters of PyTorch's, one of which is for its own warnings
 OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _NAMES.split()}
-OURS |= {"softmax": _softmax, "log_softmax": _log_softmax}
+OURS |= {"softmax": _softmax, "log_softmax": _log_softmax, "scaled_dot_product_attention": packed.attention}
 _DEPTH = 5  # of decorators, and of functions of the same file that a method calls
 _PREFIX = "_cupyops_"
 _HARMLESS = {"transformers.modeling_utils.PreTrainedModel"}  # what it does when a class is derived changes nothing
@@ -72,12 +72,8 @@ def recognised(module: Module, rotates: bool) -> Recipe:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
     """
     cls = type(module)
-    told = [
-        b for b in cls.__mro__[:-1] if "__init_subclass__" in vars(b)
-    ]  # who may do anything when a class is derived
-    if cls.__module__.split(".")[0] in ("torch", "cupyops") or any(
-        f"{b.__module__}.{b.__qualname__}" not in _HARMLESS for b in told
-    ):
+    told = {f"{b.__module__}.{b.__qualname__}" for b in cls.__mro__[:-1] if "__init_subclass__" in vars(b)}
+    if is_library(cls.__module__) or not told <= _HARMLESS:
         raise Unknown("no module of torch.nn")
     found: list[str] = []
     _methods(cls, rotates, found)
@@ -158,7 +154,7 @@ def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) ->
 def _renamed(function: types.FunctionType, rotates: bool, found: list[str], depth: int) -> dict[str, Any]:
     """What a function's globals are to have under other names."""
     scope, names = function.__globals__, {}
-    if scope.get("__name__", "").split(".")[0] in ("torch", "cupyops"):
+    if is_library(scope.get("__name__", "")):
         return {}
     for name in _globals(function):
         value: Any = scope.get(name)

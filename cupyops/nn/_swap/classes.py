@@ -90,6 +90,12 @@ def _derive(cls: Class, recipe: Recipe) -> Class:
     return type(cls.__name__, bases, {**about, **methods, "__reduce_ex__": _reduce, MARK: (cls, recipe)})
 
 
+def is_library(module: str) -> bool:
+    """Whether a Python module is PyTorch's or ours; the models of the benchmark are such as anybody writes."""
+    root, _, rest = module.partition(".")
+    return root == "torch" or (root == "cupyops" and rest.partition(".")[0] != "bench")
+
+
 def is_derived(cls: type) -> bool:
     """Whether a class is one that `derived` made, or one on it."""
     return hasattr(cls, MARK)

@@ -16,8 +16,7 @@ from torch.nn import Module
 
 from ..._dispatch.attention import taken_mask
 from ...ops._cross_entropy import cross_entropy_fp32
-from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
-from . import calls, classes, proof
+from . import calls, classes, packed, proof
 
 ATTENTION = "cupyops"
 _HALF = (torch.float16, torch.bfloat16)
@@ -127,7 +126,7 @@ def attention(
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     grouped = getattr(module, "num_key_value_groups", 1) > 1
-    y = scaled_dot_product_attention(
+    y = packed.attention(
         query, key, value, is_causal=bool(causal) and query.shape[2] > 1, scale=scaling, enable_gqa=grouped
     )
     return y.transpose(1, 2).contiguous(), None
@@ -161,7 +160,7 @@ def _configs(models: Iterable[Module]) -> list[tuple[Any, bool]]:
 def _files(model: Module) -> set[str]:
     """The Python modules that the classes of a model and of all that is inside are from, PyTorch's and ours aside."""
     names = {base.__module__ for one in model.modules() for base in type(one).__mro__}
-    return {name for name in names if name.split(".")[0] not in ("torch", "cupyops", "builtins")}
+    return {name for name in names if name != "builtins" and not classes.is_library(name)}
 
 
 @functools.cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -14,8 +15,8 @@ from ... import nn
 from ..._dispatch.norm_lowered import of_autocast
 from ...ops._layer_norm import layer_norm, layer_norm_lowered
 from ...ops._rms_norm import rms_norm, rms_norm_lowered
-from . import calls, proof, readers
-from .classes import Class, Recipe, derived, kind, recipe_of
+from . import calls, proof, readers, sums
+from .classes import Class, Recipe, derived, is_library, kind, recipe_of
 from .tracing import Unknown, graph_of, name_of, probe
 
 # what a normalisation in steps is made of
@@ -75,13 +76,27 @@ def _is_cast_last(graph: fx.Graph) -> bool:
 def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class that normalises by an operator where input and weight are such as was proven, and as before elsewhere."""
     function, weight, bias, offset, eps, cast, lowers = values
-    before = cls.forward
+    before, centred = cls.forward, function == "layer_norm"
+
+    def lowering(self: Module, x: Any) -> Lowering | None:
+        scale = None if weight is None else getattr(self, weight)
+        shift = None if bias is None else getattr(self, bias)
+        if x.dtype is not torch.float32 or not _serves(x, scale, offset):
+            return None
+        if (half := _lowered(self, x, scale, shift)) is None:
+            return None
+        number = getattr(self, eps) if isinstance(eps, str) else eps
+        if offset:
+            scale = offset + scale  # type: ignore[operator]
+        return Lowering(half, x.shape[-1:], scale, shift, number, centred)
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:
             return before(self, *args, **kwargs)
         x = args[0]
+        if lowers and (y := sums.taken(self, x)) is not None:
+            return y
         scale = None if weight is None else getattr(self, weight)  # a replica has no parameters, but has these
         shift = None if bias is None else getattr(self, bias)
         if not _serves(x, scale, offset):
@@ -90,16 +105,14 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
         if offset:
             scale = offset + scale  # type: ignore[operator]
         if lowers and x.dtype is torch.float32 and (half := _lowered(self, x, scale, shift)) is not None:
-            if function == "rms_norm":
-                return rms_norm_lowered(x, x.shape[-1:], scale, number, half)
-            return layer_norm_lowered(x, x.shape[-1:], scale, shift, number, half)
-        if function == "rms_norm":
+            return Lowering(half, x.shape[-1:], scale, shift, number, centred)(x)
+        if not centred:
             y = rms_norm(x, x.shape[-1:], scale, number)
         else:
             y = layer_norm(x, x.shape[-1:], scale, shift, number)
         return y.to(x.dtype if cast or scale is None else torch.promote_types(x.dtype, scale.dtype))
 
-    return (cls,), {"forward": forward}
+    return (cls,), {"forward": forward, **({"_cupyops_lowering": lowering} if lowers else {})}
 
 
 def _serves(x: Any, scale: Tensor | None, offset: int) -> bool:
@@ -153,7 +166,7 @@ def lowerable(names: dict[Module, list[str]]) -> set[Module]:
 
 
 def _may_normalise(module: Module) -> bool:
-    if type(module).__module__.split(".")[0] in ("torch", "cupyops"):
+    if is_library(type(module).__module__):
         return type(module) in _OURS.values()
     parameters = [p for p in module._parameters.values() if p is not None]
     return not module._modules and len(parameters) <= 2 and all(p.dim() == 1 for p in parameters)
@@ -195,6 +208,22 @@ def _is_layer_norm(module: Module) -> bool:
     return {name: one for name, one in found.items() if one is not None} == wanted
 
 
+class Lowering(NamedTuple):
+    """What a norm computes of a tensor of float32, as a half type."""
+
+    half: torch.dtype
+    sizes: Sequence[int]
+    scale: Tensor | None
+    shift: Tensor | None
+    eps: float | None
+    centred: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.centred:
+            return layer_norm_lowered(x, self.sizes, self.scale, self.shift, self.eps or 0.0, self.half)
+        return rms_norm_lowered(x, self.sizes, self.scale, self.eps, self.half)
+
+
 @kind
 def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class whose result is at once of the half type to which autocast would cast it: on that of cupyops.nn, or on one
@@ -205,18 +234,24 @@ def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict
     else:
         bases, methods = tuple(ours for ours, theirs in _OURS.items() if theirs is cls), {}
         before = bases[0].forward
+    centred = not issubclass(cls, torch.nn.RMSNorm)
+
+    def lowering(self: Any, x: Any) -> Lowering | None:
+        bias = getattr(self, "bias", None)
+        if (half := _lowered(self, x, self.weight, bias)) is None:
+            return None
+        return Lowering(half, self.normalized_shape, self.weight, bias, self.eps, centred)
 
     @functools.wraps(before)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bias = getattr(self, "bias", None)
-        if len(args) != 1 or kwargs or (half := _lowered(self, args[0], self.weight, bias)) is None:
+        if len(args) != 1 or kwargs:
             return before(self, *args, **kwargs)
-        x = args[0].float()
-        if issubclass(cls, torch.nn.RMSNorm):
-            return rms_norm_lowered(x, self.normalized_shape, self.weight, self.eps, half)
-        return layer_norm_lowered(x, self.normalized_shape, self.weight, bias, self.eps, half)
+        if (y := sums.taken(self, args[0])) is not None:
+            return y
+        of = lowering(self, args[0])
+        return before(self, *args) if of is None else of(args[0].float())
 
-    return bases, {**methods, "forward": forward}
+    return bases, {**methods, "forward": forward, "_cupyops_lowering": lowering}
 
 
 def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype | None:

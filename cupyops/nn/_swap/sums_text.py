@@ -1,0 +1,208 @@
+"""The text of a forward, with calls in the place of residual sums that norms read."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+CALLED: dict[str, Callable[..., Any]] = {}
+"""What a text calls: `added(norm, a, b)` for a + b, and `after(block)` for the norm that reads what a block returns."""
+_PREFIX = "_cupyops_"  # of these among a function's globals
+_DEPTH = 3  # of decorators
+
+
+def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+    """The text of a function, if that is what it runs."""
+    try:
+        lines, start = inspect.getsourcelines(function)
+        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
+        return None
+    ast.increment_lineno(tree, start - 1)
+    code = _compiled(tree, function)
+    return tree if code is not None and _are_same(code, function.__code__) else None
+
+
+def _compiled(tree: ast.FunctionDef, function: types.FunctionType) -> types.CodeType | None:
+    """The code of a text, inside a function that has what is around it as its arguments."""
+    free = [ast.arg(name) for name in function.__code__.co_freevars]
+    inner = ast.FunctionDef(tree.name, _without_values(tree.args), tree.body, [], None)
+    around = ast.FunctionDef("around", ast.arguments([], free, None, [], [], None, []), [inner], [], None)
+    for one in (inner, around):
+        one.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
+    module = ast.fix_missing_locations(ast.copy_location(ast.Module([around], []), tree))
+    flags = function.__code__.co_flags & _FUTURE
+    try:
+        code = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    for _ in range(2):
+        code = next((one for one in code.co_consts if isinstance(one, types.CodeType)), None)  # type: ignore[assignment]
+        if code is None:
+            return None
+    return code
+
+
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+
+
+def _without_values(args: ast.arguments) -> ast.arguments:
+    """Parameters without annotations; their defaults count for how many there are alone."""
+
+    def plain(given: list[ast.arg]) -> list[ast.arg]:
+        return [ast.arg(one.arg) for one in given]
+
+    nothing: list[ast.expr] = [ast.Constant(None) for _ in args.defaults]
+    keyword: list[ast.expr | None] = [None if one is None else ast.Constant(None) for one in args.kw_defaults]
+    vararg, kwarg = (None if one is None else ast.arg(one.arg) for one in (args.vararg, args.kwarg))
+    return ast.arguments(
+        plain(args.posonlyargs), plain(args.args), vararg, plain(args.kwonlyargs), keyword, kwarg, nothing
+    )  # type: ignore[arg-type]
+
+
+def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether two codes do the same, wherever their text is."""
+    names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    if any(getattr(one, name) != getattr(other, name) for name in names) or len(one.co_consts) != len(other.co_consts):
+        return False
+    for a, b in zip(one.co_consts, other.co_consts):
+        if isinstance(a, types.CodeType) and isinstance(b, types.CodeType):
+            if not _are_same(a, b):
+                return False
+        elif type(a) is not type(b) or repr(a) != repr(b):
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=256)
+def with_sums(function: Any, norms: tuple[str, ...]) -> types.FunctionType | None:
+    """A copy of a forward that calls `added`; None where no norm reads a sum in it. Decorators are copied around it."""
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, types.FunctionType) or not isinstance(function, types.FunctionType):
+        return None
+    tree = _parsed(inner)
+    if tree is None or not _rewrite(tree, norms):
+        return None
+    code = _compiled(tree, inner)
+    if code is None:
+        return None
+    inner.__globals__.update({f"{_PREFIX}{name}": function for name, function in CALLED.items()})
+    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or ()))
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = types.FunctionType(code, inner.__globals__, inner.__name__, inner.__defaults__, closure or None)
+    made.__kwdefaults__ = inner.__kwdefaults__
+    functools.update_wrapper(made, inner)
+    del made.__wrapped__  # type: ignore[attr-defined]
+    return _around(function, inner, made)
+
+
+def _around(function: types.FunctionType, inner: Any, made: types.FunctionType, depth: int = 0) -> Any:
+    """The decorators of `function`, which are closures, around `made` in the place of `inner`."""
+    if function is inner:
+        return made
+    cells, found = list(function.__closure__ or ()), False
+    for at, cell in enumerate(cells):
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        if isinstance(inside, types.FunctionType) and depth < _DEPTH:
+            copied = _around(inside, inner, made, depth + 1)
+            if copied is not None:
+                cells[at], found = types.CellType(copied), True
+    if not found:
+        return None
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copy, function)
+    copy.__wrapped__ = made  # type: ignore[attr-defined]
+    return copy
+
+
+def _rewrite(tree: ast.FunctionDef, norms: tuple[str, ...]) -> bool:
+    """Put calls of `added` into a text; whether there are some."""
+    me, found = tree.args.args[0].arg, False
+    for body in _bodies(tree):
+        for at, statement in enumerate(body):
+            total = getattr(statement, "value", None)
+            if not isinstance(total, ast.BinOp) or not isinstance(total.op, ast.Add):
+                continue
+            norm = None
+            if name := _target(statement):
+                norm = _reader(body[at + 1 :], name, me, norms)
+                ends = body is tree.body and norm is None and _is_last(body[at + 1 :], name)
+            else:
+                ends = body is tree.body and isinstance(statement, ast.Return)
+            if norm is None and not ends:
+                continue
+            this: ast.expr = ast.Name(me, ast.Load())
+            if norm is None:
+                reader = ast.Call(ast.Name(f"{_PREFIX}after", ast.Load()), [this], [])
+            else:
+                reader = ast.Attribute(this, norm, ast.Load())  # type: ignore[assignment]
+            call = ast.Call(ast.Name(f"{_PREFIX}added", ast.Load()), [reader, total.left, total.right], [])
+            statement.value = ast.copy_location(call, total)  # type: ignore[attr-defined]
+            found |= norm is not None
+    ast.fix_missing_locations(tree)
+    return found
+
+
+def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a text, those of functions inside left out."""
+    for field in ("body", "orelse", "finalbody"):
+        body = getattr(tree, field, None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+            yield body
+            for one in body:
+                if not isinstance(one, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+                    yield from _bodies(one)
+
+
+def _target(statement: ast.stmt) -> str | None:
+    """The one name that a statement gives its value to."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    plain = isinstance(statement, (ast.Assign, ast.AnnAssign)) and len(targets) == 1
+    return targets[0].id if plain and isinstance(targets[0], ast.Name) else None
+
+
+def _reader(body: list[ast.stmt], name: str, me: str, norms: tuple[str, ...]) -> str | None:
+    """The norm that is first called with what a name holds, before the name holds something else."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+                continue
+            function, given = node.func, node.args[0]
+            if not isinstance(function, ast.Attribute) or function.attr not in norms:
+                continue
+            names = [one.id for one in (function.value, given) if isinstance(one, ast.Name)]
+            if names == [me, name]:
+                return function.attr
+        if _target(statement) == name:
+            return None
+    return None
+
+
+def _is_last(body: list[ast.stmt], name: str) -> bool:
+    """Whether what a name holds is what a forward returns, alone or in a tuple."""
+    if not body or any(_target(statement) == name for statement in body):
+        return False
+    returned = body[-1].value if isinstance(body[-1], ast.Return) else None
+    return isinstance(returned, ast.Name) and returned.id == name
+
+
+def first(function: Any, norms: tuple[str, ...]) -> str | None:
+    """The norm that a forward calls with its first argument."""
+    tree = _parsed(inspect.unwrap(function))
+    if tree is None or len(tree.args.args) < 2:
+        return None
+    return _reader(tree.body, tree.args.args[1].arg, tree.args.args[0].arg, norms)
