@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from .options import is_options, parts
-from .program import Node, bare, text
+from .program import Node, bare, is_stream, text
 from .scope import NotTranslated, Scope, is_pointer, kind
 from .vocabulary import (
     ATTRIBUTES,
@@ -18,6 +18,7 @@ from .vocabulary import (
     DTYPES,
     FUNCTIONS,
     METHODS,
+    OF_LAUNCHES,
     POINTERS,
     SIZES,
     STANDARD,
@@ -44,9 +45,15 @@ def arguments(node: Node, scope: Scope) -> list[str]:
 
 
 def _identifier(node: Node, scope: Scope) -> str:
-    name = text(node)
-    if name not in scope.kinds and name in scope.program.constants:
+    name, program = text(node), scope.program
+    if name in scope.kinds:
+        return name_of(name)
+    if name in program.constants:
         scope.used.add(name)
+    elif name in OF_LAUNCHES:
+        return OF_LAUNCHES[name]
+    elif name not in program.functions and name not in program.macros:
+        raise NotTranslated(node, f"the name {name}, which the files do not define")
     return name_of(name)
 
 
@@ -82,7 +89,7 @@ def _binary(node: Node, scope: Scope) -> str:
     if sign == "/":
         if "float" in kinds or "tensor" in kinds:
             return f"{left} / {right}"
-        if kinds != ["int", "int"]:
+        if kinds != ["int", "int"] and not _rounds_up(*sides):
             scope.note(f"{left} / {right} is taken to be a division of integers")
         return f"{left} // {right}"
     if sign in ("+", "-") and is_pointer(sides[0], scope):
@@ -91,6 +98,12 @@ def _binary(node: Node, scope: Scope) -> str:
     if sign not in _SAME:
         raise NotTranslated(node, f"the operator {sign}")
     return f"{left} {sign} {right}"
+
+
+def _rounds_up(left: Node, right: Node) -> bool:
+    """Whether it is `(n + by - 1) / by`, which has a meaning for integers alone."""
+    divided, by = ("".join(text(one).split()) for one in (left, right))
+    return divided.endswith(f"+{by}-1)") or divided.startswith(f"({by}-1+")
 
 
 def _unary(node: Node, scope: Scope) -> str:
@@ -166,6 +179,9 @@ def _call(node: Node, scope: Scope) -> str:
         return _list(given, scope)
     if base in CEIL:
         return f"cupyops.ceil_div({', '.join(arguments(given, scope))})"
+    if base == "GET_BLOCKS" and not is_known:  # ATen's, of blocks of CUDA_NUM_THREADS
+        found = arguments(given, scope)
+        return f"cupyops.ceil_div({found[0]}, {found[1] if len(found) > 1 else OF_LAUNCHES['CUDA_NUM_THREADS']})"
     if base in STANDARD and "torch" not in name:
         return _standard(node, base, name, values, scope)
     if base in TENSORS and "::" in name:
@@ -176,7 +192,9 @@ def _call(node: Node, scope: Scope) -> str:
         return f"dict({options(node, scope)})"
     if is_known:
         scope.used.add(base)
-        return f"{name_of(base)}({', '.join(arguments(given, scope))})"
+        if (function := scope.program.functions.get(base)) is not None and len(values) <= len(function.parameters):
+            values = [one for one, (ctype, _) in zip(values, function.parameters) if not is_stream(ctype)]
+        return f"{name_of(base)}({', '.join(python(one, scope) for one in values)})"
     raise NotTranslated(node, f"the function {name[:60]}")
 
 

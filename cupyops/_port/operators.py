@@ -65,7 +65,7 @@ class Operator:
     def __post_init__(self) -> None:
         self.uses = uses(self.forward, self.program, self.kernels)
         self.place = f"{self.forward.file}:{self.forward.body.start_point[0] + 1}"
-        given = [(ctype, name) for ctype, name in self.forward.parameters if "cudaStream_t" not in ctype]
+        given = self.forward.taken
         self.outputs = _returned(self.forward, self.program)
         tensors = [name for ctype, name in given if kind_of_type(ctype) == "tensor"]
         self.allocated = [] if self.outputs else [one for one in tensors if self.uses.get(one, Use()).written]
@@ -212,7 +212,7 @@ class _Backward:
         self.unknown: list[str] = []
         self.taken: dict[str, str] = {}  # what the forward has under the same name
         self.results = _returned(function, operator.program)
-        parameters = [(ctype, name) for ctype, name in function.parameters if "cudaStream_t" not in ctype]
+        parameters = function.taken
         written = [name for ctype, name in parameters if self.uses.get(name, Use()).written]
         self.allocated = [] if self.results else written
         given = [self._argument(ctype, name) for ctype, name in parameters]

@@ -140,13 +140,13 @@ def _translated(
     for ctype, name in function.parameters:
         scope.kinds[name] = kind_of_type(ctype)
         if "*" in ctype:
-            scope.dtypes[name] = f"{name_of(name)}.dtype"
+            element = re.sub(r"\bconst\b|\b__restrict__\b|[*&]", " ", ctype).strip()
+            scope.dtypes[name] = f"torch.{DTYPES[element]}" if element in DTYPES else f"{name_of(name)}.dtype"
     writer = Writer(function, scope, kernels)
     writer.block(function.body.named_children)
     parameters = [
         name_of(name) + (f"={function.defaults[name]}" if name in function.defaults else "")
-        for ctype, name in function.parameters
-        if "cudaStream_t" not in ctype
+        for _, name in function.taken
     ]
     place = f"{function.file}:{function.body.start_point[0] + 1}"
     ported.problems += writer.problems

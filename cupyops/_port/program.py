@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._kernel.compile.source import strip_comments
+from .._kernel.extension.device import closing
+from .._kernel.extension.tokens import tokens
 from ..errors import MissingDependencyError
 
 Node = Any  # tree_sitter.Node, which is there where its wheel is
@@ -64,6 +67,11 @@ class Function:
         found = (node.child_by_field_name("function") for node in walk(self.body) if node.type == "call_expression")
         return {bare(text(one)) for one in found}
 
+    @property
+    def taken(self) -> list[tuple[str, str]]:
+        """(C type, name) of the parameters that its Python has: a launch finds its stream by itself."""
+        return [(ctype, name) for ctype, name in self.parameters if not is_stream(ctype)]
+
 
 @dataclass
 class Program:
@@ -82,6 +90,11 @@ class Program:
     macros: dict[str, tuple[list[str], str, str]] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, list[str | None]] = field(default_factory=dict)
+
+
+def is_stream(ctype: str) -> bool:
+    """Whether a C type is that of a stream."""
+    return re.search(r"cudaStream_t|CUDAStream", ctype) is not None
 
 
 def bare(name: str) -> str:
@@ -106,6 +119,8 @@ def adding(code: str) -> set[str]:
 _MARKED = re.compile(r"__global__|__device__")
 _QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
+_CHECK = re.compile(r"(TORCH|AT|C10)_(?!DISPATCH|LIBRARY|FORALL)[A-Z_]+|CHECK\w*|ASSERT\w*")
+_GOES_ON = frozenset((";", ",", ")", "]", "{", ".", "->", ":", "?", "=", "+", "-", "*", "/", "%", "<", ">", "&&", "||", "<<"))
 
 
 def read(paths: list[Path]) -> Program:
@@ -114,9 +129,9 @@ def read(paths: list[Path]) -> Program:
     pending, seen = list(paths), {path.resolve() for path in paths}
     while pending:
         path = pending.pop(0)
-        content = path.read_bytes()
-        _gather(parse.parse(content).root_node, path.name, found)
-        for spelled in _QUOTED.findall(content.decode("utf-8", "replace")):
+        content = _terminated(path.read_bytes().decode("utf-8-sig", "replace"))
+        _gather(parse.parse(content.encode()).root_node, path.name, found)
+        for spelled in _QUOTED.findall(content):
             folders = (path.parent, path.parent / "include", path.parent.parent / "include", path.parent.parent)
             header = next((one / spelled for one in folders if (one / spelled).is_file()), None)
             if header is not None and header.resolve() not in seen:
@@ -125,6 +140,20 @@ def read(paths: list[Path]) -> Program:
     for name, values in found.defaults.items():
         _give_defaults(found.functions.get(name), values)
     return found
+
+
+def _terminated(code: str) -> str:
+    """The text with a `;` behind each check that has none, as its macro brings one of its own: else it is no statement."""
+    found = [one for one in tokens(code) if one.kind != "directive"]
+    parts, at = [], 0
+    for index, one in enumerate(found[:-1]):
+        if one.kind != "name" or found[index + 1].text != "(" or not _CHECK.fullmatch(one.text):
+            continue
+        after = closing(found, index + 1, len(found))
+        if after < len(found) and found[after].text not in _GOES_ON and "\n" in code[found[after - 1].end : found[after].start]:
+            parts += [code[at : found[after - 1].end], ";"]
+            at = found[after - 1].end
+    return "".join([*parts, code[at:]])
 
 
 def _give_defaults(function: Function | None, values: list[str | None]) -> None:
@@ -154,14 +183,15 @@ def _gather(node: Node, file: str, found: Program) -> None:
         if child.type == "function_definition":
             _function(child, file, found)
         elif child.type == "preproc_def":
-            name, value = (text(child.child_by_field_name(one)).strip() for one in ("name", "value"))
+            name, value = text(child.child_by_field_name("name")), _value(child)
             if value:
                 found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
         elif child.type == "preproc_function_def":
             parameters = [text(one) for one in child.child_by_field_name("parameters").named_children]
-            value = text(child.child_by_field_name("value")).strip()
             name = text(child.child_by_field_name("name"))
-            found.macros.setdefault(name, (parameters, value, f"{file}:{line(child)}"))
+            found.macros.setdefault(name, (parameters, _value(child), f"{file}:{line(child)}"))
+        elif child.type == "enumerator_list":
+            _enumerators(child, file, found)
         elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
@@ -171,6 +201,22 @@ def _gather(node: Node, file: str, found: Program) -> None:
                     found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
+
+
+def _value(node: Node) -> str:
+    """What a macro stands for, without comments."""
+    return strip_comments(text(node.child_by_field_name("value"))).strip()
+
+
+def _enumerators(node: Node, file: str, found: Program) -> None:
+    """Each name of an enumeration, as a constant: its value, or one more than that of the name before."""
+    value = ""
+    for one in node.named_children:
+        if one.type == "enumerator":
+            given = text(one.child_by_field_name("value"))
+            counted = str(int(value) + 1) if value.isdigit() else f"({value}) + 1" if value else "0"
+            value = given or counted
+            found.constants.setdefault(text(one.child_by_field_name("name")), (value, f"{file}:{line(one)}"))
 
 
 def _function(node: Node, file: str, found: Program) -> None:

@@ -88,6 +88,10 @@ class Writer:
     def _declaration(self, node: Node) -> None:
         ctype = text(node.child_by_field_name("type"))
         declarators = node.children_by_field_name("declarator")
+        for one in declarators:  # they are names from here on, also where what they stand for has no translation
+            inner = one.child_by_field_name("declarator") if one.type == "init_declarator" else one
+            for name in (text(inside) for inside in walk(inner) if inside.type == "identifier"):
+                self.scope.kinds.setdefault(name, "")
         if _HOST_TYPE.search(ctype) or "getCurrentCUDAStream" in text(node) or "getDevice" in text(node):
             return  # a launch finds device and stream itself
         if declarators and declarators[0].type == "function_declarator":

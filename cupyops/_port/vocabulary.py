@@ -72,6 +72,7 @@ FUNCTIONS = _words(
 )
 REAL = _words("ceil floor sqrt pow log log2 exp ceilf floorf sqrtf powf")
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
+OF_LAUNCHES = {"CUDA_NUM_THREADS": "1024"}  # of ATen/cuda/detail/KernelUtils.h
 # of C++'s library and of CUDA's, where they are not PyTorch's functions of these names
 STANDARD = REAL | _words("min max make_tuple get tie abs")
 
