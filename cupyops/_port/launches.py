@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .expressions import python
+from .expressions import python, template_argument
 from .program import Node, bare, text, walk
 from .scope import NotTranslated, Scope
-from .vocabulary import DTYPES, name_of
+from .vocabulary import DTYPES
 
 
 @dataclass
@@ -54,34 +54,11 @@ def _template(
     found = []
     for index, (name, is_type) in enumerate(kernel.template):
         if index < len(given):
-            value = _type(given[index], scope) if is_type else _value(given[index], scope)
+            value = template_argument(given[index], is_type, scope)
         else:
             value = _deduced(node, kernel, name, nodes, values, scope)
         found.append(f"{name}={value}")
     return found
-
-
-def _type(node: Node, scope: Scope) -> str:
-    name = text(node)
-    if name == "scalar_t" or scope.kinds.get(name) == "dtype":
-        return name
-    if name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
-        return repr({"half": "__half", "nv_bfloat16": "__nv_bfloat16"}.get(name, name))  # CUDA's own, not PyTorch's
-    if name in DTYPES:
-        return f"torch.{DTYPES[name]}"
-    raise NotTranslated(node, f"the template argument {name}")
-
-
-def _value(node: Node, scope: Scope) -> str:
-    inner = node
-    while inner.type == "type_descriptor" and inner.named_children:
-        inner = inner.named_children[0]
-    if inner.type == "type_identifier":
-        name = text(inner)
-        if name in scope.program.constants:
-            scope.used.add(name)
-        return name_of(name)
-    return python(inner, scope)
 
 
 def _deduced(node: Node, kernel: Kernel, name: str, nodes: Sequence[Node], values: Sequence[str], scope: Scope) -> str:

@@ -94,8 +94,8 @@ class Operator:
         """The operator, its forward, and its backward where there is one."""
         backward = _Backward(self, self.backward) if self.backward is not None else None
         saved = [] if backward is None else backward.saved
-        self._head()
-        self._unsupported()
+        self._head([] if backward is None else backward.ignored)
+        self._unsupported([] if backward is None else backward.without)
         self._forward(saved)
         if backward is not None:
             self.lines += ["", "", *backward.lines]
@@ -110,13 +110,13 @@ class Operator:
         self.missing = True
         return f"_missing({what!r})"
 
-    def _head(self) -> None:
+    def _head(self, constant: Sequence[int]) -> None:
         signature = ", ".join(self._parameter(ctype, name) for ctype, name in self.inputs)
         count = len(self.outputs)
         returns = "torch.Tensor" if count < 2 else f"tuple[{', '.join(['torch.Tensor'] * count)}]"
         self.problems.append(f"{self.place}: to write: the reference of {self.name}, in PyTorch")
         self.lines += [
-            f'@cupyops.operator("ported::{self.name}"{self._atomics()})',
+            f'@cupyops.operator("ported::{self.name}"{_places("nondifferentiable", constant)}{self._atomics()})',
             f"def {self.name}({signature}) -> {returns}:",
             f'    """{self.place}: what it means, in PyTorch: CPU tensors, double backward and torch.func take it."""',
             f'    raise NotImplementedError("write the reference of {self.name}: what {self.forward.name} computes, in '
@@ -142,8 +142,11 @@ class Operator:
         default = self.forward.defaults.get(name)
         return f"{name}: {annotation}{optional}" + (f" = {default}" if default is not None else "")
 
-    def _unsupported(self) -> None:
-        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken."""
+    def _unsupported(self, without: Sequence[str]) -> None:
+        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken.
+
+        So it is where a gradient is wanted that the C++ has not.
+        """
         asked = " and ".join(
             f"{name}.numel()" if "optional" not in ctype else f"({name} is None or {name}.numel())"
             for ctype, name in self.inputs
@@ -156,6 +159,14 @@ class Operator:
                 f'    if not cupyops.aligned({one}, {size}):\n        return "{one} is not aligned to {size} bytes"'
                 for one in self.tensors
                 if (size := self.uses.get(one, Use()).alignment) > 1
+            ),
+            *(
+                [
+                    f"    if {' or '.join(f'{one}.requires_grad' for one in without)}:",
+                    f'        return "{self.backward.name} has no gradient of {", ".join(without)}"',
+                ]
+                if without and self.backward is not None
+                else []
             ),
             f'    return None if {asked} else "tensors without elements"',
             "",
@@ -211,11 +222,15 @@ class _Backward:
         self.body: list[str] = []
         self.unknown: list[str] = []
         self.taken: dict[str, str] = {}  # what the forward has under the same name
+        self.without: list[str] = []  # inputs of which it gives no gradient
         self.results = _returned(function, operator.program)
         parameters = function.taken
         written = [name for ctype, name in parameters if self.uses.get(name, Use()).written]
         self.allocated = [] if self.results else written
+        self.of = self._of_results()
+        self.sizes = self._sizes()
         given = [self._argument(ctype, name) for ctype, name in parameters]
+        self.ignored = self._ignored(given, parameters)
         self.lines = [
             f"@{operator.name}.backward",
             f"def _(saved, {', '.join([*self.grads.values(), *operator.names, 'needs_grad'])}):",
@@ -250,11 +265,45 @@ class _Backward:
             return self.grads[of]
         if is_tensor and _OF_THE_OUTPUT.fullmatch(name) and len(self.grads) == 1:
             return next(iter(self.grads.values()))
+        if not is_tensor and name in self.sizes:
+            return self.sizes[name]
         if not is_tensor and (found := _defined(operator.forward, name, operator)):
             self.taken[name_of(name)] = found
             return name_of(name)
         self.unknown.append(name)
         return operator.need(name)
+
+    def _of_results(self) -> list[str]:
+        """Of which input each result is the gradient; empty where names do not tell."""
+        operator, results = self.operator, self.results or self.allocated
+        of = [_of(one, operator.tensors) for one in results]
+        if not all(of) and len(results) == 1 and len(operator.differentiable) == 1:
+            of = list(operator.differentiable)  # there is no other
+        return of if all(of) and len(set(of)) == len(of) else []
+
+    def _sizes(self) -> dict[str, str]:
+        """Arguments that are sizes of a gradient that it allocates, hence of the input: `n` of `zeros({b, c, n}, ...)`."""
+        found: dict[str, str] = {}
+        for node in walk(self.function.body):
+            name = text(node.child_by_field_name("declarator")) if node.type == "init_declarator" else ""
+            value = node.child_by_field_name("value") if name in self.results and self.of else None
+            if value is None or value.type != "call_expression":
+                continue
+            shape = next(iter(value.child_by_field_name("arguments").named_children), None)
+            if shape is not None and shape.type == "initializer_list":
+                of = self.of[self.results.index(name)]
+                sizes = [one for one in shape.named_children if one.type != "comment"]
+                found |= {
+                    text(one): f"{of}.size({place})" for place, one in enumerate(sizes) if one.type == "identifier"
+                }
+        return found
+
+    def _ignored(self, given: Sequence[str], parameters: Sequence[tuple[str, str]]) -> list[int]:
+        """The places of outputs whose gradient it does not take: they have none."""
+        kinds = {name: kind_of_type(ctype) for ctype, name in parameters}
+        if any(kinds[one] == "tensor" for one in self.unknown) or not any(one in given for one in self.grads.values()):
+            return []
+        return [place for place, one in enumerate(self.grads.values()) if one not in given]
 
     def _gradient(self, name: str) -> str:
         """A gradient that the caller allocates: zeros of the shape of what it is the gradient of."""
@@ -265,15 +314,10 @@ class _Backward:
 
     def _return(self, call: str) -> None:
         """Each result goes to the input whose name it has; where that does not tell, it is marked."""
-        operator, results = self.operator, self.results or self.allocated
-        inputs = operator.tensors
-        of = [_of(one, inputs) for one in results]
-        if not all(of) and len(results) == 1 and len(operator.differentiable) == 1:
-            of = list(operator.differentiable)  # there is no other
+        operator, inputs, of = self.operator, self.operator.tensors, self.of
         if self.allocated:
             self.lines.append(f"    {call}")
-        certain = all(of) and len(set(of)) == len(of) and bool(results)
-        if not certain:
+        if not of:
             what = "the order of its results, and which have none: one gradient, or None, for each tensor of forward"
             self.lines.append(operator.note(what, self.place))
             self.lines.append(f"    return {', '.join(map(name_of, self.allocated)) or call}")
@@ -281,8 +325,19 @@ class _Backward:
         names = dict(zip(of, map(name_of, self.allocated))) or {one: f"grad_{one}" for one in of}
         if not self.allocated:
             self.lines.append(f"    {', '.join(names.values())} = {call}")
+        self.without = [one for one in operator.differentiable if one not in of]
+        if self.without:
+            what = f"{self.function.name} has no gradient of {', '.join(self.without)}"
+            self.lines += [
+                f"    if {' or '.join(f'needs_grad.{one}' for one in self.without)}:",
+                f'        raise NotImplementedError("{what}")',
+            ]
         found = {one: f"{name} if needs_grad.{one} else None" for one, name in names.items()}
         self.lines.append(f"    return {', '.join(found.get(one, 'None') for one in inputs)}")
+
+
+def _places(keyword: str, places: Sequence[int]) -> str:
+    return f", {keyword}=({', '.join(map(str, places))}{',' if len(places) == 1 else ''})" if places else ""
 
 
 def _contiguous(tensors: Sequence[str]) -> list[str]:

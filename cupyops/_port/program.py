@@ -47,7 +47,14 @@ def walk(node: Node) -> Iterator[Node]:
 
 @dataclass
 class Function:
-    """A host function: its name, (C type, name) of its parameters, its body, the file it is in, defaults in Python."""
+    """A host function.
+
+    Attributes:
+        name, parameters: its name, and (C type, name) of what it takes.
+        body, file, returns: where its statements are, in which file, and what it returns.
+        defaults: those of its parameters, in Python.
+        template: (name, whether it is a type) of the template parameters that its body uses: its Python takes them by name.
+    """
 
     name: str
     parameters: list[tuple[str, str]]
@@ -55,6 +62,7 @@ class Function:
     file: str
     returns: str = ""
     defaults: dict[str, str] = field(default_factory=dict)
+    template: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def launches(self) -> bool:
@@ -120,7 +128,9 @@ _MARKED = re.compile(r"__global__|__device__")
 _QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
 _CHECK = re.compile(r"(TORCH|AT|C10)_(?!DISPATCH|LIBRARY|FORALL)[A-Z_]+|CHECK\w*|ASSERT\w*")
-_GOES_ON = frozenset((";", ",", ")", "]", "{", ".", "->", ":", "?", "=", "+", "-", "*", "/", "%", "<", ">", "&&", "||", "<<"))
+_GOES_ON = frozenset(
+    (";", ",", ")", "]", "{", ".", "->", ":", "?", "=", "+", "-", "*", "/", "%", "<", ">", "&&", "||", "<<")
+)
 
 
 def read(paths: list[Path]) -> Program:
@@ -150,7 +160,11 @@ def _terminated(code: str) -> str:
         if one.kind != "name" or found[index + 1].text != "(" or not _CHECK.fullmatch(one.text):
             continue
         after = closing(found, index + 1, len(found))
-        if after < len(found) and found[after].text not in _GOES_ON and "\n" in code[found[after - 1].end : found[after].start]:
+        if (
+            after < len(found)
+            and found[after].text not in _GOES_ON
+            and "\n" in code[found[after - 1].end : found[after].start]
+        ):
             parts += [code[at : found[after - 1].end], ";"]
             at = found[after - 1].end
     return "".join([*parts, code[at:]])
@@ -236,12 +250,31 @@ def _function(node: Node, file: str, found: Program) -> None:
         parameters = [
             one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
         ]
-        function = found.functions.setdefault(name, Function(name, parameters, body, file, returns))
+        function = found.functions.setdefault(
+            name, Function(name, parameters, body, file, returns, template=_template(node, body))
+        )
         given = declarator.child_by_field_name("parameters").named_children
         _give_defaults(
             function,
             [literal(text(one.child_by_field_name("default_value"))) for one in given if one.type != "comment"],
         )
+
+
+def _template(node: Node, body: Node) -> list[tuple[str, bool]]:
+    """The template parameters of a function that launches by them: those that stand in its template arguments."""
+    if node.parent is None or node.parent.type != "template_declaration":
+        return []
+    used = {
+        text(one) for arguments in walk(body) if arguments.type == "template_argument_list" for one in walk(arguments)
+    }
+    found = []
+    for one in node.parent.child_by_field_name("parameters").named_children:
+        names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
+        if names and names[-1] in used:
+            found.append((names[-1], "type_parameter" in one.type))
+        elif names:
+            found.append(("", True))
+    return found
 
 
 def _declared(node: Node, found: Program) -> bool:
