@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .expressions import python
-from .flow import Use, launched, uses
+from .flow import Use, dispatched_dtypes, launched, uses
 from .launches import Kernel
 from .program import Function, Node, Program, bare, text, walk
 from .scope import NotTranslated, Scope
@@ -116,7 +116,7 @@ class Operator:
         returns = "torch.Tensor" if count < 2 else f"tuple[{', '.join(['torch.Tensor'] * count)}]"
         self.problems.append(f"{self.place}: to write: the reference of {self.name}, in PyTorch")
         self.lines += [
-            f'@cupyops.operator("ported::{self.name}"{_places("nondifferentiable", constant)}{self._atomics()})',
+            f'@cupyops.operator("ported::{self.name}"{self._declared(constant)})',
             f"def {self.name}({signature}) -> {returns}:",
             f'    """{self.place}: what it means, in PyTorch: CPU tensors, double backward and torch.func take it."""',
             f'    raise NotImplementedError("write the reference of {self.name}: what {self.forward.name} computes, in '
@@ -125,15 +125,20 @@ class Operator:
             "",
         ]
 
-    def _atomics(self) -> str:
-        """A declaration where a kernel adds by atomics, in an order that is another each time."""
+    def _declared(self, constant: Sequence[int]) -> str:
+        """What else the C++ says of it.
+
+        The dtypes that it dispatches over; outputs whose gradient its backward does not take; and that a kernel adds by
+        atomics, in an order that is another each time.
+        """
         functions = [self.forward] + ([] if self.backward is None else [self.backward])
-        names = launched(functions, self.program)
-        return (
-            ', nondeterministic="atomicAdd"'
-            if any(self.kernels[one].atomics for one in names & set(self.kernels))
-            else ""
-        )
+        names = launched(functions, self.program) & set(self.kernels)
+        by_first = self.tensors[:1] == self.differentiable[:1]  # which is held to them too
+        dtypes = [f"torch.{one}" for one in dispatched_dtypes(functions, self.program) if by_first]
+        found = [f", dtypes=({', '.join(dtypes)})"] if dtypes else []
+        found += [f", nondifferentiable=({', '.join(map(str, constant))}{',' * (len(constant) == 1)})"] if constant else []
+        found += [', nondeterministic="atomicAdd"'] if any(self.kernels[one].atomics for one in names) else []
+        return "".join(found)
 
     def _parameter(self, ctype: str, name: str) -> str:
         known = {"tensor": "torch.Tensor", "int": "int", "float": "float"}.get(kind_of_type(ctype), "object")
@@ -334,10 +339,6 @@ class _Backward:
             ]
         found = {one: f"{name} if needs_grad.{one} else None" for one, name in names.items()}
         self.lines.append(f"    return {', '.join(found.get(one, 'None') for one in inputs)}")
-
-
-def _places(keyword: str, places: Sequence[int]) -> str:
-    return f", {keyword}=({', '.join(map(str, places))}{',' if len(places) == 1 else ''})" if places else ""
 
 
 def _contiguous(tensors: Sequence[str]) -> list[str]:
