@@ -80,7 +80,7 @@ class Extension:
 
     def _template(self, name: str) -> str:
         """`<scalar_t, N>`: the template parameters that are to be given."""
-        template = declarations.function(self._read.source, name).template
+        template = declared = declarations.function(self._read.source, name).template
         while template and template[-1].has_default:
             template = template[:-1]
         for parameter in template:
@@ -88,7 +88,7 @@ class Extension:
                 raise InputError(
                     f'{self}: a template parameter of {name} has no name; give its values, ext["{name}<...>"]'
                 )
-        return f"<{', '.join(one.name for one in template)}>" if template else ""
+        return f"<{', '.join(one.name for one in template)}>" if declared else ""
 
     def __repr__(self) -> str:
         path = self._read.source.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Kernel:
 def launch(
     node: Node, function: Node, syntax: Node, given: Node, kernels: Mapping[str, Kernel], scope: Scope
 ) -> tuple[str, list[str]]:
-    """`name[grid, block]`, and its arguments, of `name<T><<<grid, block>>>(...)`. Raises `NotTranslated`."""
+    """`ext.name[grid, block]`, and its arguments, of `name<T><<<grid, block>>>(...)`. Raises `NotTranslated`."""
     name = bare(text(function).partition("<<<")[0])
     kernel = kernels.get(name)
     if kernel is None:
@@ -42,7 +43,8 @@ def launch(
         shape.pop()
     nodes = [one for one in given.named_children if one.type != "comment"]
     values = [python(one, scope) for one in nodes]
-    return f"{name}[{', '.join(shape)}]", [*values, *_template(node, function, kernel, nodes, values, scope)]
+    written = f"ext[{name!r}]" if keyword.iskeyword(name) else f"ext.{name}"
+    return f"{written}[{', '.join(shape)}]", [*values, *_template(node, function, kernel, nodes, values, scope)]
 
 
 def _template(

@@ -44,11 +44,21 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
         SourceError: a header of the extension is not found.
         MissingDependencyError: tree-sitter is not installed.
     """
-    program, ported = read(paths), Ported()
+    try:
+        return _ported(read(paths), paths, source, options)
+    except RecursionError:
+        raise InputError(
+            f"{paths[0].name}: something is nested too deep in it to be read; split the expression, or the blocks"
+        ) from None
+
+
+def _ported(program: Program, paths: list[Path], source: str, options: tuple[str, ...]) -> Ported:
+    ported = Ported()
     kernels = _kernels(paths[0], options)
     order = _wanted(program)
     if not order:
-        raise InputError(f"{paths[0].name}: no host function launches a kernel, expected one with <<<...>>>")
+        why = "".join(f"; {one}" for one in _hints(program))
+        raise InputError(f"{paths[0].name}: no host function launches a kernel, expected one with <<<...>>>{why}")
     used: set[str] = set()
     parts: list[str] = []
     for function in order:
@@ -117,6 +127,22 @@ def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
             types = []
         found[bare(full)] = Kernel(bare(full), template, types, bare(full) in atomics)
     return found
+
+
+def _hints(program: Program) -> list[str]:
+    """Why there may be no function that launches."""
+    found = [
+        f"the launch in the macro {name} ({place}) is not read: write it into a function"
+        for name, (_, value, place) in program.macros.items()
+        if "<<<" in value
+    ]
+    found += [
+        f"{one.name} ({one.file}) calls {called}, which is not read: write <<<...>>>"
+        for one in program.functions.values()
+        for called in sorted(one.calls)
+        if re.fullmatch(r"cu(da)?Launch(Cooperative)?Kernel\w*", called)
+    ]
+    return found + [f"from {place} on it does not read as C++: is a bracket missing?" for place in program.broken]
 
 
 def _wanted(program: Program) -> list[Function]:

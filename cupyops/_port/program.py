@@ -91,6 +91,7 @@ class Program:
         macros: macros with parameters: (parameters, what they stand for, place).
         bound: functions that the bindings name, by the name that Python has for them.
         defaults: what declarations and bindings say of the parameters of a function, in order; None for no default.
+        broken: the first place of each file from which on it is no C++.
     """
 
     functions: dict[str, Function] = field(default_factory=dict)
@@ -98,6 +99,7 @@ class Program:
     macros: dict[str, tuple[list[str], str, str]] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, list[str | None]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
 
 
 def is_stream(ctype: str) -> bool:
@@ -140,7 +142,10 @@ def read(paths: list[Path]) -> Program:
     while pending:
         path = pending.pop(0)
         content = _terminated(path.read_bytes().decode("utf-8-sig", "replace"))
-        _gather(parse.parse(content.encode()).root_node, path.name, found)
+        root = parse.parse(content.encode()).root_node
+        _gather(root, path.name, found)
+        if (wrong := _error(root)) is not None:
+            found.broken.append(f"{path.name}:{line(wrong)}")
         for spelled in _QUOTED.findall(content):
             folders = (path.parent, path.parent / "include", path.parent.parent / "include", path.parent.parent)
             header = next((one / spelled for one in folders if (one / spelled).is_file()), None)
@@ -150,6 +155,16 @@ def read(paths: list[Path]) -> Program:
     for name, values in found.defaults.items():
         _give_defaults(found.functions.get(name), values)
     return found
+
+
+def _error(root: Node) -> Node | None:
+    """The first part that is no C++ to the parser; that may be one of the many macros, too."""
+    node = root
+    while node.has_error and not (node.is_error or node.is_missing):
+        node = next((one for one in node.children if one.has_error or one.is_missing), None)
+        if node is None:
+            return root
+    return node if node.is_error or node.is_missing else None
 
 
 def _terminated(code: str) -> str:

@@ -280,7 +280,7 @@ class Writer:
 
     def _launch(self, node: Node, function: Node, syntax: Node, given: Node) -> None:
         called, values = launch(node, function, syntax, given, self.kernels, self.scope)
-        self.put(f"ext.{called}(", node)
+        self.put(f"{called}(", node)
         self.lines += ["    " * (self.depth + 1) + f"{value}," for value in values]
         self.lines.append("    " * self.depth + ")")
 

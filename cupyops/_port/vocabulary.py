@@ -86,7 +86,11 @@ def dispatched(macro: str, given: str) -> list[str]:
     if match is None:
         return []
     named = re.findall(r"\bk?(Half|BFloat16)\b", given.partition('"')[0]) if match[1] != "_AND_HALF" else ["Half"]
-    return ["float32", "float64", *(_OF_NAMES[one] for one in dict.fromkeys(named))] if match[1] else ["float32", "float64"]
+    return (
+        ["float32", "float64", *(_OF_NAMES[one] for one in dict.fromkeys(named))]
+        if match[1]
+        else ["float32", "float64"]
+    )
 
 
 def name_of(identifier: str) -> str:

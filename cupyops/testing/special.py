@@ -86,8 +86,8 @@ def flushed(case: Case, call: Call) -> float:
 def judge_trusted(case: Case, ours: Outcome, call: Call, lost: float = 0.0) -> None:
     """Raise `Failure` where `ours` differs from PyTorch's answer, as far as that is an answer: where float64 agrees.
 
-    `lost` is an error that is let pass. What overflows on the way is PyTorch's own affair. In gradients inf and NaN are one, since inf - inf hangs on the order
-    of a product, and the gradient of an input element that is NaN may be anything.
+    What overflows on the way is PyTorch's own affair. In gradients inf and NaN are one, since inf - inf hangs on the order
+    of a product, and the gradient of an input element that is NaN may be anything. `lost` is an error that is let pass.
     """
     theirs, truth = case.expected(call)
     if len(ours.outputs) != len(theirs.outputs):
