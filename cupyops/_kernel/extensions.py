@@ -80,7 +80,8 @@ class Extension:
 
     def _template(self, name: str) -> str:
         """`<scalar_t, N>`: the template parameters that are to be given."""
-        template = declared = declarations.function(self._read.source, name).template
+        function = declarations.told(self._read.source, name)
+        template = declared = () if function is None else function.template  # none: a macro defines it
         while template and template[-1].has_default:
             template = template[:-1]
         for parameter in template:

@@ -119,7 +119,10 @@ def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
     atomics = adding("\n".join([extension.source.text, *extension.source.includes.values()]))
     found = {}
     for full in extension.kernels:
-        function = declarations.function(extension.source, full)
+        function = declarations.told(extension.source, full)
+        if function is None:  # a macro defines it, and says what it takes
+            found[bare(full)] = Kernel(bare(full), [], [], bare(full) in atomics)
+            continue
         template = [(one.name, one.is_type) for one in function.template if not one.has_default]
         try:
             types = [ctype for ctype, _ in function.parameters]

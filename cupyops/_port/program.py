@@ -130,6 +130,7 @@ _MARKED = re.compile(r"__global__|__device__")
 _QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
 _CHECK = re.compile(r"(TORCH|AT|C10)_(?!DISPATCH|LIBRARY|FORALL)[A-Z_]+|CHECK\w*|ASSERT\w*")
+_DEFINES_KERNEL = re.compile(r"#\s*define\s+(\w+)\(.*\b__global__\b", re.DOTALL)
 _GOES_ON = frozenset(
     (";", ",", ")", "]", "{", ".", "->", ":", "?", "=", "+", "-", "*", "/", "%", "<", ">", "&&", "||", "<<")
 )
@@ -168,11 +169,22 @@ def _error(root: Node) -> Node | None:
 
 
 def _terminated(code: str) -> str:
-    """The text with a `;` behind each check that has none, as its macro brings one of its own: else it is no statement."""
-    found = [one for one in tokens(code) if one.kind != "directive"]
+    """The text as C++ without its preprocessor reads it.
+
+    Behind each check that has no `;`, as its macro brings one of its own, there is one; macros that define kernels are blank.
+    """
+    every = tokens(code)
+    found = [one for one in every if one.kind != "directive"]
+    kernels = {match[1] for one in every if one.kind == "directive" and (match := _DEFINES_KERNEL.match(one.text))}
     parts, at = [], 0
     for index, one in enumerate(found[:-1]):
-        if one.kind != "name" or found[index + 1].text != "(" or not _CHECK.fullmatch(one.text):
+        if one.kind != "name" or found[index + 1].text != "(" or one.start < at:
+            continue
+        if one.text in kernels:
+            end = found[closing(found, index + 1, len(found)) - 1].end
+            parts += [code[at : one.start], re.sub(r"[^\r\n]", " ", code[one.start : end])]
+            at = end
+        if not _CHECK.fullmatch(one.text):
             continue
         after = closing(found, index + 1, len(found))
         if (
@@ -260,7 +272,9 @@ def _function(node: Node, file: str, found: Program) -> None:
     head = text(node)[: body.start_byte - node.start_byte]
     if _BINDING.fullmatch(name):
         _bindings(body, found)
-    elif "__host__" in head or not _MARKED.search(head):
+    elif "__host__" in head or not _MARKED.search(
+        " ".join([head, *(found.constants[one][0] for one in re.findall(r"\w+", head) if one in found.constants)])
+    ):
         returns = text(node.child_by_field_name("type"))
         parameters = [
             one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
