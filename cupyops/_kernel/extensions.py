@@ -45,6 +45,7 @@ class Extension:
     def __getattr__(self, name: str) -> Kernel:
         if name.startswith("_"):
             raise AttributeError(name)
+        self._read  # noqa: B018 - a file that cannot be read says so itself
         try:
             return self[name]
         except InputError as error:

@@ -171,7 +171,7 @@ def _error(root: Node) -> Node | None:
 def _terminated(code: str) -> str:
     """The text as C++ without its preprocessor reads it.
 
-    Behind each check that has no `;`, as its macro brings one of its own, there is one; macros that define kernels are blank.
+    Behind a check without a `;`, as its macro brings one of its own, there is one; macros that define kernels are blank.
     """
     every = tokens(code)
     found = [one for one in every if one.kind != "directive"]
