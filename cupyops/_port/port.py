@@ -248,7 +248,7 @@ def _tests(stem: str, file: str, operators: list[Operator]) -> str:
         f"import {stem}",
         "",
         "# What is left as it was in the C++, hazard by hazard, and why. Add what you decide to leave so, take out what the",
-        "# operator checks by now; `python -m cupyops check --list` has all of them.",
+        "# operator checks by now; `cupyops.testing.hazards()` has all of them.",
         "LEFT_OPEN: dict[str, dict[str, str]] = {",
         *(line for one in operators for line in _left_open(one)),
         "}",
