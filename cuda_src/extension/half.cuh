@@ -83,6 +83,20 @@ __device__ inline BFloat16 __ldg(const BFloat16* address) {
 CUPYOPS_ARITHMETIC(Half)
 CUPYOPS_ARITHMETIC(BFloat16)
 #undef CUPYOPS_ARITHMETIC
+// of two of the same half type: CUDA's own type has such operators too, to which both convert; with others C++ has its own
+#define CUPYOPS_COMPARISON(sign)                                                                             \
+  template <typename T>                                                                                      \
+  __device__ inline std::enable_if_t<std::is_same<T, Half>::value || std::is_same<T, BFloat16>::value, bool> \
+  operator sign(const T& a, const T& b) {                                                                    \
+    return float(a) sign float(b);                                                                           \
+  }
+CUPYOPS_COMPARISON(==)
+CUPYOPS_COMPARISON(!=)
+CUPYOPS_COMPARISON(<)
+CUPYOPS_COMPARISON(<=)
+CUPYOPS_COMPARISON(>)
+CUPYOPS_COMPARISON(>=)
+#undef CUPYOPS_COMPARISON
 #undef CUPYOPS_WITH_FLOATING
 #undef CUPYOPS_WITH_INTEGER
 

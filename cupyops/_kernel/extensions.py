@@ -45,6 +45,7 @@ class Extension:
     def __getattr__(self, name: str) -> Kernel:
         if name.startswith("_"):
             raise AttributeError(name)
+        self._read  # noqa: B018 - a file that cannot be read says so itself
         try:
             return self[name]
         except InputError as error:
@@ -80,7 +81,8 @@ class Extension:
 
     def _template(self, name: str) -> str:
         """`<scalar_t, N>`: the template parameters that are to be given."""
-        template = declarations.function(self._read.source, name).template
+        function = declarations.told(self._read.source, name)
+        template = declared = () if function is None else function.template  # none: a macro defines it
         while template and template[-1].has_default:
             template = template[:-1]
         for parameter in template:
@@ -88,7 +90,7 @@ class Extension:
                 raise InputError(
                     f'{self}: a template parameter of {name} has no name; give its values, ext["{name}<...>"]'
                 )
-        return f"<{', '.join(one.name for one in template)}>" if template else ""
+        return f"<{', '.join(one.name for one in template)}>" if declared else ""
 
     def __repr__(self) -> str:
         path = self._read.source.path

@@ -42,8 +42,9 @@ def _of_pytorch(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
 
 
 def _of_file(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
-    """`CHECK_INPUT(x)`: by its name, or that of a macro it stands for, contiguity; a launch checks devices and dtypes."""
-    if not re.search(r"CONTIGUOUS|contiguous|INPUT", " ".join([name, *_words(name, scope.program)])):
+    """`CHECK_INPUT(x)`: contiguity, by what the macro stands for, else by its name; a launch checks devices and dtypes."""
+    known = name in scope.program.macros
+    if not re.search(r"CONTIGUOUS|contiguous|INPUT", " ".join(_words(name, scope.program) if known else [name])):
         return []
     return [(f"not {x}.is_contiguous()", f"{x} must be contiguous") for x in arguments(given, scope)[:1]]
 
@@ -53,7 +54,7 @@ def _words(macro: str, program: Program) -> set[str]:
     pending = [macro]
     while pending:
         for word in re.findall(r"\w+", program.macros.get(pending.pop(), ([], "", ""))[1]):
-            if word not in words:
+            if word not in words and word != macro:
                 words.add(word)
                 pending.append(word)
     return words

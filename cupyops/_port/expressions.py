@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from .options import is_options, parts
-from .program import Node, bare, text
+from .program import Function, Node, bare, is_stream, text, walk
 from .scope import NotTranslated, Scope, is_pointer, kind
 from .vocabulary import (
     ATTRIBUTES,
@@ -18,6 +18,7 @@ from .vocabulary import (
     DTYPES,
     FUNCTIONS,
     METHODS,
+    OF_LAUNCHES,
     POINTERS,
     SIZES,
     STANDARD,
@@ -44,9 +45,15 @@ def arguments(node: Node, scope: Scope) -> list[str]:
 
 
 def _identifier(node: Node, scope: Scope) -> str:
-    name = text(node)
-    if name not in scope.kinds and name in scope.program.constants:
+    name, program = text(node), scope.program
+    if name in scope.kinds:
+        return name_of(name)
+    if name in program.constants:
         scope.used.add(name)
+    elif name in OF_LAUNCHES:
+        return OF_LAUNCHES[name]
+    elif name not in program.functions and name not in program.macros:
+        raise NotTranslated(node, f"the name {name}, which the files do not define")
     return name_of(name)
 
 
@@ -78,11 +85,12 @@ def _binary(node: Node, scope: Scope) -> str:
     sign, (left, right) = text(node.child_by_field_name("operator")), (python(one, scope) for one in sides)
     kinds = [kind(one, scope) for one in sides]
     if sign in ("&&", "||"):
+        left, right = (condition(one, scope) for one in sides)
         return f"{left} {'and' if sign == '&&' else 'or'} {right}"
     if sign == "/":
         if "float" in kinds or "tensor" in kinds:
             return f"{left} / {right}"
-        if kinds != ["int", "int"]:
+        if kinds != ["int", "int"] and not _rounds_up(*sides):
             scope.note(f"{left} / {right} is taken to be a division of integers")
         return f"{left} // {right}"
     if sign in ("+", "-") and is_pointer(sides[0], scope):
@@ -93,9 +101,22 @@ def _binary(node: Node, scope: Scope) -> str:
     return f"{left} {sign} {right}"
 
 
+def _rounds_up(left: Node, right: Node) -> bool:
+    """Whether it is `(n + by - 1) / by`, which has a meaning for integers alone."""
+    divided, by = ("".join(text(one).split()) for one in (left, right))
+    return divided.endswith(f"+{by}-1)") or divided.startswith(f"({by}-1+")
+
+
 def _unary(node: Node, scope: Scope) -> str:
     sign, inner = text(node)[0], python(node.child_by_field_name("argument"), scope)
-    return f"not {inner}" if sign == "!" else f"{sign}{inner}"
+    return f"not {condition(node.child_by_field_name('argument'), scope)}" if sign == "!" else f"{sign}{inner}"
+
+
+def condition(node: Node, scope: Scope) -> str:
+    """The Python of an expression that is true or false: of a pointer, whether there is one."""
+    if kind(node, scope) == "tensor" and node.type in ("identifier", "call_expression"):
+        return f"({python(node, scope)} is not None)"
+    return python(node, scope)
 
 
 def _pointer(node: Node, scope: Scope) -> str:
@@ -103,8 +124,8 @@ def _pointer(node: Node, scope: Scope) -> str:
 
 
 def _conditional(node: Node, scope: Scope) -> str:
-    parts = (python(node.child_by_field_name(one), scope) for one in ("consequence", "condition", "alternative"))
-    return "({} if {} else {})".format(*parts)
+    sides = (python(node.child_by_field_name(one), scope) for one in ("consequence", "alternative"))
+    return "({} if {test} else {})".format(*sides, test=condition(node.child_by_field_name("condition"), scope))
 
 
 def _cast(node: Node, scope: Scope) -> str:
@@ -166,6 +187,9 @@ def _call(node: Node, scope: Scope) -> str:
         return _list(given, scope)
     if base in CEIL:
         return f"cupyops.ceil_div({', '.join(arguments(given, scope))})"
+    if base == "GET_BLOCKS" and not is_known:  # ATen's, of blocks of CUDA_NUM_THREADS
+        found = arguments(given, scope)
+        return f"cupyops.ceil_div({found[0]}, {found[1] if len(found) > 1 else OF_LAUNCHES['CUDA_NUM_THREADS']})"
     if base in STANDARD and "torch" not in name:
         return _standard(node, base, name, values, scope)
     if base in TENSORS and "::" in name:
@@ -176,8 +200,52 @@ def _call(node: Node, scope: Scope) -> str:
         return f"dict({options(node, scope)})"
     if is_known:
         scope.used.add(base)
-        return f"{name_of(base)}({', '.join(arguments(given, scope))})"
+        return f"{name_of(base)}({', '.join(_passed(node, values, scope.program.functions.get(base), scope))})"
     raise NotTranslated(node, f"the function {name[:60]}")
+
+
+def _passed(node: Node, values: list[Node], function: Function | None, scope: Scope) -> list[str]:
+    """The arguments of a call of a function of the files: without its stream, and with template arguments by name."""
+    if function is None or len(values) > len(function.parameters):
+        return [python(one, scope) for one in values]
+    found = [python(one, scope) for one, (ctype, _) in zip(values, function.parameters) if not is_stream(ctype)]
+    written = _template_arguments(node.child_by_field_name("function"))
+    for place, (name, is_type) in enumerate(function.template):
+        if name:
+            given = template_argument(written[place], is_type, scope) if place < len(written) else None
+            given = given or next(
+                (
+                    scope.dtypes.get(text(one), f"{python(one, scope)}.dtype")
+                    for one, (ctype, _) in zip(values, function.parameters)
+                    if re.search(rf"\b{name}\b[^<>]*\*", ctype)
+                ),
+                None,
+            )
+            if given is None:
+                raise NotTranslated(node, f"the template parameter {name} of {function.name}, which is not written")
+            found.append(f"{name_of(name)}={given}")
+    return found
+
+
+def _template_arguments(function: Node) -> list[Node]:
+    written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
+    return [] if written is None else [one for one in written.named_children if one.type != "comment"]
+
+
+def template_argument(node: Node, is_type: bool, scope: Scope) -> str:
+    """The Python of a template argument: a dtype, or a value. Raises `NotTranslated`."""
+    name, inner = text(node), node
+    if not is_type:
+        while inner.type == "type_descriptor" and inner.named_children:
+            inner = inner.named_children[0]
+        return _identifier(inner, scope) if inner.type == "type_identifier" else python(inner, scope)
+    if scope.kinds.get(name) == "dtype":
+        return name_of(name)
+    if name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
+        return repr({"half": "__half", "nv_bfloat16": "__nv_bfloat16"}.get(name, name))  # CUDA's own, not PyTorch's
+    if name in DTYPES:
+        return f"torch.{DTYPES[name]}"
+    raise NotTranslated(node, f"the template argument {name}")
 
 
 def _standard(node: Node, base: str, name: str, values: list[Node], scope: Scope) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .launches import Kernel
 from .program import Function, Node, Program, bare, text, walk
-from .vocabulary import DTYPES, kind_of_type
+from .vocabulary import DTYPES, dispatched, kind_of_type
 
 
 @dataclass
@@ -41,16 +41,35 @@ def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) ->
 
 def launched(functions: Sequence[Function], program: Program) -> set[str]:
     """The names of the kernels that functions launch, themselves or through others."""
-    found: set[str] = set()
+    nodes = (node for function in _reached(functions, program) for node in walk(function.body))
+    return {
+        bare(text(node.parent).partition("<<<")[0])
+        for node in nodes
+        if node.type == "kernel_call_syntax" and node.parent is not None
+    }
+
+
+def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[str]:
+    """The dtypes that each dispatch takes which functions reach, themselves or through others; none where there is none."""
+    found: list[str] | None = None
+    for function in _reached(functions, program):
+        for node in walk(function.body):
+            if node.type == "call_expression" and "DISPATCH" in (name := text(node.child_by_field_name("function"))):
+                dtypes = dispatched(name, text(node.child_by_field_name("arguments")))
+                if dtypes:
+                    found = dtypes if found is None else [one for one in found if one in dtypes]
+    return found or []
+
+
+def _reached(functions: Sequence[Function], program: Program) -> Iterator[Function]:
+    """Functions, and those that they call."""
     pending, seen = list(functions), set()
     while pending:
         function = pending.pop()
-        seen.add(function.name)
-        for node in walk(function.body):
-            if node.type == "kernel_call_syntax" and node.parent is not None:
-                found.add(bare(text(node.parent).partition("<<<")[0]))
-        pending += [program.functions[one] for one in function.calls if one in program.functions and one not in seen]
-    return found
+        if function.name not in seen:
+            seen.add(function.name)
+            yield function
+            pending += [program.functions[one] for one in function.calls if one in program.functions]
 
 
 def _uses(

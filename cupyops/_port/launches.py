@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .expressions import python
+from .expressions import python, template_argument
 from .program import Node, bare, text, walk
 from .scope import NotTranslated, Scope
-from .vocabulary import DTYPES, name_of
+from .vocabulary import DTYPES
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Kernel:
 def launch(
     node: Node, function: Node, syntax: Node, given: Node, kernels: Mapping[str, Kernel], scope: Scope
 ) -> tuple[str, list[str]]:
-    """`name[grid, block]`, and its arguments, of `name<T><<<grid, block>>>(...)`. Raises `NotTranslated`."""
+    """`ext.name[grid, block]`, and its arguments, of `name<T><<<grid, block>>>(...)`. Raises `NotTranslated`."""
     name = bare(text(function).partition("<<<")[0])
     kernel = kernels.get(name)
     if kernel is None:
@@ -42,7 +43,8 @@ def launch(
         shape.pop()
     nodes = [one for one in given.named_children if one.type != "comment"]
     values = [python(one, scope) for one in nodes]
-    return f"{name}[{', '.join(shape)}]", [*values, *_template(node, function, kernel, nodes, values, scope)]
+    written = f"ext[{name!r}]" if keyword.iskeyword(name) else f"ext.{name}"
+    return f"{written}[{', '.join(shape)}]", [*values, *_template(node, function, kernel, nodes, values, scope)]
 
 
 def _template(
@@ -54,34 +56,11 @@ def _template(
     found = []
     for index, (name, is_type) in enumerate(kernel.template):
         if index < len(given):
-            value = _type(given[index], scope) if is_type else _value(given[index], scope)
+            value = template_argument(given[index], is_type, scope)
         else:
             value = _deduced(node, kernel, name, nodes, values, scope)
         found.append(f"{name}={value}")
     return found
-
-
-def _type(node: Node, scope: Scope) -> str:
-    name = text(node)
-    if name == "scalar_t" or scope.kinds.get(name) == "dtype":
-        return name
-    if name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
-        return repr({"half": "__half", "nv_bfloat16": "__nv_bfloat16"}.get(name, name))  # CUDA's own, not PyTorch's
-    if name in DTYPES:
-        return f"torch.{DTYPES[name]}"
-    raise NotTranslated(node, f"the template argument {name}")
-
-
-def _value(node: Node, scope: Scope) -> str:
-    inner = node
-    while inner.type == "type_descriptor" and inner.named_children:
-        inner = inner.named_children[0]
-    if inner.type == "type_identifier":
-        name = text(inner)
-        if name in scope.program.constants:
-            scope.used.add(name)
-        return name_of(name)
-    return python(inner, scope)
 
 
 def _deduced(node: Node, kernel: Kernel, name: str, nodes: Sequence[Node], values: Sequence[str], scope: Scope) -> str:

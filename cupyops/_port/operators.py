@@ -9,22 +9,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .expressions import python
-from .flow import Use, launched, uses
+from .backward import Backward, contiguous, returned
+from .flow import Use, dispatched_dtypes, launched, uses
 from .launches import Kernel
-from .program import Function, Node, Program, bare, text, walk
-from .scope import NotTranslated, Scope
+from .program import Function, Program
 from .vocabulary import DTYPES, kind_of_type, name_of
 
 _WORDS = r"(?<=_)(cuda|gpu|cu|launcher|kernel|wrapper)(?=_|$)"
 _FORWARD = re.compile(rf"_?(forward|fwd|fw)(?=_|$)|{_WORDS}", re.IGNORECASE)
 _BACKWARD = re.compile(rf"_?(backward|bwd|bw|grad)(?=_|$)|{_WORDS}", re.IGNORECASE)
 _IS_BACKWARD = re.compile(r"backward|bwd|(^|_)bw(_|$)|(^|_)grad(_|$)", re.IGNORECASE)
-# what stands before or behind the name of that of which it is the gradient
-_OF = re.compile(r"(?:d_?l_?d_?|grad_?|d_|d|g|(?:top|bottom)_)(\w+)|(\w+?)_?(?:grads?|diff)", re.IGNORECASE)
-_OF_THE_OUTPUT = re.compile(
-    r"(?:top_?|out(?:put)?_?)?(?:grad|diff)s?(?:_?(?:y|out|outputs?))?|d_?y|d_?out|g_?y|g", re.IGNORECASE
-)
 
 
 def pairs(program: Program, order: Sequence[Function], file: str) -> list[tuple[str, str, str]]:
@@ -65,8 +59,8 @@ class Operator:
     def __post_init__(self) -> None:
         self.uses = uses(self.forward, self.program, self.kernels)
         self.place = f"{self.forward.file}:{self.forward.body.start_point[0] + 1}"
-        given = [(ctype, name) for ctype, name in self.forward.parameters if "cudaStream_t" not in ctype]
-        self.outputs = _returned(self.forward, self.program)
+        given = self.forward.taken
+        self.outputs = returned(self.forward, self.program)
         tensors = [name for ctype, name in given if kind_of_type(ctype) == "tensor"]
         self.allocated = [] if self.outputs else [one for one in tensors if self.uses.get(one, Use()).written]
         if self.allocated == tensors:
@@ -92,10 +86,10 @@ class Operator:
 
     def write(self) -> None:
         """The operator, its forward, and its backward where there is one."""
-        backward = _Backward(self, self.backward) if self.backward is not None else None
+        backward = Backward(self, self.backward) if self.backward is not None else None
         saved = [] if backward is None else backward.saved
-        self._head()
-        self._unsupported()
+        self._head([] if backward is None else backward.ignored)
+        self._unsupported([] if backward is None else backward.without)
         self._forward(saved)
         if backward is not None:
             self.lines += ["", "", *backward.lines]
@@ -110,13 +104,13 @@ class Operator:
         self.missing = True
         return f"_missing({what!r})"
 
-    def _head(self) -> None:
+    def _head(self, constant: Sequence[int]) -> None:
         signature = ", ".join(self._parameter(ctype, name) for ctype, name in self.inputs)
         count = len(self.outputs)
         returns = "torch.Tensor" if count < 2 else f"tuple[{', '.join(['torch.Tensor'] * count)}]"
         self.problems.append(f"{self.place}: to write: the reference of {self.name}, in PyTorch")
         self.lines += [
-            f'@cupyops.operator("ported::{self.name}"{self._atomics()})',
+            f'@cupyops.operator("ported::{self.name}"{self._declared(constant)})',
             f"def {self.name}({signature}) -> {returns}:",
             f'    """{self.place}: what it means, in PyTorch: CPU tensors, double backward and torch.func take it."""',
             f'    raise NotImplementedError("write the reference of {self.name}: what {self.forward.name} computes, in '
@@ -125,15 +119,22 @@ class Operator:
             "",
         ]
 
-    def _atomics(self) -> str:
-        """A declaration where a kernel adds by atomics, in an order that is another each time."""
+    def _declared(self, constant: Sequence[int]) -> str:
+        """What else the C++ says of it.
+
+        The dtypes that it dispatches over; outputs whose gradient its backward does not take; and that a kernel adds by
+        atomics, in an order that is another each time.
+        """
         functions = [self.forward] + ([] if self.backward is None else [self.backward])
-        names = launched(functions, self.program)
-        return (
-            ', nondeterministic="atomicAdd"'
-            if any(self.kernels[one].atomics for one in names & set(self.kernels))
-            else ""
+        names = launched(functions, self.program) & set(self.kernels)
+        by_first = self.tensors[:1] == self.differentiable[:1]  # which is held to them too
+        dtypes = [f"torch.{one}" for one in dispatched_dtypes(functions, self.program) if by_first]
+        found = [f", dtypes=({', '.join(dtypes)})"] if dtypes else []
+        found += (
+            [f", nondifferentiable=({', '.join(map(str, constant))}{',' * (len(constant) == 1)})"] if constant else []
         )
+        found += [', nondeterministic="atomicAdd"'] if any(self.kernels[one].atomics for one in names) else []
+        return "".join(found)
 
     def _parameter(self, ctype: str, name: str) -> str:
         known = {"tensor": "torch.Tensor", "int": "int", "float": "float"}.get(kind_of_type(ctype), "object")
@@ -142,8 +143,11 @@ class Operator:
         default = self.forward.defaults.get(name)
         return f"{name}: {annotation}{optional}" + (f" = {default}" if default is not None else "")
 
-    def _unsupported(self) -> None:
-        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken."""
+    def _unsupported(self, without: Sequence[str]) -> None:
+        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken.
+
+        So it is where a gradient is wanted that the C++ has not.
+        """
         asked = " and ".join(
             f"{name}.numel()" if "optional" not in ctype else f"({name} is None or {name}.numel())"
             for ctype, name in self.inputs
@@ -157,6 +161,14 @@ class Operator:
                 for one in self.tensors
                 if (size := self.uses.get(one, Use()).alignment) > 1
             ),
+            *(
+                [
+                    f"    if {' or '.join(f'{one}.requires_grad' for one in without)}:",
+                    f'        return "{self.backward.name} has no gradient of {", ".join(without)}"',
+                ]
+                if without and self.backward is not None
+                else []
+            ),
             f'    return None if {asked} else "tensors without elements"',
             "",
             "",
@@ -166,7 +178,7 @@ class Operator:
         self.lines += [f"@{self.name}.forward", f"def _({', '.join(self.names)}):"]
         call = f"{name_of(self.forward.name)}({', '.join(self.given)})"
         kept = f"({', '.join(saved)}{',' if len(saved) == 1 else ''})"
-        self.lines += _contiguous(self.tensors)
+        self.lines += contiguous(self.tensors)
         if not self.outputs:
             what = f"{self.forward.name} returns nothing: allocate the outputs, or name what it changes, mutates=(...)"
             self.lines += [self.note(what), f"    raise NotImplementedError({f'{self.place}: {what}'!r})"]
@@ -195,160 +207,5 @@ class Operator:
             self.lines.append(f"    {name_of(one)} = torch.zeros({shape}, dtype={dtype}, device={device})")
 
 
-class _Backward:
-    """The backward role: from where each argument of the C++ function comes, and where its results go."""
-
-    def __init__(self, operator: Operator, function: Function) -> None:
-        self.operator, self.function = operator, function
-        self.place = f"{function.file}:{function.body.start_point[0] + 1}"
-        self.uses = uses(function, operator.program, operator.kernels)
-        outputs = [one if one != "?" else f"y{index}" for index, one in enumerate(operator.outputs)]
-        operator.outputs = outputs
-        self.grads = {one: f"grad_{one}" for one in outputs} if len(outputs) > 1 else dict.fromkeys(outputs, "grad_y")
-        if not outputs:
-            self.grads = {"": "grad_y"}
-        self.saved: list[str] = []
-        self.body: list[str] = []
-        self.unknown: list[str] = []
-        self.taken: dict[str, str] = {}  # what the forward has under the same name
-        self.results = _returned(function, operator.program)
-        parameters = [(ctype, name) for ctype, name in function.parameters if "cudaStream_t" not in ctype]
-        written = [name for ctype, name in parameters if self.uses.get(name, Use()).written]
-        self.allocated = [] if self.results else written
-        given = [self._argument(ctype, name) for ctype, name in parameters]
-        self.lines = [
-            f"@{operator.name}.backward",
-            f"def _(saved, {', '.join([*self.grads.values(), *operator.names, 'needs_grad'])}):",
-        ]
-        if self.unknown:
-            what = f"{function.name} also takes {', '.join(self.unknown)}: give what forward computes of it"
-            self.lines.append(operator.note(what, self.place))
-        self.lines += _contiguous([*(one for one in self.grads.values() if one in given), *operator.tensors])
-        if self.saved:
-            self.lines.append(f"    {', '.join(self.saved)}{',' if len(self.saved) == 1 else ''} = saved")
-        if self.taken:
-            what = f"{', '.join(self.taken)}: taken to be what {operator.forward.name} has under these names"
-            self.lines.append(operator.note(what, self.place))
-            self.lines.append(f"    {', '.join(self.taken)} = {', '.join(self.taken.values())}")
-        if self.allocated:
-            what = f"{', '.join(self.allocated)}: each as large as what it is the gradient of, by its name"
-            self.lines.append(operator.note(what, self.place))
-        self.lines += self.body
-        self._return(f"{name_of(function.name)}({', '.join(given)})")
-        self.saved = [name_of(one) for one in self.saved]
-
-    def _argument(self, ctype: str, name: str) -> str:
-        operator, is_tensor = self.operator, kind_of_type(ctype) == "tensor"
-        if name in self.allocated:
-            return self._gradient(name)
-        if name_of(name) in operator.names:
-            return name_of(name)
-        if is_tensor and name in operator.outputs:
-            self.saved.append(name)
-            return name_of(name)
-        if is_tensor and (of := _of(name, self.grads)):
-            return self.grads[of]
-        if is_tensor and _OF_THE_OUTPUT.fullmatch(name) and len(self.grads) == 1:
-            return next(iter(self.grads.values()))
-        if not is_tensor and (found := _defined(operator.forward, name, operator)):
-            self.taken[name_of(name)] = found
-            return name_of(name)
-        self.unknown.append(name)
-        return operator.need(name)
-
-    def _gradient(self, name: str) -> str:
-        """A gradient that the caller allocates: zeros of the shape of what it is the gradient of."""
-        of = _of(name, self.operator.tensors)
-        shape = f"torch.zeros_like({of})" if of else f"torch.zeros({self.operator.need(f'the shape of {name}')})"
-        self.body.append(f"    {name_of(name)} = {shape}")
-        return name_of(name)
-
-    def _return(self, call: str) -> None:
-        """Each result goes to the input whose name it has; where that does not tell, it is marked."""
-        operator, results = self.operator, self.results or self.allocated
-        inputs = operator.tensors
-        of = [_of(one, inputs) for one in results]
-        if not all(of) and len(results) == 1 and len(operator.differentiable) == 1:
-            of = list(operator.differentiable)  # there is no other
-        if self.allocated:
-            self.lines.append(f"    {call}")
-        certain = all(of) and len(set(of)) == len(of) and bool(results)
-        if not certain:
-            what = "the order of its results, and which have none: one gradient, or None, for each tensor of forward"
-            self.lines.append(operator.note(what, self.place))
-            self.lines.append(f"    return {', '.join(map(name_of, self.allocated)) or call}")
-            return
-        names = dict(zip(of, map(name_of, self.allocated))) or {one: f"grad_{one}" for one in of}
-        if not self.allocated:
-            self.lines.append(f"    {', '.join(names.values())} = {call}")
-        found = {one: f"{name} if needs_grad.{one} else None" for one, name in names.items()}
-        self.lines.append(f"    return {', '.join(found.get(one, 'None') for one in inputs)}")
-
-
-def _contiguous(tensors: Sequence[str]) -> list[str]:
-    """A copy of what has strides, which the C++ refuses or does not see."""
-    return [f"    {', '.join(tensors)} = cupyops.contiguous({', '.join(tensors)})"] if tensors else []
-
-
-def _returned(function: Function, program: Program) -> list[str]:
-    """The names that it returns, `?` for what has none; empty where it returns no tensor."""
-    returned = [one for one in walk(function.body) if one.type == "return_statement" and one.named_children]
-    if not returned or function.returns in ("void", "int", "bool"):
-        return []
-    value = returned[-1].named_children[0]
-    if value.type == "initializer_list":
-        return [_name(one) for one in value.named_children]
-    if value.type == "call_expression":
-        called = text(value.child_by_field_name("function"))
-        if re.search(r"make_tuple|tie", called):
-            return [_name(one) for one in value.child_by_field_name("arguments").named_children]
-        if bare(called) in program.functions and bare(called) != function.name:
-            return _returned(program.functions[bare(called)], program)
-    return [_name(value)]
-
-
-def _name(node: Node) -> str:
-    return text(node) if node.type == "identifier" else "?"
-
-
 def _dtype(use: Use, like: str) -> str:
     return f"torch.{DTYPES[use.element]}" if use.element in DTYPES or not like else f"{like}.dtype"
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-def _of(name: str, names: Mapping[str, str] | Sequence[str]) -> str:
-    """Of which of the names this is the gradient, by its own: `grad_x`, `dL_dx`, `gx`, `x_grad`; empty for none."""
-    known = {_plain(one): one for one in names}
-    rest = name
-    while (match := _OF.fullmatch(rest.strip("_"))) is not None:
-        rest = match[1] or match[2]
-        if _plain(rest) in known:
-            return known[_plain(rest)]
-    return ""
-
-
-def _defined(function: Function, name: str, operator: Operator) -> str:
-    """What the forward has under a name, in terms of its arguments: as a variable, or as what it passes on by that name."""
-    for node in walk(function.body):
-        value: Node | None = None
-        if node.type == "init_declarator" and text(node.child_by_field_name("declarator")) == name:
-            value = node.child_by_field_name("value")
-        elif node.type == "call_expression":
-            called = operator.program.functions.get(bare(text(node.child_by_field_name("function"))))
-            given = [one for one in node.child_by_field_name("arguments").named_children if one.type != "comment"]
-            names = [] if called is None else [one for _, one in called.parameters]
-            value = given[names.index(name)] if name in names and len(given) == len(names) else None
-        if value is None:
-            continue
-        scope = Scope(operator.program, {one: kind_of_type(ctype) for ctype, one in function.parameters})
-        try:
-            found = python(value, scope)
-        except NotTranslated:
-            continue
-        words = {text(one) for one in walk(value) if one.type == "identifier"}
-        if not scope.notes and not scope.used and {name_of(one) for one in words} <= set(operator.names):
-            return found
-    return ""

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._kernel.compile.source import strip_comments
+from .._kernel.extension.device import closing
+from .._kernel.extension.tokens import tokens
 from ..errors import MissingDependencyError
 
 Node = Any  # tree_sitter.Node, which is there where its wheel is
@@ -44,7 +47,14 @@ def walk(node: Node) -> Iterator[Node]:
 
 @dataclass
 class Function:
-    """A host function: its name, (C type, name) of its parameters, its body, the file it is in, defaults in Python."""
+    """A host function.
+
+    Attributes:
+        name, parameters: its name, and (C type, name) of what it takes.
+        body, file, returns: where its statements are, in which file, and what it returns.
+        defaults: those of its parameters, in Python.
+        template: (name, whether it is a type) of the template parameters that its body uses: its Python takes them by name.
+    """
 
     name: str
     parameters: list[tuple[str, str]]
@@ -52,6 +62,7 @@ class Function:
     file: str
     returns: str = ""
     defaults: dict[str, str] = field(default_factory=dict)
+    template: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def launches(self) -> bool:
@@ -64,6 +75,11 @@ class Function:
         found = (node.child_by_field_name("function") for node in walk(self.body) if node.type == "call_expression")
         return {bare(text(one)) for one in found}
 
+    @property
+    def taken(self) -> list[tuple[str, str]]:
+        """(C type, name) of the parameters that its Python has: a launch finds its stream by itself."""
+        return [(ctype, name) for ctype, name in self.parameters if not is_stream(ctype)]
+
 
 @dataclass
 class Program:
@@ -75,6 +91,7 @@ class Program:
         macros: macros with parameters: (parameters, what they stand for, place).
         bound: functions that the bindings name, by the name that Python has for them.
         defaults: what declarations and bindings say of the parameters of a function, in order; None for no default.
+        broken: the first place of each file from which on it is no C++.
     """
 
     functions: dict[str, Function] = field(default_factory=dict)
@@ -82,6 +99,12 @@ class Program:
     macros: dict[str, tuple[list[str], str, str]] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, list[str | None]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+
+def is_stream(ctype: str) -> bool:
+    """Whether a C type is that of a stream."""
+    return re.search(r"cudaStream_t|CUDAStream", ctype) is not None
 
 
 def bare(name: str) -> str:
@@ -106,6 +129,11 @@ def adding(code: str) -> set[str]:
 _MARKED = re.compile(r"__global__|__device__")
 _QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
+_CHECK = re.compile(r"(TORCH|AT|C10)_(?!DISPATCH|LIBRARY|FORALL)[A-Z_]+|CHECK\w*|ASSERT\w*")
+_DEFINES_KERNEL = re.compile(r"#\s*define\s+(\w+)\(.*\b__global__\b", re.DOTALL)
+_GOES_ON = frozenset(
+    (";", ",", ")", "]", "{", ".", "->", ":", "?", "=", "+", "-", "*", "/", "%", "<", ">", "&&", "||", "<<")
+)
 
 
 def read(paths: list[Path]) -> Program:
@@ -114,9 +142,12 @@ def read(paths: list[Path]) -> Program:
     pending, seen = list(paths), {path.resolve() for path in paths}
     while pending:
         path = pending.pop(0)
-        content = path.read_bytes()
-        _gather(parse.parse(content).root_node, path.name, found)
-        for spelled in _QUOTED.findall(content.decode("utf-8", "replace")):
+        content = _terminated(path.read_bytes().decode("utf-8-sig", "replace"))
+        root = parse.parse(content.encode()).root_node
+        _gather(root, path.name, found)
+        if (wrong := _error(root)) is not None:
+            found.broken.append(f"{path.name}:{line(wrong)}")
+        for spelled in _QUOTED.findall(content):
             folders = (path.parent, path.parent / "include", path.parent.parent / "include", path.parent.parent)
             header = next((one / spelled for one in folders if (one / spelled).is_file()), None)
             if header is not None and header.resolve() not in seen:
@@ -125,6 +156,45 @@ def read(paths: list[Path]) -> Program:
     for name, values in found.defaults.items():
         _give_defaults(found.functions.get(name), values)
     return found
+
+
+def _error(root: Node) -> Node | None:
+    """The first part that is no C++ to the parser; that may be one of the many macros, too."""
+    node = root
+    while node.has_error and not (node.is_error or node.is_missing):
+        node = next((one for one in node.children if one.has_error or one.is_missing), None)
+        if node is None:
+            return root
+    return node if node.is_error or node.is_missing else None
+
+
+def _terminated(code: str) -> str:
+    """The text as C++ without its preprocessor reads it.
+
+    Behind a check without a `;`, as its macro brings one of its own, there is one; macros that define kernels are blank.
+    """
+    every = tokens(code)
+    found = [one for one in every if one.kind != "directive"]
+    kernels = {match[1] for one in every if one.kind == "directive" and (match := _DEFINES_KERNEL.match(one.text))}
+    parts, at = [], 0
+    for index, one in enumerate(found[:-1]):
+        if one.kind != "name" or found[index + 1].text != "(" or one.start < at:
+            continue
+        if one.text in kernels:
+            end = found[closing(found, index + 1, len(found)) - 1].end
+            parts += [code[at : one.start], re.sub(r"[^\r\n]", " ", code[one.start : end])]
+            at = end
+        if not _CHECK.fullmatch(one.text):
+            continue
+        after = closing(found, index + 1, len(found))
+        if (
+            after < len(found)
+            and found[after].text not in _GOES_ON
+            and "\n" in code[found[after - 1].end : found[after].start]
+        ):
+            parts += [code[at : found[after - 1].end], ";"]
+            at = found[after - 1].end
+    return "".join([*parts, code[at:]])
 
 
 def _give_defaults(function: Function | None, values: list[str | None]) -> None:
@@ -154,14 +224,15 @@ def _gather(node: Node, file: str, found: Program) -> None:
         if child.type == "function_definition":
             _function(child, file, found)
         elif child.type == "preproc_def":
-            name, value = (text(child.child_by_field_name(one)).strip() for one in ("name", "value"))
+            name, value = text(child.child_by_field_name("name")), _value(child)
             if value:
                 found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
         elif child.type == "preproc_function_def":
             parameters = [text(one) for one in child.child_by_field_name("parameters").named_children]
-            value = text(child.child_by_field_name("value")).strip()
             name = text(child.child_by_field_name("name"))
-            found.macros.setdefault(name, (parameters, value, f"{file}:{line(child)}"))
+            found.macros.setdefault(name, (parameters, _value(child), f"{file}:{line(child)}"))
+        elif child.type == "enumerator_list":
+            _enumerators(child, file, found)
         elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
@@ -171,6 +242,22 @@ def _gather(node: Node, file: str, found: Program) -> None:
                     found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
+
+
+def _value(node: Node) -> str:
+    """What a macro stands for, without comments."""
+    return strip_comments(text(node.child_by_field_name("value"))).strip()
+
+
+def _enumerators(node: Node, file: str, found: Program) -> None:
+    """Each name of an enumeration, as a constant: its value, or one more than that of the name before."""
+    value = ""
+    for one in node.named_children:
+        if one.type == "enumerator":
+            given = text(one.child_by_field_name("value"))
+            counted = str(int(value) + 1) if value.isdigit() else f"({value}) + 1" if value else "0"
+            value = given or counted
+            found.constants.setdefault(text(one.child_by_field_name("name")), (value, f"{file}:{line(one)}"))
 
 
 def _function(node: Node, file: str, found: Program) -> None:
@@ -185,17 +272,38 @@ def _function(node: Node, file: str, found: Program) -> None:
     head = text(node)[: body.start_byte - node.start_byte]
     if _BINDING.fullmatch(name):
         _bindings(body, found)
-    elif "__host__" in head or not _MARKED.search(head):
+    elif "__host__" in head or not _MARKED.search(
+        " ".join([head, *(found.constants[one][0] for one in re.findall(r"\w+", head) if one in found.constants)])
+    ):
         returns = text(node.child_by_field_name("type"))
         parameters = [
             one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
         ]
-        function = found.functions.setdefault(name, Function(name, parameters, body, file, returns))
+        function = found.functions.setdefault(
+            name, Function(name, parameters, body, file, returns, template=_template(node, body))
+        )
         given = declarator.child_by_field_name("parameters").named_children
         _give_defaults(
             function,
             [literal(text(one.child_by_field_name("default_value"))) for one in given if one.type != "comment"],
         )
+
+
+def _template(node: Node, body: Node) -> list[tuple[str, bool]]:
+    """The template parameters of a function that launches by them: those that stand in its template arguments."""
+    if node.parent is None or node.parent.type != "template_declaration":
+        return []
+    used = {
+        text(one) for arguments in walk(body) if arguments.type == "template_argument_list" for one in walk(arguments)
+    }
+    found = []
+    for one in node.parent.child_by_field_name("parameters").named_children:
+        names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
+        if names and names[-1] in used:
+            found.append((names[-1], "type_parameter" in one.type))
+        elif names:
+            found.append(("", True))
+    return found
 
 
 def _declared(node: Node, found: Program) -> bool:

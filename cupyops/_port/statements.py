@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .checks import is_check, refusals
-from .expressions import arguments, options, python
+from .expressions import arguments, condition, options, python
 from .launches import Kernel, launch
 from .options import is_options
 from .program import Function, Node, bare, line, text, walk
@@ -88,6 +88,10 @@ class Writer:
     def _declaration(self, node: Node) -> None:
         ctype = text(node.child_by_field_name("type"))
         declarators = node.children_by_field_name("declarator")
+        for one in declarators:  # they are names from here on, also where what they stand for has no translation
+            inner = one.child_by_field_name("declarator") if one.type == "init_declarator" else one
+            for name in (text(inside) for inside in walk(inner) if inside.type == "identifier"):
+                self.scope.kinds.setdefault(name, "")
         if _HOST_TYPE.search(ctype) or "getCurrentCUDAStream" in text(node) or "getDevice" in text(node):
             return  # a launch finds device and stream itself
         if declarators and declarators[0].type == "function_declarator":
@@ -176,12 +180,12 @@ class Writer:
         self.put(f"return {python(value, self.scope)}", node)
 
     def _if_statement(self, node: Node, word: str = "if") -> None:
-        condition = node.child_by_field_name("condition")
-        inner = condition.child_by_field_name("value")
-        if re.search(r"cudaSuccess|\berr\b|cudaError", text(condition)):
+        asked = node.child_by_field_name("condition")
+        inner = asked.child_by_field_name("value")
+        if re.search(r"cudaSuccess|\berr\b|cudaError", text(asked)):
             return  # a launch raises by itself
         consequence, alternative = node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
-        test = python(inner, self.scope)
+        test = condition(inner, self.scope)
         if test.endswith(".is_cuda") and word == "if":
             self.comment(f"{self.function.file}:{line(node)}: on a GPU, or in the simulator")
             self.statement(consequence)  # on the CPU an operator's reference is taken
@@ -197,9 +201,9 @@ class Writer:
                 self._inside(other)
 
     def _for_statement(self, node: Node) -> None:
-        begin, condition, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
+        begin, until, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
         pattern = re.fullmatch(r"(?:\w+\s+)*(\w+)\s*=\s*(.+?)\s*;?", text(begin), re.DOTALL)
-        limit = re.fullmatch(r"(\w+)\s*<\s*(.+)", text(condition), re.DOTALL)
+        limit = re.fullmatch(r"(\w+)\s*<\s*(.+)", text(until), re.DOTALL)
         if not (
             pattern
             and limit
@@ -209,7 +213,7 @@ class Writer:
             raise NotTranslated(node, f"a loop that counts in another way: {text(node)[:60]!r}")
         value = next(one for one in walk(begin) if one.type == "init_declarator").child_by_field_name("value")
         self.scope.kinds[pattern[1]] = "int"
-        start, end = python(value, self.scope), python(condition.child_by_field_name("right"), self.scope)
+        start, end = python(value, self.scope), python(until.child_by_field_name("right"), self.scope)
         self.put(f"for {name_of(pattern[1])} in range({'' if start == '0' else start + ', '}{end}):", node)
         self._inside(node.child_by_field_name("body"))
 
@@ -276,7 +280,7 @@ class Writer:
 
     def _launch(self, node: Node, function: Node, syntax: Node, given: Node) -> None:
         called, values = launch(node, function, syntax, given, self.kernels, self.scope)
-        self.put(f"ext.{called}(", node)
+        self.put(f"{called}(", node)
         self.lines += ["    " * (self.depth + 1) + f"{value}," for value in values]
         self.lines.append("    " * self.depth + ")")
 

@@ -72,8 +72,25 @@ FUNCTIONS = _words(
 )
 REAL = _words("ceil floor sqrt pow log log2 exp ceilf floorf sqrtf powf")
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
+OF_LAUNCHES = {"CUDA_NUM_THREADS": "1024"}  # of ATen/cuda/detail/KernelUtils.h
 # of C++'s library and of CUDA's, where they are not PyTorch's functions of these names
 STANDARD = REAL | _words("min max make_tuple get tie abs")
+
+
+_OF_NAMES = {"Half": "float16", "BFloat16": "bfloat16"}
+
+
+def dispatched(macro: str, given: str) -> list[str]:
+    """The floating-point dtypes that `AT_DISPATCH_FLOATING_TYPES_AND...(given, ...)` takes; none where it is another."""
+    match = re.fullmatch(r"(?:AT|TORCH)_DISPATCH_FLOATING_TYPES(_AND_HALF|_AND\d?)?", macro)
+    if match is None:
+        return []
+    named = re.findall(r"\bk?(Half|BFloat16)\b", given.partition('"')[0]) if match[1] != "_AND_HALF" else ["Half"]
+    return (
+        ["float32", "float64", *(_OF_NAMES[one] for one in dict.fromkeys(named))]
+        if match[1]
+        else ["float32", "float64"]
+    )
 
 
 def name_of(identifier: str) -> str:

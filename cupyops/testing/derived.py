@@ -35,6 +35,8 @@ def same(case: Case, call: Call, ours: Derivative, theirs: Derivative | None = N
         failure = error if isinstance(error, Failure) else Failure(f"{type(error).__name__}: {brief(error)}")
         if ours is not theirs and _is_wrong(case, lambda: ours(case.target.reference, call.leaves()), expected, truth):
             raise NotApplicable(f"PyTorch's own is wrong for the reference too: {failure}") from error
+        if ours is not theirs and not isinstance(error, Failure) and (refusal := _refusal(case, call, ours)):
+            raise NotApplicable(f"the reference refuses it too: {refusal}") from error
         raise failure from error
 
 
@@ -55,6 +57,15 @@ def _is_wrong(case: Case, found: Callable[[], list[Tensor]], expected: list[Tens
     except Exception:  # whatever a reference raises: it is not wrong, there is none
         return False
     return False
+
+
+def _refusal(case: Case, call: Call, way: Derivative) -> str:
+    """What the reference raises when it is asked in this way; empty where it answers."""
+    try:
+        way(case.target.reference, call.leaves())
+    except Exception as error:  # whatever a reference raises
+        return brief(error)
+    return ""
 
 
 def brief(error: BaseException) -> str:

@@ -59,7 +59,8 @@ def target(function: Any, reference: Function | None = None) -> Target:
             raise InputError(
                 f"{_name(function)} is no cupyops operator: give reference=, the same function in plain PyTorch"
             )
-        alone = function is owner and not owner.definition.autocast  # its own casts are part of what it means
+        own = owner.definition  # its casts, and outputs cut off from where they come from, are part of what it means
+        alone = function is owner and not own.autocast and not own.constant
         reference = owner.reference if alone else by_reference(function)
     name = _name(function) if owner is None else owner.name
     if owner is not None and function is owner and owner.definition.mutated:

@@ -18,7 +18,7 @@ MARKS = frozenset(("__global__", "__device__", "__constant__", "__shared__", "__
 _KINDS = frozenset(("struct", "class", "union", "enum"))
 _OPENS, _CLOSES = {"(": ")", "[": "]", "{": "}"}, frozenset(")]}")
 _AFTER_CALL = frozenset(("{", ";", ":", "=", ",", "->", "[", "(", ".", "::"))
-_DEFINE = re.compile(r"#\s*define\s+(\w+)(.*)", re.DOTALL)
+_DEFINE = re.compile(r"#\s*define\s+(\w+)(\([\w\s,.\\]*\))?(.*)", re.DOTALL)
 _INCLUDE = re.compile(r"#\s*include\b")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -42,7 +42,9 @@ class Device:
 class _Scan:
     tokens: list[Token]
     marks: frozenset[str]
+    kernel_marks: frozenset[str]
     macros: frozenset[str]
+    definitions: dict[str, tuple[list[str], str]]  # of the macros of the text: parameters, and what they stand for
     blank: list[tuple[int, int]] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
 
@@ -52,9 +54,12 @@ def split(text: str, known: dict[str, frozenset[str]] | None = None) -> Device:
     found = tokens(text)
     macros: dict[str, frozenset[str]] = dict(known or {})
     for one in filter(None, map(_define, found)):  # one that is defined in several ways may stand for each of them
-        macros[one[1]] = macros.get(one[1], frozenset()) | frozenset(_WORD.findall(one[2]))
+        macros[one[1]] = macros.get(one[1], frozenset()) | frozenset(_WORD.findall((one[2] or "") + one[3]))
     code = [one for one in found if one.kind != "directive"]
-    scan = _Scan(code, _marks(macros), frozenset(macros))
+    definitions = {one[1]: (_WORD.findall(one[2] or ""), one[3]) for one in filter(None, map(_define, found))}
+    scan = _Scan(
+        code, _marks(macros, MARKS), _marks(macros, frozenset(("__global__",))), frozenset(macros), definitions
+    )
     _items(scan, 0, len(code), "", False)
     kept = [(one.start, one.end) for one in found if one.kind == "directive" and not _INCLUDE.match(one.text)]
     return Device(_blanked(text, scan.blank, kept), scan.kernels, macros)
@@ -64,9 +69,9 @@ def _define(token: Token) -> re.Match[str] | None:
     return _DEFINE.match(token.text) if token.kind == "directive" else None
 
 
-def _marks(macros: dict[str, frozenset[str]]) -> frozenset[str]:
-    """The marks of device code, and the macros in which one stands."""
-    marks = set(MARKS)
+def _marks(macros: dict[str, frozenset[str]], given: frozenset[str]) -> frozenset[str]:
+    """Marks of device code, and the macros in which one stands."""
+    marks = set(given)
     while more := {name for name, words in macros.items() if name not in marks and words & marks}:
         marks |= more
     return frozenset(marks)
@@ -238,8 +243,10 @@ def _decide(scan: _Scan, item: Item, namespace: str, member: bool) -> None:
     head = code[item.start : item.body]
     words = {one.text for one in head if one.kind == "name"}
     if words & scan.marks:
-        if "__global__" in words and item.kind == "function" and (name := name_of(head)):
-            scan.kernels += [namespace + name] * (namespace + name not in scan.kernels)
+        if words & scan.kernel_marks:
+            called = head[0].text in scan.definitions and len(head) > 2 and head[1].text == "("
+            name = _made_by_macro(scan, head) if called else name_of(head) if item.kind == "function" else ""
+            scan.kernels += [namespace + name] * bool(name and namespace + name not in scan.kernels)
         if item.kind == "type":
             _items(scan, item.body + 1, _end_of_body(code, item), "", True)
         return
@@ -288,6 +295,26 @@ def name_of(head: Sequence[Token]) -> str:
         else:
             at += 1
     return name
+
+
+def _made_by_macro(scan: _Scan, call: Sequence[Token]) -> str:
+    """The name of the kernel that `KERNEL(add, +)` defines; empty where the macro does not say, as that of a header."""
+    parameters, body = scan.definitions.get(call[0].text, ([], ""))
+    values: list[list[str]] = [[]]
+    depth = 0
+    for one in call[2:-1]:
+        depth += (one.text in _OPENS) - (one.text in _CLOSES)
+        if one.text == "," and not depth:
+            values.append([])
+        else:
+            values[-1].append(one.text)
+    given = dict(zip(parameters, ("".join(one) if len(one) == 1 else " ".join(one) for one in values)))
+    text = _WORD.sub(lambda word: given.get(word[0], word[0]), body.replace("\\\n", " ").replace("\\\r\n", " "))
+    code = tokens(re.sub(r"\s*##\s*", "", text))
+    if not any(one.text == "__global__" for one in code):
+        return ""
+    item = read(code, 0, len(code), frozenset())
+    return name_of(code[: item.body]) if item.kind == "function" else ""
 
 
 def _is_host_namespace(code: Sequence[Token]) -> bool:

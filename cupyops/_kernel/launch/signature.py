@@ -22,7 +22,7 @@ from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
 from .accessor import Accessor
-from .ctype import DTYPES, VARIABLE_DTYPES, WrongDtype, vector_alignment
+from .ctype import DTYPES, HALF, VARIABLE_DTYPES, WrongDtype, vector_alignment
 from .pointers import SIZE, Pointers
 from .tensor_map import TensorMap
 
@@ -233,6 +233,9 @@ def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[A
         )
 
 
+_NUMBERS = (int, float, np.integer, np.floating, np.bool_)
+
+
 def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, device: int) -> Any:
     argument, expected = arguments[index], ""
     if argument.kind == "pointer":
@@ -254,12 +257,14 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
             expected = _no_pointers(argument, value, device)
             if not expected:
                 return value.tobytes(argument.size)
+        elif (half := DTYPES.get(unqualified(argument.ctype))) in HALF and isinstance(value, _NUMBERS):
+            return torch.tensor(float(value), dtype=half).view(torch.int16).numpy().tobytes()
         else:
             expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
             if not expected:
                 return value.tobytes()
     elif argument.kind == "float":
-        if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+        if not isinstance(value, _NUMBERS):
             expected = "a number"
         elif isinstance(value, int) and value.bit_length() > 1024:
             expected = "a number that fits double"
@@ -339,6 +344,8 @@ def _elsewhere(device: int) -> str:
 def _no_struct(argument: Argument, value: Any) -> str:
     """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
     expected = f"a NumPy array of {argument.size} bytes"
+    if DTYPES.get(unqualified(argument.ctype)) in HALF:
+        return "a number"
     if argument.accessor is not None:
         return f"a tensor of {argument.accessor.rank} dimensions, which the accessor is packed of"
     if argument.takes_map:

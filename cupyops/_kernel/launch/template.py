@@ -32,6 +32,7 @@ class Template:
         self, name: str, domain: Mapping[str, tuple[Any, ...]], where: Callable[..., bool] | None = None
     ) -> None:
         self.base, self._written = _parse(name)
+        self._of_defaults = not self._written and name.rstrip().endswith(">")  # `f<>`: each parameter has its default
         self.template = tuple(part for part in self._written if _is_parameter(part))
         if unknown := set(domain) - set(self.template):
             raise InputError(
@@ -92,10 +93,10 @@ class Template:
         """The C++ name of one instance, such as `relu_fwd<float>`."""
         given = dict(zip(self.template, values))
         tokens = [c_token(given[part], self.extension) if part in given else part for part in self._written]
-        return f"{self.base}<{', '.join(tokens)}>" if tokens else self.base
+        return f"{self.base}<{', '.join(tokens)}>" if tokens or self._of_defaults else self.base
 
     def __repr__(self) -> str:
-        return f"{self.base}<{', '.join(self._written)}>" if self._written else self.base
+        return f"{self.base}<{', '.join(self._written)}>" if self._written or self._of_defaults else self.base
 
 
 _NAME = re.compile(r"\s*(?:::)?((?:[A-Za-z_]\w*::)*[A-Za-z_]\w*)\s*(?:<(.*)>)?\s*", re.ASCII | re.DOTALL)

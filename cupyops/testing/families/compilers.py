@@ -19,6 +19,9 @@ from ..shrink import smaller_calls
 
 _BUILT_IN = ("aten", "prims", "prim", "profiler", "inductor", "_c10d_functional", "c10d_functional")
 
+# where the first output has integers: opcheck adds all of them up in its dtype; `compile_fullgraph` sees to such a call
+_ADDED = "result type Float can't be cast to the desired output type"
+
 
 @hazard("torch.compile(fullgraph=True) gives the same values, strides and gradients")
 def compile_fullgraph(case: Case) -> None:
@@ -112,7 +115,7 @@ def opcheck(case: Case) -> None:
     for op, call in recorder.calls.items():
         verdicts = torch.library.opcheck(op, call.args, call.kwargs, raise_exception=False)
         for test, verdict in verdicts.items():
-            if verdict != "SUCCESS":
+            if verdict != "SUCCESS" and not (test == "test_aot_dispatch_dynamic" and _ADDED in str(verdict)):
                 raise Failure(f"{op}, {test}: {_brief(verdict)}")
 
 

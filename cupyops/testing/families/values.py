@@ -12,7 +12,7 @@ from ...errors import SimulatorError
 from ..call import Call, Outcome
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard
-from ..special import PLANTS, judge_signs_of_zero, judge_trusted, nearly_zero, planted, zeros
+from ..special import PLANTS, denormals, flushed, judge_signs_of_zero, judge_trusted, nearly_zero, planted, zeros
 from ..tolerance import name
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -77,7 +77,7 @@ def special_values(case: Case) -> None:
             call = case.call.replaced(tensor, planted(tensor, plant))
             try:
                 _refused_on_cpu(case, call)
-                judge_trusted(case, case.both_ways(call), call)
+                judge_trusted(case, case.both_ways(call), call, flushed(case, call) if plant is denormals else 0.0)
                 if plant is zeros:
                     limit = case.theirs(case.call.replaced(tensor, planted(tensor, nearly_zero)))
                     judge_signs_of_zero(case.ours(call), _votes(case, call), limit)
