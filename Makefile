@@ -122,6 +122,7 @@ sanitize: $(SETUP) ## compute-sanitizer over every kernel, on this machine's GPU
 	$(PY) tools/sanitize.py --json build/sanitize.json
 
 test-matrix: $(SETUP) ## What works with each Python that is here, in new environments; writes tests/matrix.csv
+	$(PY) -m pip install --quiet uv
 	$(PY) tools/matrix.py
 
 clean: ## Remove what was built; .venv and the user's kernel cache stay
