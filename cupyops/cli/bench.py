@@ -66,8 +66,10 @@ def _run(request: Request, console: Console) -> int:
         if request.dry_run:
             return _dry_run(cases, console)
         results = _measure(request, cases, console)
-    show(results, console)
-    _write(results, request)
+    try:
+        _write(results, request)  # before anything is printed: a pipe may close early
+    finally:
+        show(results, console)
     problems = [f"{name}: {reason}" for name, who, reason in results.left_out() if who == "ours"]
     problems += too_slow(results.host) if results.host else []
     if old is not None:

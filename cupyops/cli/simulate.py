@@ -65,7 +65,11 @@ def run(request: Request) -> int:
         return 1 if isinstance(error, (CompileError, SimulatorError)) else 2
     console = Console()
     _execute(console, request, prepared)
-    launch = prepared.launch
+    launch, unwritten = prepared.launch, None
+    try:
+        _write(request, launch)  # before anything is printed: a pipe may close early, as that of `| head`
+    except OSError as error:
+        unwritten = error
     if launch.output:
         console.out(launch.output, end="" if launch.output.endswith("\n") else "\n", highlight=False)
     if launch.fault is not None:
@@ -73,11 +77,12 @@ def run(request: Request) -> int:
         console.print(launch.fault.message, markup=False, highlight=False, soft_wrap=True, style="red")
     else:
         terminal.show(console, launch)
-    try:
-        _write(console, request, launch)
-    except OSError as error:
-        words.complain(f"cannot write: {error}")
+    if unwritten is not None:
+        words.complain(f"cannot write: {unwritten}; give another path")
         return 2
+    for what, path in (("report", request.html), ("data", request.json)):
+        if path is not None:
+            console.print(f"{what}: {path}", highlight=False, soft_wrap=True, markup=False)
     return 0 if launch.fault is None else 1
 
 
@@ -187,7 +192,7 @@ def _execute(console: Console, request: Request, prepared: Prepared) -> None:
     values = [_placed(program, value, allocations) for value in prepared.values]
     printed: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("blocks", total=None)
         try:
             launch.report = program.launch(
@@ -223,11 +228,9 @@ def _placed(program: Program, value: Any, allocations: list[tuple[Array, Allocat
     return Pointer(allocation)
 
 
-def _write(console: Console, request: Request, launch: Launch) -> None:
+def _write(request: Request, launch: Launch) -> None:
     if request.html is not None:
         request.html.write_text(page.render(launch), encoding="utf-8")
-        console.print(f"report: {request.html}", highlight=False, soft_wrap=True, markup=False)
     if request.json is not None:
         text = json.dumps(launch.as_json(), indent=1, allow_nan=False)
         request.json.write_text(text + "\n", encoding="utf-8")
-        console.print(f"data: {request.json}", highlight=False, soft_wrap=True, markup=False)
