@@ -19,6 +19,7 @@ from ..bench.results import Results
 from ..errors import InputError
 from . import outputs
 from .figures import show
+from .group import INTERRUPTED
 from .words import complain
 
 PEERS = ("eager", "compile", "liger")
@@ -44,7 +45,7 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """The exit code: 1 where a result is wrong or something has got slower, 2 where the arguments are wrong."""
+    """The exit code: 1 where a result is wrong or something has got slower, 2 for bad arguments, 130 where interrupted."""
     try:
         return _run(request, Console())
     except InputError as error:
@@ -81,7 +82,7 @@ def _run(request: Request, console: Console) -> int:
             console.print(f"{name} {way} is in {request.compare} alone", style="yellow", markup=False, soft_wrap=True)
     for problem in problems:
         console.print(problem, style="red", markup=False, soft_wrap=True)
-    return int(bool(problems))
+    return INTERRUPTED if results.interrupted else int(bool(problems))
 
 
 def _kept(path: Path) -> Path:
@@ -147,7 +148,7 @@ def _compile_part(part: str, cases: list[Case], against: Sequence[str]) -> int:
 def _dry_run(cases: list[Case], console: Console) -> int:
     from ..bench.run import dry_run
 
-    compared, wrong = dry_run(cases)
+    compared, wrong, interrupted = dry_run(cases)
     for failure in wrong:
         console.print(failure, style="red", markup=False, soft_wrap=True)
     console.print(
@@ -155,7 +156,7 @@ def _dry_run(cases: list[Case], console: Console) -> int:
         markup=False,
         soft_wrap=True,
     )
-    return int(bool(wrong))
+    return INTERRUPTED if interrupted else int(bool(wrong))
 
 
 def _write(results: Results, request: Request) -> None:

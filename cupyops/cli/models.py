@@ -18,6 +18,7 @@ from ..bench.model_table import Figures
 from ..bench.zoo import MODELS, Model
 from ..errors import InputError
 from . import narrow, outputs
+from .group import INTERRUPTED
 from .words import complain
 
 _NARROW = 80  # columns under which the table would cut its figures
@@ -57,9 +58,9 @@ def _run(request: Request, console: Console) -> int:
     if request.dry_run:
         return _dry_run(models, variants, console)
     if request.source is not None:
-        figures, machine = model_table.read(request.source)
+        (figures, machine), interrupted = model_table.read(request.source), False
     else:
-        figures, machine = _measure(models, variants, request, console)
+        figures, machine, interrupted = _measure(models, variants, request, console)
     narrow.show(console, table(figures), _NARROW)
     if request.csv is not None:
         model_table.write(figures, machine, request.csv)
@@ -70,7 +71,7 @@ def _run(request: Request, console: Console) -> int:
     slower = [problem for one in figures if (problem := _problem(one, figures))]
     for problem in slower:
         console.print(problem, style="red", markup=False, soft_wrap=True)
-    return int(bool(slower))
+    return INTERRUPTED if interrupted else int(bool(slower))
 
 
 def _problem(one: Figures, figures: Sequence[Figures]) -> str | None:
@@ -104,13 +105,14 @@ def table(figures: Sequence[Figures]) -> Table:
 
 def _measure(
     models: Sequence[Model], variants: Sequence[str], request: Request, console: Console
-) -> tuple[list[Figures], dict[str, str]]:
-    """A model after another; an interrupt keeps what there is, and the file has it at any time."""
+) -> tuple[list[Figures], dict[str, str], bool]:
+    """A model after another, and whether an interrupt ended it, which keeps what there is; the file has it at any time."""
     from ..bench.run import machine
 
     if not torch.cuda.is_available():
         raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares tiny twins on the CPU")
     figures: list[Figures] = []
+    interrupted = False
     about = machine()
     todo = [(model, variant) for model in models for variant in variants]
     state: dict[str, torch.Tensor] = {}
@@ -134,6 +136,7 @@ def _measure(
                 if not figures:
                     raise
                 console.print(f"interrupted: {len(figures)} of {len(todo)} are measured")
+                interrupted = True
                 break
             except Exception as error:  # one that fails, for want of memory perhaps, leaves the others
                 first = str(error).splitlines()[0] if str(error) else ""
@@ -145,7 +148,7 @@ def _measure(
                 model_table.write(figures, about, request.csv)
     if not figures:
         raise InputError("nothing was measured; see above why each was left out")
-    return figures, about
+    return figures, about, interrupted
 
 
 def _dry_run(models: Sequence[Model], variants: Sequence[str], console: Console) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -22,6 +24,7 @@ from ..errors import CompileError, CupyopsError, InputError, MissingDependencyEr
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
 from . import arguments, instance, outputs, page, terminal, words
 from .arguments import Array
+from .group import INTERRUPTED
 from .occupancy import occupancy
 from .report import Launch, array_facts, fault_of, line_facts
 
@@ -211,6 +214,10 @@ def _execute(console: Console, request: Request, prepared: Prepared) -> None:
             )
         except SimulatorError as error:
             launch.fault = fault_of(error, launch.sources)
+        except KeyboardInterrupt:
+            bar = progress.tasks[task]
+            words.complain(f"interrupted: {int(bar.completed)} of {math.prod(launch.grid)} blocks have run")
+            raise typer.Exit(INTERRUPTED) from None
     launch.output = "".join(printed)
     if launch.report is not None:
         launch.lines, launch.issued = line_facts(launch.report, launch.sources)

@@ -12,6 +12,7 @@ from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
+from cupyops import simulator
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import source
 from cupyops.cli import bench, check, jobs, streams
@@ -132,7 +133,17 @@ def test_an_interrupted_dry_run_tells_what_it_has_compared(monkeypatch):
     folder = Path(cupyops.__file__).parents[1] / "benchmarks"
     assert case.files(["relu"], folder)
     result = CliRunner().invoke(app, ["bench", "relu", "--dry-run", "--folder", str(folder)])
-    assert "1 small twins of" in result.output and "interrupted: 1 of" in result.output
+    assert result.exit_code == 130 and "1 small twins of" in result.output and "interrupted: 1 of" in result.output
+
+
+def test_an_interrupted_simulation_tells_how_far_it_came(monkeypatch):
+    def launch(self, *args, progress, **kwargs):
+        progress(1, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulator.Program, "launch", launch)
+    result = CliRunner().invoke(app, COMMANDS["simulate"])
+    assert (result.exit_code, result.output) == (130, "interrupted: 1 of 1 blocks have run\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")
