@@ -19,8 +19,8 @@ _HEAD = """\
 # A gallery
 
 This page has one operator for each kind of kernel, with a small task that it solves and what the program prints. Each is one
-file of `examples/gallery`, with CUDA, reference, forward, backward and task. Its kernels run on the GPU where there is one, and
-otherwise in the simulator.
+file of `examples/gallery`, with CUDA, reference, forward, backward and task. Its kernels run on a GPU, or else in the
+simulator.
 `python benchmarks/gallery.py` measures each beside plain PyTorch, on problems of a real size.
 
 <!-- gallery -->
