@@ -122,6 +122,7 @@ sanitize: $(SETUP) ## compute-sanitizer over every kernel, on this machine's GPU
 	$(PY) tools/sanitize.py --json build/sanitize.json
 
 test-matrix: $(SETUP) ## What works with each Python that is here, in new environments; writes tests/matrix.csv
+	$(PY) -m pip install --quiet uv
 	$(PY) tools/matrix.py
 
 clean: ## Remove what was built; .venv and the user's kernel cache stay
@@ -130,9 +131,13 @@ clean: ## Remove what was built; .venv and the user's kernel cache stay
 
 .venv/.demo-$(CUDA): EXTRAS := $(CUDA),examples
 .venv/.installed-$(CUDA): EXTRAS := $(CUDA),cli,docs,examples,test,dev
+# Without a GPU, PyTorch's CPU build, which is 5 GB less.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+CPU_TORCH := .venv/bin/python -m pip install --quiet --no-compile --no-deps --retries 0 -c constraints.txt torch --index-url $(CPU_INDEX)
 # What is imported is compiled to bytecode at its first import: all of it would double the time of the installation.
 .venv/.demo-$(CUDA) .venv/.installed-$(CUDA): pyproject.toml constraints.txt
 	@python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "cupyops needs Python 3.11 or later; python3 is $$(python3 -V)"; exit 1; }
 	test -x .venv/bin/python || python3 -m venv .venv
+	@command -v nvidia-smi >/dev/null 2>&1 || $(CPU_TORCH) || echo "$(CPU_INDEX) cannot be reached: pip takes PyTorch from its own index"
 	.venv/bin/python -m pip install --quiet --no-compile -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch .venv/.demo-$(CUDA) $@

@@ -18,8 +18,9 @@ _ROW = re.compile(r"^\| \[(\w+)\.py\]\(\w+\.py\) \| (.*?) \| (.*?) \|$", re.MULT
 _HEAD = """\
 # A gallery
 
-One operator of each kind that kernels come in, with the small task that it is for, and what the program prints. Each is one
-file of `examples/gallery`: CUDA, reference, forward, backward, task. On a GPU its kernels run there, else in the simulator.
+This page has one operator for each kind of kernel, with a small task that it solves and what the program prints. Each is one
+file of `examples/gallery`, with CUDA, reference, forward, backward and task. Its kernels run on a GPU, or else in the
+simulator.
 `python benchmarks/gallery.py` measures each beside plain PyTorch, on problems of a real size.
 
 <!-- gallery -->

@@ -5,7 +5,7 @@
     python tools/release.py publish    both, then the tag and the upload, by somebody who has the account
 
 `publish` does nothing before all of `check` is so, shows its commands and asks. Standard library only, but for what builds:
-`build` (of the extra test), mkdocs (docs), and twine, which `publish` alone needs.
+`build` (of the extra test), what `make docs` needs (docs), and twine, which `publish` alone needs.
 """
 
 from __future__ import annotations
@@ -187,11 +187,8 @@ def examine(path: Path, root: Path) -> Iterator[str]:
 
 
 def docs(root: Path) -> None:
-    """The site, in which a broken link is an error."""
-    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    if subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=root, env=environ
-    ).returncode:
+    """The site, in which a broken link is an error; the Makefile alone says how it is built."""
+    if subprocess.run(["make", "--no-print-directory", "docs", f"PYTHON={sys.executable}"], cwd=root).returncode:
         raise SystemExit("the docs do not build")
 
 

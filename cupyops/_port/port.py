@@ -256,7 +256,8 @@ def _tests(stem: str, file: str, operators: list[Operator]) -> str:
         "",
         "def test_nothing_is_left_to_check():",
         '    """Take each mark away when you have looked at its line."""',
-        f'    left = [line for line in Path({stem}.__file__).read_text().splitlines() if "check this" in line]',
+        f'    text = Path({stem}.__file__).read_text(encoding="utf-8")',
+        '    left = [line for line in text.splitlines() if "check this" in line]',
         "    assert not left",
     ]
     for one in operators:

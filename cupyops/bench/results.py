@@ -141,6 +141,7 @@ class Results:
     ceilings: dict[str, float]
     rows: list[Row]
     host: dict[str, dict[str, float]] = field(default_factory=dict)
+    interrupted: bool = False  # there would have been more rows
 
     def measured(self) -> Iterator[tuple[Row, str]]:
         """(row, way) of every figure of ours."""
@@ -180,7 +181,7 @@ class Results:
         if untouched := before.keys() - {row.name for row in self.rows}:
             newer = f"{len(self.rows)} rows of {self.machine.get('date', 'a later run')}, {len(untouched)} older"
             machine = old.machine | {"updated": newer}
-        return Results(machine, self.ceilings, rows, self.host or old.host)
+        return Results(machine, self.ceilings, rows, self.host or old.host, self.interrupted)
 
     def slower_than(self, old: Results, factor: float = 1.05) -> list[tuple[str, str, float]]:
         """(row, way, how many times as long) of what takes longer than in an old run."""

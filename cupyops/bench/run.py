@@ -56,6 +56,7 @@ def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False, 
         except KeyboardInterrupt:
             if not results.rows:
                 raise
+            results.interrupted = True
             print(f"interrupted: {len(results.rows)} of {len(cases)} cases are measured", file=sys.stderr)
     return results
 
@@ -139,15 +140,15 @@ def in_processes(command: Sequence[str], jobs: int) -> list[str]:
     return failures
 
 
-def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
-    """Compare the small twins of cases on the CPU: (names of those compared, what is wrong); an interrupt ends it there.
+def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str], bool]:
+    """Compare the small twins of cases on the CPU: (names of those compared, what is wrong, whether an interrupt ended it).
 
     Raises:
         KeyboardInterrupt: nothing has been compared yet.
         InputError: nothing was there to be compared.
     """
     twins = {str(twin): twin for case in cases if (twin := case.twin()) is not None}
-    compared, wrong = [], []
+    compared, wrong, interrupted = [], [], False
     with Bar("comparing", total=len(twins)) as bar:
         for done, (name, twin) in enumerate(twins.items()):
             bar.update(done, title=name)
@@ -160,10 +161,11 @@ def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
                 if not compared and not wrong:
                     raise
                 print(f"interrupted: {done} of {len(twins)} twins are compared", file=sys.stderr)
+                interrupted = True
                 break
     if not compared and not wrong:
         raise InputError(f"none of {len(cases)} cases has a small twin that can be compared: see Case.small")
-    return compared, wrong
+    return compared, wrong, interrupted
 
 
 def machine() -> dict[str, str]:

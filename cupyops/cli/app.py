@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .group import Commands
+from .group import Command, Commands
 
 app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -29,7 +29,7 @@ def cupyops(
     """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
 
-@app.command()
+@app.command(cls=Command)
 def compile(
     modules: Annotated[
         list[str] | None,
@@ -54,7 +54,7 @@ def compile(
     raise typer.Exit(run(modules or [], arch.replace(" ", "").split(",") if arch else None, out, jobs))
 
 
-@app.command()
+@app.command(cls=Command)
 def simulate(
     file: Annotated[str, typer.Argument(metavar="FILE.cu", help="Looked for here, then among the built-in kernels.")],
     kernel: Annotated[
@@ -113,7 +113,7 @@ def simulate(
     raise typer.Exit(run(request))
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     operator: Annotated[
         str, typer.Argument(metavar="MODULE:NAME", help="The operator: cupyops:relu, mylib.ops:my_op, my_op.py:my_op.")
@@ -172,7 +172,7 @@ def check(
     raise typer.Exit(run(request))
 
 
-@app.command()
+@app.command(cls=Command)
 def explain(
     operator: Annotated[
         str, typer.Argument(metavar="OP", help="layer_norm, or one of your own: mylib.ops:my_op, my_op.py:my_op.")
@@ -217,7 +217,7 @@ def explain(
     raise typer.Exit(run(request))
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     fix: Annotated[
         bool,
@@ -232,7 +232,7 @@ def doctor(
     raise typer.Exit(run(json, fix, yes))
 
 
-@app.command()
+@app.command(cls=Command)
 def new(
     name: Annotated[str, typer.Argument(help="The operator's name, in Python and in CUDA C.")],
     kind: Annotated[
@@ -250,7 +250,7 @@ def new(
     raise typer.Exit(run(name, kind, package, dir, hub))
 
 
-@app.command()
+@app.command(cls=Command)
 def port(
     files: Annotated[
         list[Path],
@@ -271,7 +271,7 @@ def port(
     raise typer.Exit(run(files, out, option or ()))
 
 
-@app.command()
+@app.command(cls=Command)
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[OP]...", help="Operators, or files of declarations. By default all.")

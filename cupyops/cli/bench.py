@@ -19,6 +19,7 @@ from ..bench.results import Results
 from ..errors import InputError
 from . import outputs
 from .figures import show
+from .group import INTERRUPTED
 from .words import complain
 
 PEERS = ("eager", "compile", "liger")
@@ -44,7 +45,7 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """The exit code: 1 where a result is wrong or something has got slower, 2 where the arguments are wrong."""
+    """The exit code: 1 where a result is wrong or something has got slower, 2 for bad arguments, 130 where interrupted."""
     try:
         return _run(request, Console())
     except InputError as error:
@@ -66,8 +67,10 @@ def _run(request: Request, console: Console) -> int:
         if request.dry_run:
             return _dry_run(cases, console)
         results = _measure(request, cases, console)
-    show(results, console)
-    _write(results, request)
+    try:
+        _write(results, request)  # before anything is printed: a pipe may close early
+    finally:
+        show(results, console)
     problems = [f"{name}: {reason}" for name, who, reason in results.left_out() if who == "ours"]
     problems += too_slow(results.host) if results.host else []
     if old is not None:
@@ -79,7 +82,7 @@ def _run(request: Request, console: Console) -> int:
             console.print(f"{name} {way} is in {request.compare} alone", style="yellow", markup=False, soft_wrap=True)
     for problem in problems:
         console.print(problem, style="red", markup=False, soft_wrap=True)
-    return int(bool(problems))
+    return INTERRUPTED if results.interrupted else int(bool(problems))
 
 
 def _kept(path: Path) -> Path:
@@ -145,7 +148,7 @@ def _compile_part(part: str, cases: list[Case], against: Sequence[str]) -> int:
 def _dry_run(cases: list[Case], console: Console) -> int:
     from ..bench.run import dry_run
 
-    compared, wrong = dry_run(cases)
+    compared, wrong, interrupted = dry_run(cases)
     for failure in wrong:
         console.print(failure, style="red", markup=False, soft_wrap=True)
     console.print(
@@ -153,7 +156,7 @@ def _dry_run(cases: list[Case], console: Console) -> int:
         markup=False,
         soft_wrap=True,
     )
-    return int(bool(wrong))
+    return INTERRUPTED if interrupted else int(bool(wrong))
 
 
 def _write(results: Results, request: Request) -> None:

@@ -54,11 +54,13 @@ def run(request: Request) -> int:
             report = _report(request)
         except Interrupted as interrupted:
             report = interrupted.report
-        show(Console(), report, every=request.verbose or bool(request.only))
-        if request.json is not None:
-            report.to_json(request.json)
-        if request.junit is not None:
-            report.to_junit(request.junit)
+        try:  # before anything is printed: a pipe may close early, as that of `| head`
+            if request.json is not None:
+                report.to_json(request.json)
+            if request.junit is not None:
+                report.to_junit(request.junit)
+        finally:
+            show(Console(), report, every=request.verbose or bool(request.only))
     except (CupyopsError, OSError) as error:
         words.complain(error)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
@@ -62,9 +63,8 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
         return 1
     if out is not None:
         beside = all(job.source.path is not None and job.source.path.parent / "cubins" == folder for job in planned)
-        use = (
-            "Launches look here unasked, beside the .cu file" if beside else f"To use them: CUPYOPS_CUBIN_PATH={folder}"
-        )
+        named = f"To use them: CUPYOPS_CUBIN_PATH={shlex.quote(str(folder))}"
+        use = "Launches look here unasked, beside the .cu file" if beside else named
         owner = planned[0].source.path if planned and beside else None
         if why := trust.objection(folder, trust.owners(owner)):
             use = f"Launches will not use them, since others can write there: {why.found}\n{why.remedy}"
@@ -121,7 +121,10 @@ def _with_progress(
 ) -> list[ahead.Outcome]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     outcomes = []
-    with Progress(*columns, console=console, transient=True) as progress, suppress(KeyboardInterrupt):
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        suppress(KeyboardInterrupt),
+    ):
         task = progress.add_task("compiling", total=len(planned))
         for outcome in ahead.run(planned, folder, processes):
             outcomes.append(outcome)

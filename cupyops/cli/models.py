@@ -18,6 +18,7 @@ from ..bench.model_table import Figures
 from ..bench.zoo import MODELS, Model
 from ..errors import InputError
 from . import narrow, outputs
+from .group import INTERRUPTED
 from .words import complain
 
 _NARROW = 80  # columns under which the table would cut its figures
@@ -57,9 +58,9 @@ def _run(request: Request, console: Console) -> int:
     if request.dry_run:
         return _dry_run(models, variants, console)
     if request.source is not None:
-        figures, machine = model_table.read(request.source)
+        (figures, machine), interrupted = model_table.read(request.source), False
     else:
-        figures, machine = _measure(models, variants, request, console)
+        figures, machine, interrupted = _measure(models, variants, request, console)
     narrow.show(console, table(figures), _NARROW)
     if request.csv is not None:
         model_table.write(figures, machine, request.csv)
@@ -70,7 +71,7 @@ def _run(request: Request, console: Console) -> int:
     slower = [problem for one in figures if (problem := _problem(one, figures))]
     for problem in slower:
         console.print(problem, style="red", markup=False, soft_wrap=True)
-    return int(bool(slower))
+    return INTERRUPTED if interrupted else int(bool(slower))
 
 
 def _problem(one: Figures, figures: Sequence[Figures]) -> str | None:
@@ -130,13 +131,14 @@ def _variants(
 
 def _measure(
     models: Sequence[Model], variants: Sequence[str], request: Request, console: Console
-) -> tuple[list[Figures], dict[str, str]]:
-    """A model after another; an interrupt keeps what there is, and the file has it at any time."""
+) -> tuple[list[Figures], dict[str, str], bool]:
+    """A model after another, and whether an interrupt ended it, which keeps what there is; the file has it at any time."""
     from ..bench.run import machine
 
     if not torch.cuda.is_available():
         raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares tiny twins on the CPU")
     figures: list[Figures] = []
+    interrupted = False
     about = machine()
     with Bar("measuring", total=len(models) * (len(variants) + 1)) as bar:
         for done, model in enumerate(models):
@@ -150,12 +152,13 @@ def _measure(
                 if not figures:
                     raise
                 console.print(f"interrupted: {done} of {len(models)} models are measured")
+                interrupted = True
                 break
             if request.csv is not None and figures:
                 model_table.write(figures, about, request.csv)
     if not figures:
         raise InputError("nothing was measured; see above why each was left out")
-    return figures, about
+    return figures, about, interrupted
 
 
 def _dry_run(models: Sequence[Model], variants: Sequence[str], console: Console) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -22,6 +24,7 @@ from ..errors import CompileError, CupyopsError, InputError, MissingDependencyEr
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
 from . import arguments, instance, outputs, page, terminal, words
 from .arguments import Array
+from .group import INTERRUPTED
 from .occupancy import occupancy
 from .report import Launch, array_facts, fault_of, line_facts
 
@@ -65,7 +68,11 @@ def run(request: Request) -> int:
         return 1 if isinstance(error, (CompileError, SimulatorError)) else 2
     console = Console()
     _execute(console, request, prepared)
-    launch = prepared.launch
+    launch, unwritten = prepared.launch, None
+    try:
+        _write(request, launch)  # before anything is printed: a pipe may close early, as that of `| head`
+    except OSError as error:
+        unwritten = error
     if launch.output:
         console.out(launch.output, end="" if launch.output.endswith("\n") else "\n", highlight=False)
     if launch.fault is not None:
@@ -73,11 +80,12 @@ def run(request: Request) -> int:
         console.print(launch.fault.message, markup=False, highlight=False, soft_wrap=True, style="red")
     else:
         terminal.show(console, launch)
-    try:
-        _write(console, request, launch)
-    except OSError as error:
-        words.complain(f"cannot write: {error}")
+    if unwritten is not None:
+        words.complain(f"cannot write: {unwritten}; give another path")
         return 2
+    for what, path in (("report", request.html), ("data", request.json)):
+        if path is not None:
+            console.print(f"{what}: {path}", highlight=False, soft_wrap=True, markup=False)
     return 0 if launch.fault is None else 1
 
 
@@ -187,7 +195,7 @@ def _execute(console: Console, request: Request, prepared: Prepared) -> None:
     values = [_placed(program, value, allocations) for value in prepared.values]
     printed: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("blocks", total=None)
         try:
             launch.report = program.launch(
@@ -206,6 +214,10 @@ def _execute(console: Console, request: Request, prepared: Prepared) -> None:
             )
         except SimulatorError as error:
             launch.fault = fault_of(error, launch.sources)
+        except KeyboardInterrupt:
+            bar = progress.tasks[task]
+            words.complain(f"interrupted: {int(bar.completed)} of {math.prod(launch.grid)} blocks have run")
+            raise typer.Exit(INTERRUPTED) from None
     launch.output = "".join(printed)
     if launch.report is not None:
         launch.lines, launch.issued = line_facts(launch.report, launch.sources)
@@ -223,11 +235,9 @@ def _placed(program: Program, value: Any, allocations: list[tuple[Array, Allocat
     return Pointer(allocation)
 
 
-def _write(console: Console, request: Request, launch: Launch) -> None:
+def _write(request: Request, launch: Launch) -> None:
     if request.html is not None:
         request.html.write_text(page.render(launch), encoding="utf-8")
-        console.print(f"report: {request.html}", highlight=False, soft_wrap=True, markup=False)
     if request.json is not None:
         text = json.dumps(launch.as_json(), indent=1, allow_nan=False)
         request.json.write_text(text + "\n", encoding="utf-8")
-        console.print(f"data: {request.json}", highlight=False, soft_wrap=True, markup=False)

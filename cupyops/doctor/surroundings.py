@@ -43,7 +43,7 @@ def cache(machine: Machine) -> Iterator[Finding]:
         yield warning(name, f"{found}; kernels are kept in {facts['folder']}, for as long as that is there", remedy)
     else:
         room = f"{facts['free'] / 2**30:.1f} GiB free"
-        found = f"{facts['folder']}: {facts['entries']:,} kernels, {facts['bytes'] / 2**20:.1f} MiB; {room}"
+        found = f"{facts['folder']}: {_kernels(facts['entries'])}, {facts['bytes'] / 2**20:.1f} MiB; {room}"
         if facts["free"] < _FREE:
             yield warning(name, found, f"rm -r {shlex.quote(facts['folder'])}")
         else:
@@ -100,7 +100,7 @@ def precompiled(machine: Machine) -> Iterator[Finding]:
     for folder in folders:
         try:
             count = sum(entry.suffix == ".cubin" for entry in folder.iterdir())
-            found = f"{folder}: {count:,} kernels" + trust.belongs_to(folder)
+            found = f"{folder}: {_kernels(count)}" + trust.belongs_to(folder)
             # beside a .cu file what its owner wrote counts as well, whose code runs anyway
             why = trust.objection(folder, trust.owners(None if folder in named else folder.parent))
         except OSError as error:
@@ -112,3 +112,7 @@ def precompiled(machine: Machine) -> Iterator[Finding]:
             yield ok(name, found)
         else:
             yield warning(name, f"{found}; none is taken from there, since others can write: {why.found}", why.remedy)
+
+
+def _kernels(count: int) -> str:
+    return f"{count:,} kernel{'s' if count != 1 else ''}"

@@ -12,9 +12,10 @@ from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
+from cupyops import simulator
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import source
-from cupyops.cli import jobs, streams
+from cupyops.cli import bench, check, jobs, streams
 from cupyops.cli.app import app
 
 DAY = ["new", "check", "simulate", "explain", "compile", "bench", "doctor"]
@@ -51,8 +52,9 @@ def test_a_narrow_terminal_of_ascii(case, tmp_path):
     assert text.isascii() and done.stderr.isascii() and "Traceback" not in done.stderr
     words = {"doctor": "run in the simulator", "simulate": "threads /warp: ", "check": "verdict: pass"}
     assert words.get(case, "") in text
-    if case != "help of a command":
-        assert "~" not in re.sub(r"/\S*~\S*", "", text), "something was cut short"
+    assert "~" not in re.sub(r"/\S*~\S*", "", text), "something was cut short"
+    if "help" in case:
+        assert max(map(len, text.splitlines())) <= 40
 
 
 def test_a_character_that_is_not_there_has_a_stand_in():
@@ -62,11 +64,12 @@ def test_a_character_that_is_not_there_has_a_stand_in():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
 def test_a_pipe_that_closes_early(tmp_path):
-    """As of `| head -1`: no traceback."""
+    """As of `| head -1`: no traceback, and the files that were asked for are there."""
     read, write = os.pipe()
     os.close(read)
+    files = [tmp_path / "r.html", tmp_path / "r.json"]
     done = subprocess.run(
-        [sys.executable, "-m", "cupyops", *COMMANDS["simulate"]],
+        [sys.executable, "-m", "cupyops", *COMMANDS["simulate"], "--html", files[0], "--json", files[1]],
         stdout=write,
         stderr=subprocess.PIPE,
         cwd=Path(cupyops.__file__).parents[1],
@@ -74,6 +77,20 @@ def test_a_pipe_that_closes_early(tmp_path):
     )
     os.close(write)
     assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_reports_are_written_before_anything_is_shown(tmp_path, monkeypatch):
+    def closed(*_, **__):
+        raise SystemExit(1)  # as rich does of a broken pipe
+
+    monkeypatch.setattr(check, "show", closed)
+    monkeypatch.setattr(bench, "show", closed)
+    words = ["check", "cupyops:relu", "--backend", "reference", "--only", "strided"]
+    assert CliRunner().invoke(app, [*words, "--json", str(tmp_path / "r.json")]).exit_code == 1
+    source = str(Path(cupyops.__file__).parents[1] / "benchmarks" / "results" / "h200.csv")
+    assert CliRunner().invoke(app, ["bench", "--from", source, "--csv", str(tmp_path / "r.csv")]).exit_code == 1
+    assert (tmp_path / "r.json").stat().st_size > 100 and (tmp_path / "r.csv").stat().st_size > 1000
 
 
 def interrupt(*_, **__):
@@ -116,7 +133,17 @@ def test_an_interrupted_dry_run_tells_what_it_has_compared(monkeypatch):
     folder = Path(cupyops.__file__).parents[1] / "benchmarks"
     assert case.files(["relu"], folder)
     result = CliRunner().invoke(app, ["bench", "relu", "--dry-run", "--folder", str(folder)])
-    assert "1 small twins of" in result.output and "interrupted: 1 of" in result.output
+    assert result.exit_code == 130 and "1 small twins of" in result.output and "interrupted: 1 of" in result.output
+
+
+def test_an_interrupted_simulation_tells_how_far_it_came(monkeypatch):
+    def launch(self, *args, progress, **kwargs):
+        progress(1, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulator.Program, "launch", launch)
+    result = CliRunner().invoke(app, COMMANDS["simulate"])
+    assert (result.exit_code, result.output) == (130, "interrupted: 1 of 1 blocks have run\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")

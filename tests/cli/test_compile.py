@@ -69,6 +69,11 @@ def test_what_it_writes_is_what_a_launch_finds(shift, cubins):
     assert len(list(cubins.iterdir())) == 2 * 8  # a .cubin and a .json each, nothing left over
 
 
+def test_the_variable_is_one_that_a_shell_takes(shift, cubins):
+    folder = cubins.with_name("my cubins")
+    assert f"CUPYOPS_CUBIN_PATH='{folder}'" in command("--arch", "sm_80", "--out", folder).output.replace("\n", "")
+
+
 def test_a_folder_that_is_made_is_one_that_launches_look_in(shift, cubins):
     """Whatever the umask."""
     before = os.umask(0)

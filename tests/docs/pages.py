@@ -2,7 +2,7 @@
 
     ```python                   runs, in the page's own namespace, from top to bottom
     ```ipython                  runs as the cell of a notebook does
-    ```sh                       runs, in the page's own folder, as far as it is a command of cupyops
+    ```sh                       runs, in the page's own folder; ELSEWHERE has what does not, and why
     ```text                     is what the block above it prints
     ```cuda title="a.cu"        is written to that file, in any language
     ```diff title="a.cu"        changes that file
@@ -18,6 +18,7 @@ import io
 import os
 import re
 import shlex
+import subprocess
 import sys
 import traceback
 import types
@@ -40,7 +41,22 @@ _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE 
 _CHANGING = ((r"0x[0-9a-f]+", "0x..."), (r"PTX line .*", "PTX line ..."))
 _COMMAND = typer.main.get_command(app)
 _ALIASES = ("mylib", "mylib.ops")
-_OTHERS = {"cd", "pip", "make", "python", "torchrun"}
+# The commands that are not run here as they stand, and why. A command that is neither here nor one of those that
+# `Reading.command` runs is a fault.
+ELSEWHERE = {
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu": "the index of another host",
+    "pip install .[cuda12x]": "tests/test_wheel.py installs the wheel, with nothing downloaded",
+    "pip install pytest build": "the tests have both",
+    "python -m cupyops doctor": "examines the machine: tests/cli/test_doctor.py",
+    "python examples/train_gpt.py": "takes minutes: tests/examples/test_examples.py trains on less",
+    "torchrun --nproc-per-node 2 examples/train_gpt.py": "takes minutes: tests/examples/test_examples.py trains on less",
+    "python tools/calibration.py make build/calibration.npz": "runs each instruction that the simulator knows, for minutes",
+    "python tools/calibration.py compare build/calibration.npz --json build/calibration.json": "needs a GPU",
+    "python tools/calibration.py table build/calibration.json": "of what a GPU gave",
+    "python tools/fuzz.py softmax conv2d --minutes 10 --backend simulator": "ten minutes: tests/testing/test_fuzz.py",
+}
+# With these `check` tries one hazard instead of all: tests/cli/test_check.py tries them.
+_QUICKLY = ("--only", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -149,35 +165,43 @@ class Reading:
                 del sys.modules[name]
 
     def command(self, words: list[str], watched: bool, where: str) -> str:
-        """A command; what it prints. One that is not of cupyops is only looked at."""
+        """A command; what it prints."""
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words = words[1:]
-        if words[:1] == ["cd"]:
-            os.chdir(words[1])
-        if words[:3] != ["python", "-m", "cupyops"]:
-            assert not words or words[0] in _OTHERS, f"{where}: what is {words[0]}?"
+        if not words or " ".join(words) in ELSEWHERE:
             return ""
+        if words[0] == "cd":
+            os.chdir(words[1])
+            return ""
+        if words[:2] != ["python", "-m"] or words[2] not in ("cupyops", "pytest", "build"):
+            raise AssertionError(f"{where}: {' '.join(words)}: run it in Reading.command, or say in ELSEWHERE why not")
+        if words[2] != "cupyops":
+            return self.process(words, where)
         self.parse(words[3:])
-        name, *rest = words[3:]
-        if not watched and (name == "doctor" or "--help" in rest or name == "compile" and not self.has_files(rest)):
-            return ""  # they examine the machine, or compile every kernel there is; tests/test_cli_*.py run them
-        if name == "check" and not watched and "--only" not in rest:
-            rest = [*rest, "--only", "accuracy"]
+        if words[3] == "check" and not watched and "--only" not in words:
+            words = [*words, *_QUICKLY]
         self.forget(set())
-        done = CliRunner().invoke(app, [name, *rest])
+        done = CliRunner().invoke(app, words[3:])
         trouble = done.exception is not None and not isinstance(done.exception, SystemExit)
         assert not trouble, f"{where}: {''.join(traceback.format_exception(done.exception))}"
         assert done.exit_code == 0 or watched, f"{where}: {' '.join(words)}\n{done.output}"
         return done.output
 
-    def has_files(self, words: list[str]) -> bool:
-        return any(word.endswith(".py") and (self.folder / word).exists() for word in words)
+    def process(self, words: list[str], where: str) -> str:
+        """A command of another package, in a process of its own, with nothing downloaded."""
+        more = ["--no-isolation"] if words[2] == "build" else ["-q", "-p", "no:cacheprovider"]
+        environ = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, *words[1:], *more], capture_output=True, text=True, env=environ)
+        assert done.returncode == 0, f"{where}: {' '.join(words)}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     @staticmethod
-    def parse(words: list[str]) -> None:
-        """Raises where there is no such command or option."""
+    def parse(words: list[str], named: bool = False) -> None:
+        """Raises where there is no such command or option; of one that is only named, where there is none of that name."""
+        if words == ["--version"]:
+            return
         context = _COMMAND.context_class(_COMMAND, info_name="python -m cupyops")
         command = _COMMAND.get_command(context, words[0])
         assert command is not None, f"there is no command {words[0]}"
-        if "--help" not in words:
+        if "--help" not in words and not named:
             command.make_context(words[0], list(words[1:]), parent=context)

@@ -1,12 +1,13 @@
 """The README and every page say what is so: their Python and their commands run, and print what stands below them."""
 
 import re
+import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from docs.pages import LANGUAGES, PAGES, ROOT, Reading, steady
+from docs.pages import ELSEWHERE, LANGUAGES, PAGES, ROOT, Reading, blocks, steady
 
 import cupyops
 from cupyops.cli import jobs
@@ -36,6 +37,47 @@ def test_the_page_runs_and_prints_what_it_shows(page, reader):
     assert not cupyops.simulating()
     for block, printed in reading.seen:
         assert steady(printed) == steady(block.body), f"{page.name}:{block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_block_slips_through(page):
+    """Whatever looks like a block is one that is run, written or compared."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^[ >]*(?:```|~~~).*$", text, re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(text)), fences
+
+
+def test_what_is_not_run_here_stands_on_a_page():
+    shown = {" ".join(words) for page in PAGES for words in commands(page)}
+    assert set(ELSEWHERE) <= shown
+
+
+def test_a_command_that_nobody_runs_is_a_fault(reader):
+    with pytest.raises(AssertionError, match=r"x:1: curl example: run it in Reading.command, or say in ELSEWHERE"):
+        reader(PAGES[0]).command(["curl", "example"], False, "x:1")
+
+
+def commands(page):
+    """The commands of a page's blocks, as words."""
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.language == "sh" and block.title is None:
+            for line in block.body.replace("\\\n", " ").splitlines():
+                yield shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_a_command_in_a_sentence_is_one_that_there_is(page):
+    """Its options, its file, its target; but for what stands for a reader's own, as NAME or `...`."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for text in re.findall(r"`((?:python|torchrun|make) [^`]+)`", prose):
+        words = [word for word in text.split() if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+        files = [word for word in words if re.match(r"(tools|examples|benchmarks|tests)/", word)]
+        assert all((ROOT / file).exists() for file in files), text
+        if re.fullmatch(r"make [a-z-]+( [A-Z]+=\S+)*", text):
+            assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), text
+        if words[:3] == ["python", "-m", "cupyops"] and not re.search(r"\.\.\.|\b[A-Z]{2,}\b", text):
+            Reading.parse(shlex.split(text)[3:], named=len(words) == 4)
 
 
 def anchors(text):

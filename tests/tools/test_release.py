@@ -145,6 +145,18 @@ def test_a_folder_that_holds_something_is_not_built_into(ready, tmp_path):
         release.build(ready, tmp_path / "dist")
 
 
+def test_the_docs_are_built_as_the_makefile_says(ready):
+    """With this interpreter, and what they end with is what the release ends with."""
+    (ready / "Makefile").write_text('docs:\n\t$(PY) -c \'open("built", "w")\'\nPY = $(PYTHON)\n')
+    release.docs(ready)
+    assert (ready / "built").exists()
+    (ready / "Makefile").write_text("docs:\n\texit 1\n")
+    with pytest.raises(SystemExit, match="do not build"):
+        release.docs(ready)
+    done = subprocess.run(["make", "--dry-run", "docs", "PYTHON=here"], cwd=ROOT, capture_output=True, text=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["here", "here"] and "zensical" in done.stdout
+
+
 # --- this repository's own files -----------------------------------------------------------------------------------------
 
 
