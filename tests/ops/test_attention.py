@@ -196,7 +196,7 @@ def test_layouts_without_copies():
 
 
 def test_the_same_bits():
-    """Whatever the order of blocks: backward has no atomics, and needs no flag for it."""
+    """Whatever the order of blocks: two passes have no atomics."""
     found = []
     for seed in (1, 2):
         with cupyops.simulate("sm_90", seed=seed), torch.random.fork_rng():
