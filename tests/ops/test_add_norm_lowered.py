@@ -4,11 +4,12 @@ import contextlib
 
 import pytest
 import torch
-from contract import assert_as_good_as_torch
-from torch.nn import functional as F
+from normalisations import added as ours
+from normalisations import added_by_torch as theirs
+from normalisations import compare_added as compare
+from normalisations import leaves_to_add as leaves_of
 
 import cupyops
-from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.testing import assume_gpu
 
 HALF = [torch.bfloat16, torch.float16]
@@ -33,29 +34,6 @@ def run(request):
     return simulated, "cpu"
 
 
-def leaves_of(rows, size, dtype, device, centred, seed=0):
-    """residual, x, weight, and bias where there is one; gradients of both results."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def make(*shape):
-        return torch.randn(shape, generator=generator).to(device)
-
-    leaves = [make(rows, size) + 1, make(rows, size).to(dtype), make(size), *([make(size)] if centred else [])]
-    return [one.requires_grad_() for one in leaves], [make(rows, size).to(dtype), make(rows, size)]
-
-
-def ours(residual, x, weight=None, bias=None, centred=True):
-    return add_norm_lowered(residual, x, [*x.shape[1:]], weight, bias, EPS, centred)
-
-
-def theirs(residual, x, weight=None, bias=None, centred=True):
-    """By PyTorch, in the dtype of `residual`."""
-    summed = residual + x
-    if centred:
-        return F.layer_norm(summed, x.shape[1:], weight, bias, EPS), summed
-    return F.rms_norm(summed, x.shape[1:], weight, EPS), summed
-
-
 @pytest.mark.parametrize("size", SIZES)
 @CENTRED
 def test_values_and_gradients(run, centred, size):
@@ -63,21 +41,10 @@ def test_values_and_gradients(run, centred, size):
     context, device = run
     dtype = HALF[size % 3 % 2]
     for rows in (23, 3):
-        leaves, grads = leaves_of(rows, size, dtype, device, centred)
         with context(), cupyops.trace() as trace:
-            results = ours(*leaves, centred=centred)
-            found = *results, *torch.autograd.grad(results, leaves, grads)
+            compare(rows, size, dtype, device, centred)
         ran = {launch.kernel.partition("<")[0] for launch in trace.launches()} - {"norm_bwd_finalize"}
         assert ran == {"norm_lowered_add_fwd", "norm_lowered_add_bwd"}
-        assert [one.dtype for one in found] == [dtype, torch.float32, *[one.dtype for one in leaves]]
-        y, summed = theirs(*leaves, centred=centred)
-        expected = y.to(dtype), summed, *torch.autograd.grad((y.to(dtype), summed), leaves, grads)
-        exact = [one.detach().double().requires_grad_() for one in leaves]
-        t = theirs(*exact, centred=centred)
-        truth = *t, *torch.autograd.grad(t, exact, [one.double() for one in grads])
-        names = ("y", "summed", "grad_residual", "grad_x", "grad_weight", "grad_bias")
-        for a, b, c, what in zip(found, expected, truth, names):
-            assert_as_good_as_torch(a.detach(), b.detach(), c.detach(), what)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

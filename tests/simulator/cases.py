@@ -257,6 +257,7 @@ def normalised(dtype: torch.dtype) -> Iterator[Call]:
     yield from prefetched_late(dtype)
     for function in (cupyops.layer_norm, cupyops.rms_norm) if dtype in HALF else ():
         yield partial(normalisations.compare_lowered, function, 5, 300, dtype)
+        yield partial(normalisations.compare_added, 5, 300, dtype, centred=function is cupyops.layer_norm)
 
 
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
