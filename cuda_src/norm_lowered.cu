@@ -45,7 +45,8 @@ template <typename O, bool CENTRED>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     norm_lowered_add_fwd(const float* __restrict__ residual, const O* __restrict__ x, const float* __restrict__ weight,
                          const float* __restrict__ bias, float* __restrict__ summed, O* __restrict__ y,
-                         float* __restrict__ mean, float* __restrict__ rstd, long long rows, long long size, float eps) {
+                         float* __restrict__ mean, float* __restrict__ rstd, long long rows, long long size,
+                         float eps) {
   Forward<float, O, O> to{residual, x, weight, bias, summed, y, mean, rstd, rows, size, eps};
   if (!CENTRED) to.bias = nullptr, to.mean = nullptr;
   using Adder = RowAdder<float, 1, false>;
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
                          float* __restrict__ grad_residual, float* __restrict__ weight_partials,
                          float* __restrict__ bias_partials, O* __restrict__ grad_x, long long rows, long long size,
                          int stages) {
-  Backward<float, O> to{grad_y, summed, weight, grad_summed, mean, rstd, grad_residual, weight_partials, bias_partials,
-                        rows, size, grad_x};
+  Backward<float, O> to{grad_y,        summed,          weight,        grad_summed, mean, rstd,
+                        grad_residual, weight_partials, bias_partials, rows,        size, grad_x};
   if (!CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
   norm_block_bwd<CENTRED, 3, 4, true, false>(to, stages);
 }

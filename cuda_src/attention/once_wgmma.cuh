@@ -14,7 +14,8 @@ template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS, typename
 struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>> {
   using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>>;
   using At = OnceLayout<D, BN, STAGES, BULK>;
-  using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at, Base::ring;
+  using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at,
+      Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
   static_assert(BN * D == 64 * 128, "of a panel of grad_q each warpgroup has 64 x 64: other columns, or other rows");
   // There are registers for P beside its rounded values, which a product in flight reads; else dS is made of those.
@@ -22,8 +23,8 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
 
   float* const sums;
 
-  __device__ __forceinline__ OnePass(const At& at, const Work<BN, true, BOUNDS>& work, const RoleMaps& given, float* sums,
-                                     float natural_scale, const Sizes& sizes, const Variant& variant = {})
+  __device__ __forceinline__ OnePass(const At& at, const Work<BN, true, BOUNDS>& work, const RoleMaps& given,
+                                     float* sums, float natural_scale, const Sizes& sizes, const Variant& variant = {})
       : Base(at, work, given, natural_scale, sizes, variant), sums(sums) {}
 
   __device__ __forceinline__ void run() {
@@ -150,7 +151,8 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
 
 // grad_q of 64 x 64 sums that lie as a warpgroup held them: rounded, and turned through shared memory into whole lines.
 template <typename T, int D>
-__device__ __forceinline__ void collect(const float4* sums, T* grad_q, float scale, const Strides& to, const Sizes& sizes) {
+__device__ __forceinline__ void collect(const float4* sums, T* grad_q, float scale, const Strides& to,
+                                        const Sizes& sizes) {
   __shared__ __align__(16) unsigned tile[64][36];  // of two values each; 4 more, so that eight rows meet no bank twice
   constexpr int ACROSS = D / 64;
   const int tiles = sizes.padded / 64 * ACROSS, in = blockIdx.x % tiles, of = blockIdx.x / tiles;

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(384, 1)
   } else {
     wgmma::take_registers<240>();
     attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
-                                                                                   variant);
+                                                                                    variant);
     gradient.run();
     gradient.store(maps, scale);
   }

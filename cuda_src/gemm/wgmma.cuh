@@ -85,7 +85,8 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   static_assert(!(E::ROWS || E::SHARES) || !(S::PINGPONG || S::SPLIT > 1 || S::CLUSTER > 1), "groups differ in tiles");
   static_assert(!E::SHARES || (A_MN && B_MN), "a line of a stage is one k of both operands");
   static_assert(!E::SCALED || !(A_MN || B_MN), "8-bit operands are K-major");
-  static_assert(!E::SCALED || !(S::LATE || S::PINGPONG), "it has registers to add sums in fp32, and a consumer beside it");
+  static_assert(!E::SCALED || !(S::LATE || S::PINGPONG),
+                "it has registers to add sums in fp32, and a consumer beside it");
   static constexpr int kBiases = (S::STORED + 127) / 128;  // of a tile, in each thread
   static constexpr bool kWide = E::SCALED && sizeof(T) == 4;  // the result is of fp32
 

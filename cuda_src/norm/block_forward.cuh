@@ -9,7 +9,8 @@
 // besides, which else is 0.
 template <bool CENTRED, int K, typename T, typename O, typename R, typename Get, typename Adder, typename A = acc_t<T>>
 __device__ __forceinline__ RowStatistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile,
-                                                       const Forward<T, O, R>& to, Get get, Adder& adder, bool has_edge = false, A edge = A(0)) {
+                                                       const Forward<T, O, R>& to, Get get, Adder& adder,
+                                                       bool has_edge = false, A edge = A(0)) {
   constexpr int W = kVecWidth<T>;
   const A count = A(int(to.size));
   if constexpr (!CENTRED) {

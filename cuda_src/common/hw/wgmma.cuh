@@ -71,22 +71,22 @@ struct E4M3;
 struct E5M2;
 template <class A, class B, int N> struct ProductOfBytes;
 
-#define PRODUCT_OF_BYTES(A_TYPE, B_TYPE, TYPES, N, LIST, A, B, ADD, ...)                                               \
-  template <> struct ProductOfBytes<A_TYPE, B_TYPE, N> {                                                               \
-    static __device__ __forceinline__ void add(float (&sums)[N / 2], unsigned long long a, unsigned long long b,       \
-                                               unsigned add) {                                                         \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPES   \
-                   " {" LIST "}, " A ", " B ", p, 1, 1;}"                                                              \
-                   : __VA_ARGS__                                                                                       \
-                   : "l"(a), "l"(b), "r"(add));                                                                        \
-    }                                                                                                                  \
+#define PRODUCT_OF_BYTES(A_TYPE, B_TYPE, TYPES, N, LIST, A, B, ADD, ...)                                             \
+  template <> struct ProductOfBytes<A_TYPE, B_TYPE, N> {                                                             \
+    static __device__ __forceinline__ void add(float (&sums)[N / 2], unsigned long long a, unsigned long long b,     \
+                                               unsigned add) {                                                       \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPES \
+                   " {" LIST "}, " A ", " B ", p, 1, 1;}"                                                            \
+                   : __VA_ARGS__                                                                                     \
+                   : "l"(a), "l"(b), "r"(add));                                                                      \
+    }                                                                                                                \
   };
-#define PRODUCTS_OF_BYTES(A, B, TYPES)                                                                                 \
-  PRODUCT_OF_BYTES(A, B, TYPES, 32, LIST_16, "%16", "%17", "%18", SUMS_16(0))                                          \
-  PRODUCT_OF_BYTES(A, B, TYPES, 64, LIST_32, "%32", "%33", "%34", SUMS_32(0))                                          \
-  PRODUCT_OF_BYTES(A, B, TYPES, 128, LIST_64, "%64", "%65", "%66", SUMS_32(0), SUMS_32(32))                            \
-  PRODUCT_OF_BYTES(A, B, TYPES, 192, LIST_96, "%96", "%97", "%98", SUMS_32(0), SUMS_32(32), SUMS_32(64))               \
-  PRODUCT_OF_BYTES(A, B, TYPES, 256, LIST_128, "%128", "%129", "%130", SUMS_32(0), SUMS_32(32), SUMS_32(64),           \
+#define PRODUCTS_OF_BYTES(A, B, TYPES)                                                                       \
+  PRODUCT_OF_BYTES(A, B, TYPES, 32, LIST_16, "%16", "%17", "%18", SUMS_16(0))                                \
+  PRODUCT_OF_BYTES(A, B, TYPES, 64, LIST_32, "%32", "%33", "%34", SUMS_32(0))                                \
+  PRODUCT_OF_BYTES(A, B, TYPES, 128, LIST_64, "%64", "%65", "%66", SUMS_32(0), SUMS_32(32))                  \
+  PRODUCT_OF_BYTES(A, B, TYPES, 192, LIST_96, "%96", "%97", "%98", SUMS_32(0), SUMS_32(32), SUMS_32(64))     \
+  PRODUCT_OF_BYTES(A, B, TYPES, 256, LIST_128, "%128", "%129", "%130", SUMS_32(0), SUMS_32(32), SUMS_32(64), \
                    SUMS_32(96))
 PRODUCTS_OF_BYTES(E4M3, E4M3, "e4m3.e4m3")
 PRODUCTS_OF_BYTES(E4M3, E5M2, "e4m3.e5m2")
