@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
+from .._util import torch_private
 from .._util.strides import aligned
 from .forms import Form, Launch
 from .gpu import Gpu
@@ -208,10 +209,12 @@ def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, g
     if not gpu.library:
         return None
     queries, keys, width = q.shape[2], k.shape[2], q.shape[3]
-    gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    needs = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
     if gpu.capability == 9 and mask is None and width == v.shape[3] and queries == keys:
-        if not gradient:
+        if not any(needs):
             faster = keys >= 4096 and (causal or width <= 64)
+        elif all(needs) and not torch_private.deterministic():  # backward in one pass
+            faster = width in (64, 128) and keys >= 512
         else:
             faster = width == 128 and (keys == 512 or causal and 512 <= keys <= 1024)
         if faster:

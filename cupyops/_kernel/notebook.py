@@ -95,7 +95,7 @@ def _kernels(line: str, cell: str) -> dict[str, Kernel]:
     found = {}
     for name, one in declared.items():
         parameters = ", ".join(parameter.name for parameter in one.template)
-        found[name] = Kernel(text, f"{name}<{parameters}>", options=asked.option)
+        found[name] = Kernel(text, f"{name}<{parameters}>" if parameters else name, options=asked.option)
         found[name]._beside = None  # like a Kernel made in the notebook: includes are looked for in the working folder
     if not found:
         raise InputError(f"the cell has no __global__ function; {_HINT}")

@@ -32,6 +32,8 @@ class TestScaledMm(OperatorContract):
         )
     }
 
+    beside_reference = {"rtol": 2**-6, "atol": 2**-10}  # on a GPU the sum has 14 bits, of products of both signs
+
     def samples(self, make: Make):
         """Nothing takes a gradient. Results are of the dtype of `make`; on a GPU, which sums in fewer bits, of bfloat16."""
         of = Make(make.device, torch.float32, requires_grad=False)
