@@ -48,7 +48,7 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
         return _ported(read(paths), paths, source, options)
     except RecursionError:
         raise InputError(
-            f"{paths[0].name}: something is nested too deep in it to be read; split the expression, or the blocks"
+            f"{paths[0].name}: something is nested too deep in it to be read: take the expression, or the blocks, apart"
         ) from None
 
 

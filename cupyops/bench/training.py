@@ -149,10 +149,15 @@ class Timed:
 
 def measure(timed: Sequence[Timed]) -> list[Figures]:
     """The variants of a model, a round of each in turn: what slows the machine for a while slows them all."""
-    for _ in range(ROUNDS):
-        for one in timed:
-            torch.cuda.synchronize()
-            one.round()
+    gc.collect()
+    gc.freeze()  # no collection of one's garbage looks through the modules of all the others
+    try:
+        for _ in range(ROUNDS):
+            for one in timed:
+                torch.cuda.synchronize()
+                one.round()
+    finally:
+        gc.unfreeze()
     return [one.figures() for one in timed]
 
 

@@ -345,7 +345,7 @@ def _no_struct(argument: Argument, value: Any) -> str:
     """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
     expected = f"a NumPy array of {argument.size} bytes"
     if DTYPES.get(unqualified(argument.ctype)) in HALF:
-        return "a number"
+        expected = f"a number, or {expected}"
     if argument.accessor is not None:
         return f"a tensor of {argument.accessor.rank} dimensions, which the accessor is packed of"
     if argument.takes_map:

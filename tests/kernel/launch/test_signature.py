@@ -186,8 +186,13 @@ def test_structs(ctype, size):
     content = np.arange(size, dtype=np.uint8)
     assert signature.checked("f", [argument], [content], 0) == [content.tobytes()]
     assert signature.checked("f", [argument], [np.repeat(content, 2)[::2]], 0) == [content.tobytes()]
-    for value in (np.zeros(size + 1, np.uint8), np.zeros(size - 1, np.uint8), 1, b"x" * size, None, torch.zeros(size)):
-        with pytest.raises(LaunchError, match=f"expected a NumPy array of {size} bytes"):
+    wrong = [np.zeros(size + 1, np.uint8), np.zeros(size - 1, np.uint8), b"x" * size, None, torch.zeros(size)]
+    if ctype == "__half":
+        assert signature.checked("f", [argument], [1.5], 0) == [np.float16(1.5).tobytes()]
+    else:
+        wrong.append(1)
+    for value in wrong:
+        with pytest.raises(LaunchError, match=f"expected (a number, or )?a NumPy array of {size} bytes"):
             signature.checked("f", [argument], [value], 0)
 
 
