@@ -18,18 +18,20 @@ def case(m, n, k, by_row, fast=False, second=E4M3):
     def make(device, dtype):
         a, b = torch.randn(m, k, device=device).to(E4M3), torch.randn(n, k, device=device).to(second)
         shapes = ((m, 1), (1, n)) if by_row else ((), ())
-        return a, b.T, *(torch.rand(shape, device=device) / k**0.25 + 0.01 for shape in shapes)
+        return a, b, *(torch.rand(shape, device=device) / k**0.25 + 0.01 for shape in shapes)
 
     def eager(a, b, scale_a, scale_b):
         if a.dtype is torch.float64:
-            return a @ b * (scale_a * scale_b)
-        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=HALF, use_fast_accum=fast)
+            return a @ b.T * (scale_a * scale_b)
+        return torch._scaled_mm(a, b.T, scale_a, scale_b, out_dtype=HALF, use_fast_accum=fast)
+
+    def ours(a, b, scale_a, scale_b):
+        return cupyops.scaled_mm(a, b.T, scale_a, scale_b, out_dtype=HALF, use_fast_accum=fast)
 
     kind = ("rows" if by_row else "one scale") + ", e5m2" * (second is E5M2) + ", fast" * fast
     return Case(
         op="scaled_mm", size=f"{m}x{n}x{k}, {kind}", dtype=HALF, make=make,
-        ours=lambda *args: cupyops.scaled_mm(*args, out_dtype=HALF, use_fast_accum=fast),
-        eager=eager, liger=None,
+        ours=ours, eager=eager, liger=None,
         forward_flops=2.0 * m * n * k, forward_bytes=m * k + n * k + m * n * HALF.itemsize, compiled=False,
         small=lambda: case(32, 48, 64, by_row, fast, second),
     )  # fmt: skip
