@@ -9,10 +9,10 @@
 // queries. What the splits have is added in their order by decode_attention_combine: no atomics, the same bits every time.
 // Bytes: k and v once; a split leaves (D + 1) * 4 bytes of each row, which is little where it has many keys.
 //
-// Reached on an H100, of the cache's bytes a second, bf16, D = 128, 32 heads that share 8: 2.36 TB/s for 16 sequences of 8,192 keys,
-// 2.75 for 64, 2.27 for one of 131,072, and 0.76 for one of 8,192; D = 256 2.40, fp32 2.34; a copy has 3.01. PyTorch's attention of
-// whole caches and one query, where it has one, reads 1.06 to 1.7 times as fast (1.31 TB/s for one sequence of 8,192); of four
-// queries, and in fp32, this is 2.8 and 14 times as fast.
+// Reached on an H100, of the cache's bytes a second, bf16, D = 128, 32 heads that share 8: 2.48 TB/s for 16 sequences of 8,192 keys,
+// 2.75 for 64, 2.50 for one of 131,072, and 0.94 for one of 8,192; D = 256 2.36, fp32 2.34; a copy has 3.01. PyTorch's attention of
+// whole caches and one query, where it has one, reads 1.05 to 1.4 times as fast (1.28 TB/s for one sequence of 8,192); of four
+// queries, and in fp32, this is 3.0 and 13 times as fast.
 #include "decode_attention/combine.cuh"
 #include "decode_attention/fma.cuh"
 #include "decode_attention/mma.cuh"

@@ -153,6 +153,7 @@ CLAIMS = (
         host,
     ),
     Claim("docs/speed.md", rf"its step varied from {N} to {N} ms after the swap, and takes {N} as a graph", resnet),
+    Claim("docs/speed.md", rf"and as a graph it runs at {N}\.", lambda: [gain("unet", "graph")]),
     Claim(
         "docs/speed.md",
         rf"of {N} linear layers .*? runs {N} times as fast as cuBLAS .*? and {N} times .*? slowest of them {N} times",
