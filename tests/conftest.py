@@ -65,23 +65,19 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def room_on_the_gpu(request, tmp_path_factory):
-    """Tests of more than 2^31 elements run alone, whatever the number of processes: each takes tens of GiB."""
-    if not GPU:
+    """Tests of more than 2^31 elements run one at a time, whatever the number of processes: each takes tens of GiB."""
+    if not GPU or "more_than_2" not in request.node.name:
         yield
+        if GPU and torch.cuda.memory_reserved() > 2**30:  # the others have one GPU in common
+            torch.cuda.empty_cache()
         return
     import fcntl
 
-    large, folder = "more_than_2" in request.node.name, tmp_path_factory.getbasetemp().parent
-    with open(folder / "gate.lock", "w") as gate, open(folder / "room.lock", "w") as room:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # who waits for the others to end is not overtaken
-        fcntl.flock(room, fcntl.LOCK_EX if large else fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        if large:
-            torch.cuda.empty_cache()
+    with open(tmp_path_factory.getbasetemp().parent / "large_tensors.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        torch.cuda.empty_cache()
         yield
-        if torch.cuda.memory_reserved() > 2**28:  # the others have one GPU in common
-            torch.cuda.empty_cache()
-        fcntl.flock(room, fcntl.LOCK_UN)  # not by the end of the file alone, which a forked process may have open
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)
