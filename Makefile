@@ -11,6 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CUDA ?= cuda12x
 JOBS ?= 2
 UNTIL ?= 75
+GPU_JOBS ?= 8
 
 ifdef PYTHON
 PY := $(PYTHON)
@@ -106,7 +107,8 @@ format: $(SETUP) ## Format Python and CUDA in place
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
 test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.csv
-	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
+	$(GPU_PYTEST) -k more_than_2 tests; status=$$?; $(GPU_PYTEST) -k "not more_than_2" -n $(GPU_JOBS) --dist worksteal tests || status=1; \
+	  $(GPU_PYTEST) -n $(GPU_JOBS) --dist worksteal tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
 	  $(PY) tools/conformance.py && exit $$status
 
 gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed

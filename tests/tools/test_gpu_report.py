@@ -100,6 +100,18 @@ def test_runs_of_the_same_code_are_kept_together_and_no_others(tree, passed):
     assert set(report.read(passed)["runs"]) == {"tests"}
 
 
+def test_two_runs_are_all_of_the_tests(tree, passed):
+    """Those of more than 2^31 elements, which have no room beside others, and the rest."""
+    large, rest = report.LARGE
+    report.write(passed, large, PASSED, tree)
+    assert set(report.read(passed)["runs"]) == {large, "tests/opdb"}
+    assert f"{rest} was not run" in problems(passed, tree)
+    report.write(passed, rest, PASSED, tree)
+    assert problems(passed, tree) == ["no GPU took part"]  # here
+    report.write(passed, "tests", PASSED, tree)
+    assert set(report.read(passed)["runs"]) == {"tests", "tests/opdb"}
+
+
 def pytest_run(folder, *args):
     """The report of a run of pytest in `folder`."""
     path = folder / "written.json"
