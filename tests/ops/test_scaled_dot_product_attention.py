@@ -59,9 +59,9 @@ class TestScaledDotProductAttention(OperatorContract):
             self.compare(sample, f"layout {sample!r}", strides=device.type == "cpu")
 
     @pytest.mark.parametrize("kind", ["expanded", "strided", "misaligned"])
-    def test_grad_layouts(self, device, kind, dtype=torch.float32):
+    def test_grad_layouts(self, device, kind, *dtype):
         """On a GPU of what the kernels take: PyTorch's fault on gradients that begin at any address."""
-        super().test_grad_layouts(device, kind, torch.float16 if device.type == "cuda" else dtype)
+        super().test_grad_layouts(device, kind, *([torch.float16] if device.type == "cuda" else dtype))
 
 
 def test_other_things_are_pytorchs():
