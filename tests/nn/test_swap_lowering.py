@@ -10,14 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyops
-from cupyops.nn._swap import norms
 
 HALF = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def lowers(monkeypatch):
-    monkeypatch.setattr(norms, "LOWERS", True)
 
 
 class Attention(nn.Module):
@@ -93,9 +87,9 @@ class Model(nn.Module):
         return self.head(self.last(x))
 
 
-def lowered(model):
+def lowered(model, exact=False):
     """The names of the norms that a swap makes give a half type."""
-    return {one.name for one in cupyops.swap(model).replaced if "half under autocast" in one.what}
+    return {one.name for one in cupyops.swap(model, exact=exact).replaced if "half under autocast" in one.what}
 
 
 def results(model, x):
@@ -110,13 +104,11 @@ NORMS = {"layer": lambda: nn.LayerNorm(16), "rms": lambda: nn.RMSNorm(16), "step
 
 
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
-def test_the_result_has_the_same_bits(norm, monkeypatch):
+def test_the_result_has_the_same_bits(norm):
     torch.manual_seed(0)
     model, x = Model(lambda: Block(norm)), torch.randn(2, 5, 16)
     plain, ours = copy.deepcopy(model), copy.deepcopy(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(norms, "LOWERS", False)
-        assert not lowered(plain)
+    assert not lowered(plain, exact=True)
     assert lowered(ours) == {*(f"blocks.{i}.{name}" for i in (0, 1) for name in ("one", "two")), "last"}
     with cupyops.trace() as trace:
         y, grad_x, grads = results(ours, x)
@@ -445,13 +437,11 @@ def test_the_kernels_in_the_simulator(norm):
 @pytest.mark.gpu
 @pytest.mark.parametrize("faster", [True, False])
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
-def test_on_a_gpu(norm, faster, monkeypatch):
+def test_on_a_gpu(norm, faster):
     torch.manual_seed(0)
     model, x = Model(lambda: Block(norm)).cuda(), torch.randn(2, 5, 16, device="cuda")
     plain, ours = copy.deepcopy(model), copy.deepcopy(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(norms, "LOWERS", False)
-        cupyops.swap(plain)
+    cupyops.swap(plain, exact=True)
     assert lowered(ours)
 
     def results(model, x):

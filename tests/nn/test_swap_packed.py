@@ -9,13 +9,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cupyops
-from cupyops.nn._swap import packed
 from cupyops.testing import assume_gpu
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch):
-    monkeypatch.setattr(packed, "PACKED", True)
 
 
 class Base(nn.Module):

@@ -32,8 +32,8 @@ class TestScaledMm(OperatorContract):
         )
     }
 
-    # on a GPU fast sums are off by 2^-10 of the sum of absolute products, which is 16 at most here
-    beside_reference = {"rtol": 2**-6, "atol": 2**-6}
+    # on a GPU fast sums are off by 2^-10 of the sum of absolute products, which is below 4 here
+    beside_reference = {"rtol": 2**-6, "atol": 2**-8}
 
     def samples(self, make: Make):
         """Nothing takes a gradient. Results are of the dtype of `make`; on a GPU, which sums in fewer bits, of bfloat16."""

@@ -88,9 +88,7 @@ class OperatorContract:
     kernels: set[str] = set()  # the kernels that forward and backward of the samples launch on a GPU, all of them
     dtypes = DTYPES
     differs: dict[tuple[str, str], str] = {}  # (hazard, backend) that fails, and why that is so
-    beside_reference: dict[
-        str, float
-    ] = {}  # tolerances for kernels beside the reference in the same dtype, if not assert_close's
+    beside_reference: dict[str, float] = {}  # tolerances of kernels beside the reference, if not assert_close's
     has_backward = True  # kernels for gradients
     too_large = ""  # where the kernels take no call of more than 2^31 elements: their reason
 

@@ -23,9 +23,7 @@ from ...ops._add_norm_lowered import add_norm_lowered
 from . import calls, sums_text
 from .classes import MARK, Class, Recipe, derived, kind, recipe_of
 
-# Whether sums and norms are one operator, and whether they are from one block to the next. On an H100 a step of GPT-2 takes
-# 0.951 of what it takes without, of which 0.025 are across blocks; of ViT 0.943.
-SUMS = ACROSS = True
+# On an H100 a step of GPT-2 takes 0.951 of what it takes without, of which 0.025 are across blocks; of ViT 0.943.
 NEXT = "_cupyops_next"  # of a block: the first norm of the next one, alone in a tuple, as it is no module inside
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
@@ -118,7 +116,7 @@ def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> 
     if isinstance(ours, str):
         return None
     recipe = None if ours is None else recipe_of(ours)
-    if not SUMS or not norms or (ours is not None and (recipe is None or recipe.kind != "calls")):
+    if not norms or (ours is not None and (recipe is None or recipe.kind != "calls")):
         return None
     if sums_text.with_sums(type(module).forward, norms) is None:
         return None
@@ -146,7 +144,7 @@ def link(modules: Iterable[Module]) -> list[tuple[Module, Module]]:
     """Of blocks that follow each other in a list: each, and the first norm of the next."""
     found = []
     for parent in modules:
-        blocks = [*parent._modules.values()] if isinstance(parent, _LISTS) and ACROSS else []
+        blocks = [*parent._modules.values()] if isinstance(parent, _LISTS) else []
         for block, follows in pairwise(blocks):
             recipe = recipe_of(type(follows))
             if recipe is None or recipe.kind != "sums" or type(block) is not type(follows) or block is follows:
