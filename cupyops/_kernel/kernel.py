@@ -289,6 +289,11 @@ class Kernel(ByName, Template):
                     f"{self}: got {what}, which has no memory for a kernel to work on; make it an operator with "
                     "cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
                 )
+            if torch_private.has_tangent(value):
+                raise LaunchError(
+                    f"{self}: got a tensor with a tangent of forward-mode AD, which would end here without a word; "
+                    "make it an operator with cupyops.operator, whose reference has a derivative, or give .detach()"
+                )
 
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:

@@ -254,6 +254,11 @@ def stands_for(tensor: Any) -> str:
     return ""
 
 
+def has_tangent(value: Any) -> bool:
+    """Whether a tensor has a derivative of its own, of forward-mode AD."""
+    return forward_mode() and isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
+
+
 @contextmanager
 def above_autograd() -> Iterator[None]:
     """Inside, autograd records again in an op that the dispatcher has called below it."""
