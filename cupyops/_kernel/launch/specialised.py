@@ -133,17 +133,19 @@ class Specialised:
     ) -> Loaded | None:
         """Launch where the tensor `anchor` is; on a GPU, give the kernel as it is loaded there."""
         if isinstance(anchor, Tensor):
-            device = anchor.device
+            device, index, is_cuda = anchor.device, anchor.get_device(), anchor.is_cuda
         elif self._takes_structs_alone(args):
             device = default_device()
+            is_cuda = device.type == "cuda" and torch.cuda.is_available()
+            index = torch.cuda.current_device() if is_cuda else -1
         else:
             raise self._without_a_tensor(anchor, args)
-        if device.type == "cuda" and torch.cuda.is_available():
-            loaded = self.on(torch.cuda.current_device() if device.index is None else device.index)
+        if is_cuda:
+            loaded = self.on(index)
             loaded.launch(configuration, args, record)
             return loaded
         if (execute := executors.get(device.type)) is not None:
-            report = execute(self, -1 if device.index is None else device.index, configuration, args)
+            report = execute(self, index, configuration, args)
             if record is not None and report is not None:
                 record.simulated(report.thread_instructions, report.seconds)
         elif device.type != "meta":
