@@ -39,6 +39,7 @@ from .launch.ctype import HALF as HALF
 from .launch.ctype import INTEGRAL as INTEGRAL
 from .launch.ctype import WrongDtype as WrongDtype
 from .launch.executors import addressing as addressing
+from .launch.executors import asked
 from .launch.executors import capability as capability
 from .launch.executors import executors as executors
 from .launch.loaded import Loaded
@@ -97,7 +98,8 @@ class Kernel(ByName, Template):
             between the elements of one; neither is so with `strided=True`.
         extension: the file is one of a C++ extension of PyTorch, taken as it is: see `cupyops.extension`.
 
-    `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
+    `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device, or of the
+    current GPU where structs with `cupyops.address(x)` in them are all that it takes. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
     clusters and cooperative launches too. A grid with a zero in it launches nothing. Tensors go to pointers, None to a null
     pointer, Python numbers to exactly the C type declared, a NumPy array or structured scalar of the right size to a struct
@@ -295,6 +297,14 @@ class Kernel(ByName, Template):
                     "make it an operator with cupyops.operator, whose reference has a derivative, or give .detach()"
                 )
 
+    def _refuse_addresses_of_nothing(self) -> None:
+        """Raise where a struct has the addresses of tensors without memory; a role is dry there."""
+        if not this_thread.in_role:
+            raise LaunchError(
+                f"{self}: got a struct with the address of a tensor that has no memory for a kernel to work on; make it an "
+                "operator with cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
+            )
+
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
             return Configuration.of(*launch)
@@ -336,6 +346,9 @@ class Kernel(ByName, Template):
         specialised = self.instance(**template)
         args = specialised.placed(args, named) if named else args
         anchor = specialised.anchored(args)
+        if anchor is None and asked.of_nothing:
+            self._refuse_addresses_of_nothing()
+            return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if faults.debug and not self.strided:
             self._warn_of_views(specialised, args)
