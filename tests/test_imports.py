@@ -190,6 +190,8 @@ assert not loaded(), loaded()
         "from cupyops import *; assert gelu and swap and nn and optim and Kernel",
         "assert {'relu', 'swap', 'nn', 'Kernel', '__version__'} <= set(dir(cupyops))",
         "assert 'cupyops::relu' in cupyops.operators()",
+        "from cupyops._kernel import kernel; from cupyops._kernel.compile import source;"
+        "assert len(kernel.kernels(source.cuda_src())) > 100",
         "assert torch.ops.cupyops.relu and torch.ops.cupyops.softmax_backward",
         "with cupyops.use_form('softmax:two_pass'): pass",
         "assert torch.compile(lambda x: cupyops.relu(x), backend='eager', fullgraph=True)(torch.ones(1)).item() == 1",

@@ -1,5 +1,7 @@
 """A residual sum of float32 and the norm behind it with a result of a half type, as they are in front of products."""
 
+import contextlib
+
 import pytest
 import torch
 from normalisations import added as ours
@@ -8,12 +10,28 @@ from normalisations import compare_added as compare
 from normalisations import leaves_to_add as leaves_of
 
 import cupyops
+from cupyops.testing import assume_gpu
 
 HALF = [torch.bfloat16, torch.float16]
 EPS = 1e-5
 # a few lanes to a row, several rows to a block, a warp and part of one, several warps, the widest that a block holds
 SIZES = [4, 64, 132, 300, 768, 1028, 4096, 8192]
 CENTRED = pytest.mark.parametrize("centred", [True, False], ids=["layer_norm", "rms_norm"])
+
+
+@pytest.fixture(params=["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def run(request):
+    """A context in which the kernels run, and the device of the tensors."""
+    if request.param == "gpu":
+        return contextlib.nullcontext, "cuda"
+
+    def simulated():
+        stack = contextlib.ExitStack()
+        stack.enter_context(assume_gpu(multiprocessors=2, shared=232448))
+        stack.enter_context(cupyops.simulate("sm_90"))
+        return stack
+
+    return simulated, "cpu"
 
 
 @pytest.mark.parametrize("size", SIZES)

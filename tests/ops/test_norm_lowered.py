@@ -1,16 +1,34 @@
 """layer_norm and rms_norm of fp32 with a result of a half type, as autocast has it in front of products."""
 
+import contextlib
+
 import pytest
 import torch
 from normalisations import compare_lowered, lowered
 
 import cupyops
 from cupyops.errors import InputError
+from cupyops.testing import assume_gpu
 
 HALF = [torch.bfloat16, torch.float16]
 BOTH = [cupyops.layer_norm, cupyops.rms_norm]
 # a few lanes to a row, several rows to a block, a warp and part of one, several warps, the widest that a block holds
 SIZES = [4, 64, 132, 300, 768, 1028, 4096, 8192]
+
+
+@pytest.fixture(params=["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def run(request):
+    """A context in which the kernels run, and the device of the tensors."""
+    if request.param == "gpu":
+        return contextlib.nullcontext, "cuda"
+
+    def simulated():
+        stack = contextlib.ExitStack()
+        stack.enter_context(assume_gpu(multiprocessors=2, shared=232448))
+        stack.enter_context(cupyops.simulate("sm_90"))
+        return stack
+
+    return simulated, "cpu"
 
 
 @pytest.mark.parametrize("size", SIZES)
