@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._util import callers, observed, torch_private, tracing
+from .._util import by_need, callers, observed, torch_private, tracing
 from .._util.by_name import ByName
 from .._util.strides import has_bits, is_dry
 from ..errors import CupyopsError, LaunchError
@@ -56,6 +56,8 @@ _kernels: list[weakref.ref[Kernel]] = []
 
 def kernels(folder: Path | None = None) -> list[Kernel]:
     """Every `Kernel` alive in this process, in order of creation; with `folder`, those of the .cu files in it."""
+    if folder is not None:
+        by_need.load()
     alive = [kernel for reference in _kernels if (kernel := reference()) is not None]
     if folder is None:
         return alive
