@@ -26,7 +26,6 @@ struct RowLosses : wgmma_gemm::Reduced {
   template <typename T, class S> struct Rows {
     Online<T> online[2];
     float total[2];
-    int target[2];
 
     // Adds a piece of 64 rows, rounded as logits in memory would be; the first piece of these rows begins, the last ends.
     __device__ __forceinline__ void add(const wgmma_gemm::Problem<T>& p, const wgmma_gemm::Place& to, int piece,
@@ -34,11 +33,16 @@ struct RowLosses : wgmma_gemm::Reduced {
       const LossParts& parts = *static_cast<const LossParts*>(p.reduced);
       const int lane = threadIdx.x % 32, across = piece % S::ACROSS, column = to.column + across * S::PIECE;
       const int row = to.row + piece / S::ACROSS * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
-      if (across == 0) begin(parts, row, p.m);
+      if (across == 0) {
+        online[0] = online[1] = Online<T>();
+        total[0] = total[1] = 0;
+      }
+      if (parts.totals) {  // beyond the last column products are zeros
 #pragma unroll
-      for (int c = 0; c < S::PIECE / 4; ++c) {  // beyond the last column products are zeros
-        const float2 pair = unpacked<T>(pairs[c]);
-        total[c % 2] += pair.x + pair.y;
+        for (int c = 0; c < S::PIECE / 4; ++c) {
+          const float2 pair = unpacked<T>(pairs[c]);
+          total[c % 2] += pair.x + pair.y;
+        }
       }
       if (column + S::PIECE > p.n) cut(pairs, p.n - column - lane % 4 * 2);
 #pragma unroll
@@ -47,22 +51,14 @@ struct RowLosses : wgmma_gemm::Reduced {
           const float2 pair = unpacked<T>(pairs[k / 2 * 2 + i]);
           return k % 2 ? pair.y : pair.x;
         });
-        const int at = target[i] - column;
-        if (at >= 0 && at < S::PIECE && at % 8 / 2 == lane % 4) pick(pairs, at, i, parts.picked + row + 8 * i);
+        if (row + 8 * i >= p.m) continue;
+        const long long at = parts.target[row + 8 * i] - column;
+        if (at >= 0 && at < S::PIECE && at % 8 / 2 == lane % 4) pick(pairs, int(at), i, parts.picked + row + 8 * i);
       }
       if (across == S::ACROSS - 1) end(parts, to.column / S::N, row, p.m);
     }
 
    private:
-    __device__ __forceinline__ void begin(const LossParts& parts, int row, int rows) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        online[i] = Online<T>(), total[i] = 0;
-        const long long t = row + 8 * i < rows ? parts.target[row + 8 * i] : -1;
-        target[i] = t < 0 || t > 0x7fffffff ? -1 : int(t);
-      }
-    }
-
     // -inf behind `left` columns.
     static __device__ __forceinline__ void cut(unsigned (&pairs)[S::PIECE / 4], int left) {
       const unsigned nothing = wgmma_gemm::packed<T>(-infinity<float>(), -infinity<float>());
