@@ -156,6 +156,46 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
       });
 }
 
+// What is known of a part of a row.
+struct RowPart : Online<float> {
+  float total = 0;
+
+  __device__ __forceinline__ void merge(float2 other, float other_total) {
+    const float top = Larger()(max, other.x);
+    sum = sum_for(top) + Online<float>{other.x, other.y}.sum_for(top);
+    max = top, total += other_total;
+  }
+};
+
+// Grid: ceil(rows / 32). Block: (32, 8): eight threads share a row's tiles, in turn. The losses of `rows` rows, of which the
+// first belongs to position `first`, from what linear_cross_entropy_wgmma() leaves of their tiles.
+__global__ void linear_cross_entropy_parts(const long long* __restrict__ target, const float* __restrict__ class_weight,
+                                           const float2* __restrict__ sums, const float* __restrict__ totals,
+                                           const float* __restrict__ picked, float* __restrict__ losses,
+                                           long long first, int rows, int tiles, const __grid_constant__ Options options) {
+  __shared__ float2 shared_sums[8][kWarp];
+  __shared__ float shared_totals[8][kWarp];
+  const int row = blockIdx.x * kWarp + threadIdx.x;
+  RowPart part;
+  for (long long tile = threadIdx.y; tile < tiles && row < rows; tile += 8) {
+    part.merge(sums[tile * rows + row], totals ? totals[tile * rows + row] : 0.f);
+  }
+  shared_sums[threadIdx.y][threadIdx.x] = {part.max, part.sum};
+  shared_totals[threadIdx.y][threadIdx.x] = part.total;
+  __syncthreads();
+  if (threadIdx.y != 0 || row >= rows) return;
+  for (int i = 1; i < 8; ++i) part.merge(shared_sums[i][threadIdx.x], shared_totals[i][threadIdx.x]);
+  const int t = class_at(target, first + row, options.classes, options.ignore_index);
+  if (t < 0) {
+    losses[first + row] = 0;
+    return;
+  }
+  const float smoothing = options.label_smoothing, log_sum = log(part.sum);
+  const float a = (1 - smoothing) * (class_weight ? class_weight[t] : 1.f);
+  const float loss = a * ((part.max - picked[row]) + log_sum);
+  losses[first + row] = smoothing == 0 ? loss : loss + smoothing * ((part.max - part.total / options.classes) + log_sum);
+}
+
 // Copies N consecutive numbers to another row.
 template <typename T> struct Copy {
   T* to;

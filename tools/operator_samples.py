@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import epilogues, gemm, grouped, rows, scaled, wgmma
+from cupyops._dispatch import epilogues, gemm, grouped, linear_loss_parts, rows, scaled, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops.ops._add_norm_lowered import add_norm_lowered
@@ -285,6 +285,15 @@ def _batch_norm_act(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
 def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, **options: Any) -> tuple[Any, ...]:
     function = cupyops.fused_linear_cross_entropy
     return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options
+
+
+def _loss_in_parts(m: Make) -> Any:
+    """By wgmma, where no gradient is wanted."""
+    if not m.half or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    function, x, weight, target, bias, _ = _linear_loss(m, 136, 72, 553, m(553))
+    options = {"gpu": _A_CARD, "forms": [f"fused_linear_cross_entropy.losses:{linear_loss_parts.LOSSES.list[0].name}"]}
+    return function, x.detach(), weight.detach(), target, bias.detach(), {"label_smoothing": 0.1, **options}
 
 
 def _of_halves(m: Make, way: str, **options: Any) -> Any:
@@ -620,6 +629,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: _linear_loss(m, 19, 7, 37, m(37), scratch=900, reduction="sum"),
         lambda m: _linear_loss(m, 21, 9, 1031, scratch=20000, label_smoothing=0.2, class_weight=m(1031).detach().abs()),
         lambda m: _linear_loss(m, 5, 8, 24, reduction="none"),
+        lambda m: _loss_in_parts(m),
     ],
     "kl_div": [
         lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031), {"reduction": "batchmean"}),

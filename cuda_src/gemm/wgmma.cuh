@@ -100,6 +100,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   unsigned results[S::PIECES][S::PIECE / 4];  // that are to be stored: 64 x PIECE each, two to a register
   int unstored = 0;  // of these pieces
   Place to;  // where the first of them goes
+  typename E::template Rows<T, S> rows;
 
   __device__ __forceinline__ explicit Consumer(const Block<T, S>& block, int warp)
       : block(block),
@@ -469,10 +470,14 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   __device__ __forceinline__ void store_next() { store(S::PIECES - unstored--); }
 
   // Stores one piece, through shared memory.
-  __device__ __forceinline__ void store(int number) const {
+  __device__ __forceinline__ void store(int number) {
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
       if (i != number) continue;
+      if constexpr (E::REDUCED) {
+        rows.add(p, to, i, results[i]);
+        continue;
+      }
       const auto index = [&](int row, int column) {
         return (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
       };

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util.strides import is_dry
-from . import losses, persistent
+from . import linear_loss_parts, losses, persistent
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
@@ -223,7 +223,8 @@ def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
     if is_dry(x):
         return gradients
     if x.shape[0]:
-        Work(given, each, scale, gradients).run()
+        if gradients != (None, None, None) or not linear_loss_parts.compute(given, each):
+            Work(given, each, scale, gradients).run()
     else:
         for one in gradients[1:]:
             if one is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,16 +45,28 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         given = case.beside.make(torch.device("cuda"), case.beside.dtype)
         if not _right(case.beside, given, {"ours": case.beside.ours}, row.beside):
             runs[_BESIDE] = samples(case.beside, case.beside.ours, given, {})
-    for name, (_, whole) in runs.items():
-        for _ in range(2):
-            whole()
-        row.memory[name] = peak_memory(whole)
-    times = interleaved({name: run for name, (run, _) in runs.items()}, clock)
+    with _algorithms_tried():
+        for name, (_, whole) in runs.items():
+            for _ in range(2):
+                whole()
+            row.memory[name] = peak_memory(whole)
+        times = interleaved({name: run for name, (run, _) in runs.items()}, clock)
     for name, parts in times.items():
         row.figures[name] = {way: Figure.of(time) for way, time in parts.items()}
     if row.beside is not None and _BESIDE in times:
         row.beside.figures["ours"], row.beside.memory["ours"] = row.figures.pop(_BESIDE), row.memory.pop(_BESIDE)
     return row
+
+
+@contextlib.contextmanager
+def _algorithms_tried() -> Iterator[None]:
+    """cuDNN's convolutions are those that it has found to be the fastest."""
+    cudnn = torch.backends.cudnn
+    before, cudnn.benchmark = cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 def call_once(case: Case) -> None:

@@ -1,5 +1,7 @@
 import contextlib
 
+import gemms
+import loss_parts
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
@@ -311,6 +313,66 @@ def test_autocast(device):
 def test_autocast_in_the_simulator():
     with cupyops.simulate():
         test_autocast("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_in_parts_on_hopper(dtype):
+    """As tests/simulator has them."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is of compute capability 9.0")
+    with cupyops.trace() as trace:
+        for call in loss_parts.calls(dtype, "cuda"):
+            call()
+    assert "linear_cross_entropy_wgmma" in str(trace) and "linear_cross_entropy_two_pass" not in str(trace)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_special_values_in_parts(value, smoothing, backend):
+    """In a row of x, and in the bias of a class that is a target in one row."""
+    if backend == "gpu" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is of compute capability 9.0")
+    device = torch.device("cuda" if backend == "gpu" else "cpu")
+    x, w = torch.randn(19, 16, device=device).half(), torch.randn(300, 16, device=device).half()
+    target, b = torch.arange(19, device=device) * 15, torch.zeros(300, device=device).half()
+    by_gpu = backend == "gpu"
+    for where in ("x", "b"):
+        if where == "x":
+            x[5, 2] = value
+        else:
+            x[5, 2], b[270] = 1.0, value
+        simulated = contextlib.nullcontext() if by_gpu else cupyops.simulate("sm_90")
+        card = assume_gpu() if by_gpu else assume_gpu(**gemms.HOPPER)
+        with simulated, card, cupyops.use_form(loss_parts.NAME):
+            y = cupyops.fused_linear_cross_entropy(x, w, target, b, reduction="none", label_smoothing=smoothing)
+        expected = both(x.float(), w.float(), target, b.float(), reduction="none", label_smoothing=smoothing)
+        torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-3, atol=2e-2)
+
+
+def test_who_takes_losses_in_parts():
+    """Half types on Hopper, without a gradient, from enough work on; not what the kernel has no case for."""
+    x, w, target, b = (t.detach() for t in make_call(torch.bfloat16, rows=250, size=64, classes=500))
+    one = {"shared": 232448, "multiprocessors": 2}
+    for options, given, card, wanted in [
+        ({}, (x, w, target, b), one, True),
+        ({"label_smoothing": 0.1}, (x, w, target), one, True),
+        ({"label_smoothing": 0.1, "class_weight": b.abs()}, (x, w, target), one, False),
+        ({}, (x[:, :63], w[:, :63], target), one, False),  # rows that are no whole vectors
+        ({}, (x, w, target), {**one, "multiprocessors": 132}, False),
+        ({}, (x.float(), w.float(), target), one, False),
+        ({}, (x.clone().requires_grad_(), w, target), one, False),
+    ]:
+        with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
+            cupyops.fused_linear_cross_entropy(*given, **options)
+        names = {record.kernel.partition("<")[0] for record in trace.launches()}
+        assert ("linear_cross_entropy_wgmma" in names) is wanted, (options, names)
+    x, w = (torch.randn(n * 64 + 1).bfloat16()[1:].view(n, 64) for n in (250, 500))  # off a boundary: copied
+    with torch.no_grad(), cupyops.simulate("sm_90"), assume_gpu(**one), cupyops.trace() as trace:
+        y = cupyops.fused_linear_cross_entropy(x, w, target)
+    assert "linear_cross_entropy_wgmma" in str(trace)
+    torch.testing.assert_close(y, both(x.float(), w.float(), target), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ import few_channels
 import gemms
 import groups
 import kept
+import loss_parts
 import normalisations
 import torch
 from contract import Make, OperatorContract, Sample
@@ -207,12 +208,13 @@ def gradients_clipped(dtype: torch.dtype) -> Iterator[Call]:
 
 
 def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
-    """Logits in chunks of rows and tiles of classes."""
+    """Logits in chunks of rows and tiles of classes; none at all."""
     contract = contracts()["fused_linear_cross_entropy"][0]
     make = Make(CPU, dtype)
     sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
     if dtype in HALF:
         yield partial(in_scratch, 300, contract, sample)
+        yield from loss_parts.calls(dtype, "cpu")
     yield from persistent_losses("fused_linear_cross_entropy", dtype)
 
 
