@@ -10,13 +10,13 @@ namespace attention {
 
 constexpr int kLine = 128;  // bytes of a line of a panel: 64 elements, the swizzle of TMA
 #ifndef HOLD
-#define HOLD 0
+#define HOLD 1
 #endif
 #ifndef LAZY
-#define LAZY 0
+#define LAZY 1
 #endif
 #ifndef SKIP
-#define SKIP 0
+#define SKIP 1
 #endif
 constexpr float kLazy = 8;
 
