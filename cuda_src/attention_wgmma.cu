@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(384, 1)
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                              const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
                              const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
-                             float scale, float unit, const attention::Sizes sizes) {
+                             float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
   const attention::OnceLayout<D, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, given, sizes);
   } else {
     wgmma::take_registers<240>();
-    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, unit, sizes);
+    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);
     gradient.run();
     gradient.store(given, scale);
   }

@@ -188,9 +188,10 @@ struct Gradient {
   }
 
   // Each warpgroup's results take the place of the rows that only it has read.
-  __device__ __forceinline__ void store(const RoleMaps& given, float of_first, float of_second = 1) const {
-    put<T, D>(own_at, 128 * kLine, d_first, of_first, of_first);
-    if constexpr (Variant::kDrops) of_second *= variant.dropout.scale;
+  __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
+    put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
+    float of_second = 1;
+    if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
     if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
@@ -266,11 +267,12 @@ struct Gradient {
   }
 
   // p = P of what is not dropped
-  template <int BEGIN = 0, int END = BN / 4> __device__ __forceinline__ void weigh() {
+  __device__ __forceinline__ void weigh() {
+    if constexpr (Variant::kDrops) {
 #pragma unroll
-    for (int i = BEGIN; i < END; ++i) {
-      if constexpr (Variant::kDrops) p[i] = pack<T>(kept.of(2 * i, s[2 * i]), kept.of(2 * i + 1, s[2 * i + 1]));
-      else p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < BN / 4; ++i) p[i] = pack<T>(kept.of(2 * i, s[2 * i]), kept.of(2 * i + 1, s[2 * i + 1]));
+    } else {
+      round<T>(p, s);
     }
   }
 
@@ -351,9 +353,9 @@ struct Gradient {
   }
 
   // dp = dS
-  template <int BEGIN = 0, int END = BN / 8> __device__ __forceinline__ void differences() {
+  __device__ __forceinline__ void differences() {
 #pragma unroll
-    for (int i = BEGIN; i < END; ++i) {
+    for (int i = 0; i < BN / 8; ++i) {
       float2 column_delta = {0, 0};
       if (KEYS) column_delta = of_columns(i, At::ROW);
 #pragma unroll

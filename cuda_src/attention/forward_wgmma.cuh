@@ -202,15 +202,8 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
             for (int i = 0; i < BN / 8; ++i) top = fmaxf(top, fmaxf(sums[4 * i + 2 * r], sums[4 * i + 2 * r + 1]));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-#if LAZY
-            if ((top - highest[r]) * scale <= kLazy) top = highest[r];
-#endif
             const float zero = top == -infinity<float>() ? 0 : top * scale;  // a row that has seen no key yet
-#if LAZY
-            shrink[r] = top == highest[r] ? 1 : fast_exp2(highest[r] * scale - zero);
-#else
             shrink[r] = fast_exp2(highest[r] * scale - zero);
-#endif
             highest[r] = top;
             float sum = 0;
 #pragma unroll
@@ -241,12 +234,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     };
 
     mbarrier::wait(at.q_full(), turn);
-    int unseen = 0;  // of the panels that the tile sees, those that pass first, which no row of this warpgroup does
-#if SKIP
-    if constexpr (!Variant::kMaps) {
+    int unseen = 0;  // of the tile's panels, those that pass first and that no row of this warpgroup sees
+    if constexpr (CONSUMERS == 3 && BOUNDS && !Variant::kMaps) {
       const int end = first_row < sizes.queries ? max(0, keys_end<BOUNDS>(sizes, first_row + 63)) : 0;
       unseen = __shfl_sync(~0u, min(panels, max(0, first_panel + panels - (end + BN - 1) / BN)), 0);
-      for (int i = 0; i < unseen; ++i) {
+      for (int i = 0; i < unseen; ++i) {  // they pass, and its turns
         mbarrier::wait(at.k_full(ring.stage), ring.phase);
         release(at.k_free(ring.stage));
         if (i + 1 < panels) meet(own_turn, 256), signal(next_turn, 256);
@@ -255,7 +247,6 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
         ring.advance();
       }
     }
-#endif
     if (panels > unseen) {
       Ring<STAGES> before = ring;  // where the values of the panel before lie
       mbarrier::wait(at.k_full(ring.stage), ring.phase);
@@ -281,18 +272,10 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
         release(at.k_free(ring.stage));
         softmax(now);
         drop();
-#if HOLD
-        hold(total[0] + total[1], at.barriers);
-#endif
         finish<0>(out);
         release(at.v_free(before.stage));
-#if LAZY
-        if (__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1))
-#endif
-        {
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) out[i] *= shrink[i / 2 % 2];
-        }
         round<T>(weights, sums);
         before = ring;
         ring.advance();

@@ -8,10 +8,6 @@ namespace attention {
 // dS of both warpgroups is there; of the panel before, both have taken what they need.
 constexpr int kBoth = 3;
 
-#ifndef WEIGHTS
-#define WEIGHTS 1
-#endif
-
 // A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
 // the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
 template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
@@ -22,19 +18,14 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
   static_assert(BN * D == 64 * 128, "of a panel of grad_q each warpgroup has 64 x 64: other columns, or other rows");
-  // dS is of P before it is rounded. Where there are no registers for that beside the rounded values, which a product in flight
-  // reads, 16 bits of it are kept: of half the error of dS, since P comes times 2^14, far from fp16's smallest.
-  static constexpr bool kKeeps = BN == 128 && WEIGHTS == 1 && !kIsFp16<T>;
-  static constexpr bool kHalves = BN == 128 && (WEIGHTS >= 2 || (WEIGHTS == 1 && kIsFp16<T>));
-  static constexpr bool kRough = BN == 128 && WEIGHTS == 0;
+  // There are no registers for P beside its rounded values, which a product in flight reads: it begins when dS is made.
+  static constexpr bool LATE = BN == 128;
 
   float* const sums;
-  const float unit;
 
   __device__ __forceinline__ OnePass(const At& at, const Work<BN, true, BOUNDS>& work, const RoleMaps& given,
-                                     float* sums, float natural_scale, float unit, const Sizes& sizes,
-                                     const Variant& variant = {})
-      : Base(at, work, given, natural_scale, sizes, variant), sums(sums), unit(unit) {}
+                                     float* sums, float natural_scale, const Sizes& sizes, const Variant& variant = {})
+      : Base(at, work, given, natural_scale, sizes, variant), sums(sums) {}
 
   __device__ __forceinline__ void run() {
     mbarrier::wait(at.owned(), 0);
@@ -47,10 +38,6 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       if (threadIdx.x % 128 == 0) tma::finish_stores();
     }
     meet(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
-  }
-
-  __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
-    Base::store(given, natural_scale * unit, unit);
   }
 
  private:
@@ -73,35 +60,21 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       this->mask(now), outside();
       this->probabilities();
     }
-    if constexpr (kHalves && !Variant::kScores) {
+    if constexpr (LATE && !Variant::kScores) {
       finish<0>(dp);
       this->drop();
-      if constexpr (WEIGHTS == 3) {
-        this->differences();
-        this->weigh();
-        round<T>(ds, dp);
-#pragma unroll
-        for (int i = 0; i < BN / 4; ++i) asm volatile("" : "+r"(ds[i]), "+r"(p[i]) :: "memory");
-        wgmma::fence();
-        begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
-      } else {
-      half<0>(), half<1>();
-      }
-    } else {
-      unsigned found[kKeeps ? BN / 4 : 1];
-      if constexpr (kKeeps && !Variant::kScores) round<__half>(found, s);
-      this->weigh();
-      wgmma::fence();
-      begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
-      if constexpr (!Variant::kScores) {
-        finish<1>(dp);
-        this->drop();
-        if constexpr (kKeeps) unround<__half>(s, found);
-        else if constexpr (kRough) unround<T>(s, p);
-        this->template differences<0, BN / 8>();
-      }
+      this->differences();
     }
-    if (!kHalves) round<T>(ds, dp);
+    if constexpr (LATE) rounded();
+    else this->weigh();
+    wgmma::fence();
+    begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
+    if constexpr (!LATE && !Variant::kScores) {
+      finish<1>(dp);
+      this->drop();
+      this->differences();
+    }
+    if constexpr (!LATE) round<T>(ds, dp);
     put_differences(at.differences(buffer));
     meet(kBoth, 256);
     wgmma::fence();
@@ -122,17 +95,13 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     ring.advance();
   }
 
-  // Of half the columns dS, then their part of grad_v, begun.
-  template <int WHICH> __device__ __forceinline__ void half() {
-    this->template differences<WHICH * BN / 16, (WHICH + 1) * BN / 16>();
-    this->template weigh<WHICH * BN / 8, (WHICH + 1) * BN / 8>();
+  // P and dS as half types before the product begins, so that their sums' registers are free: the compiler would round dS after
+  // it, find too few of them, and have products wait for each other.
+  __device__ __forceinline__ void rounded() {
+    this->weigh();
+    round<T>(ds, dp);
 #pragma unroll
-    for (int i = WHICH * BN / 8; i < (WHICH + 1) * BN / 8; ++i) {
-      ds[i] = pack<T>(dp[2 * i], dp[2 * i + 1]);
-      asm volatile("" : "+r"(ds[i]), "+r"(p[i])::"memory");
-    }
-    wgmma::fence();
-    begin_along<T, D, BN / 2>(d_second, p + WHICH * BN / 8, at.second(ring.stage) + WHICH * BN / 2 * kLine);
+    for (int i = 0; i < BN / 4; ++i) asm volatile("" : "+r"(ds[i]), "+r"(p[i])::"memory");
   }
 
   // Keys that there are none of have a score of 0, and an lse of less than -128 would make their weights inf.

@@ -7,11 +7,11 @@ namespace attention {
 
 // delta = sum(grad_y * y) - grad_lse of a row, and its LSE for exp2: +inf where no key is seen and beyond the last row, so that
 // P is 0 there. LANES threads have a row, 16 bytes each. y and grad_y lie alike. grad_sums, 8 LANES of each row, becomes 0 where
-// there is one. shift: by which P is to be multiplied, as its log2.
+// there is one.
 template <typename T, int LANES>
 __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float* lse, const float* grad_lse,
                                         float* delta, float* lse2, float4* grad_sums, const Strides& ys,
-                                        const Sizes& sizes, float shift) {
+                                        const Sizes& sizes) {
   const long long row = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES, query = row % sizes.padded;
   const int head = row / sizes.padded % sizes.heads;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float
     const float found = inside ? lse[of] : -infinity<float>();
     const bool seen = found != -infinity<float>();
     delta[row] = grad_lse && seen ? sum - grad_lse[of] : sum;
-    lse2[row] = seen ? found * kLog2E - shift : infinity<float>();
+    lse2[row] = seen ? found * kLog2E : infinity<float>();
   }
 }
 

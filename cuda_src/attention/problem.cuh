@@ -89,9 +89,6 @@ template <> __device__ __forceinline__ unsigned pack<__nv_bfloat16>(float low, f
   return reinterpret_cast<const unsigned&>(both);
 }
 
-template <typename T> constexpr bool kIsFp16 = false;
-template <> constexpr bool kIsFp16<__half> = true;
-
 template <typename T> __device__ __forceinline__ float2 unpack(unsigned both);
 template <> __device__ __forceinline__ float2 unpack<__half>(unsigned both) {
   return __half22float2(reinterpret_cast<const __half2&>(both));

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(384, 1)
                                      const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                                      const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
                                      const float* __restrict__ lse2, const float* __restrict__ delta,
-                                     float* __restrict__ sums, float scale, float unit, const attention::Sizes sizes,
+                                     float* __restrict__ sums, float scale, const attention::Sizes sizes,
                                      const void* __restrict__ c0, const void* __restrict__ c1,
                                      const void* __restrict__ c2, const void* __restrict__ c3,
                                      const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, maps, sizes, variant);
   } else {
     wgmma::take_registers<240>();
-    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, unit, sizes,
+    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
                                                                                     variant);
     gradient.run();
     gradient.store(maps, scale);

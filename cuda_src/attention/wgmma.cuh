@@ -9,16 +9,6 @@
 namespace attention {
 
 constexpr int kLine = 128;  // bytes of a line of a panel: 64 elements, the swizzle of TMA
-#ifndef HOLD
-#define HOLD 1
-#endif
-#ifndef LAZY
-#define LAZY 1
-#endif
-#ifndef SKIP
-#define SKIP 1
-#endif
-constexpr float kLazy = 8;
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -38,12 +28,6 @@ __device__ __forceinline__ void meet(int barrier, int threads) {
 }
 __device__ __forceinline__ void signal(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// The compiler moves a wait for products ahead of all that does not touch memory: this, which never stores, keeps it behind what x,
-// which is not negative, is made of.
-__device__ __forceinline__ void hold(float x, unsigned at) {
-  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(x), "r"(at) : "memory");
 }
 
 // What the producer says of a stage, where there is a map: the entry of its list, and the head of the queries.
@@ -103,15 +87,6 @@ __device__ __forceinline__ void begin_along(float (&sums)[D / 2], const unsigned
 template <typename T, int N> __device__ __forceinline__ void round(unsigned (&rounded)[N / 2], const float (&sums)[N]) {
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) rounded[i] = pack<T>(sums[2 * i], sums[2 * i + 1]);
-}
-
-// What was rounded, as sums again.
-template <typename T, int N> __device__ __forceinline__ void unround(float (&sums)[N], const unsigned (&rounded)[N / 2]) {
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    const float2 both = unpack<T>(rounded[i]);
-    sums[2 * i] = both.x, sums[2 * i + 1] = both.y;
-  }
 }
 
 // The 64 x D sums of a warpgroup, each row times its factor, rounded: into shared memory, for TMA to take. `apart`: bytes between

@@ -6,9 +6,6 @@
 #include "common/hw/mma.cuh"
 #include "decode_attention/problem.cuh"
 
-#ifndef AHEAD
-#define AHEAD 1
-#endif
 namespace decode {
 
 // 16 bytes that this block alone reads, and once; zeros where they do not exist. The four lanes of a key ask for a quarter of its
@@ -52,9 +49,11 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   const auto fetch = [](const T* from, bool exists) { return stream16_or_zero(from, exists); };
   const T* k_lane = k + w.kv_head * ks.head + g * ks.row + 8 * t;
   const T* v_lane = v + w.kv_head * vs.head + 2 * t * vs.row + 8 * g;
-  uint4 keys[2][D / 32], values[4][D / 64];
-  const auto fetch_keys = [&](int key, int block) {
+  int block = block_of(s, w, table, w.from + kStep * warp);
+  for (int key = w.from + kStep * warp; key < w.to; key += kStep * WARPS) {
+    uint4 keys[2][D / 32], values[4][D / 64];
     const T* k_step = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
+    const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 8 * i, at = key + row + g;
@@ -63,28 +62,18 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       for (int c = 0; c < D / 32; ++c)
         keys[i][c] = fetch(k_step + row * ks.row + 32 * c, exists && 32 * c + 8 * t < s.width);
     }
-  };
-  const auto fetch_values = [&](int key, int block) {
-    const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
+    const auto fetch_values = [&] {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = i % 2 + i / 2 * 8, at = key + row + 2 * t;
-      const bool exists = at >= w.begin && at < w.to;
+      for (int i = 0; i < 4; ++i) {
+        const int row = i % 2 + i / 2 * 8, at = key + row + 2 * t;
+        const bool exists = at >= w.begin && at < w.to;
 #pragma unroll
-      for (int c = 0; c < D / 64; ++c)
-        values[i][c] = fetch(v_step + row * vs.row + 64 * c, exists && 64 * c + 8 * g < s.width);
-    }
-  };
-  // Keys of the next step are fetched as soon as those of this one are multiplied, and values likewise, so that memory never
-  // waits. Wider rows have no registers for both at a time.
-  constexpr bool kAhead = D <= 128 && AHEAD, kBoth = D <= 128;
-  int key = w.from + kStep * warp, block = block_of(s, w, table, key);
-  if constexpr (kAhead) fetch_keys(key, block), fetch_values(key, block);
-  for (; key < w.to; key += kStep * WARPS) {
-    const int next = key + kStep * WARPS;
-    if constexpr (!kAhead) fetch_keys(key, block);
-    if constexpr (!kAhead && kBoth) fetch_values(key, block);
-    const int next_block = block_of(s, w, table, next);  // so that nobody waits for it
+        for (int c = 0; c < D / 64; ++c)
+          values[i][c] = fetch(v_step + row * vs.row + 64 * c, exists && 64 * c + 8 * g < s.width);
+      }
+    };
+    if constexpr (D <= 128) fetch_values();  // wider rows have no registers for both at a time
+    block = block_of(s, w, table, key + kStep * WARPS);  // of the next keys, so that nobody waits for it
     float scores[2][4] = {};
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
@@ -98,9 +87,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       }
     }
 
-    if constexpr (kAhead) fetch_keys(next, next_block);
-    if constexpr (!kBoth) fetch_values(key, block);
-    block = next_block;
+    if constexpr (D > 128) fetch_values();
 
     float most[2] = {top[0], top[1]}, factor[2];
 #pragma unroll
@@ -148,7 +135,6 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
                __byte_perm(words[2][e / 2], words[3][e / 2], halves));
       }
     }
-    if constexpr (kAhead) fetch_values(next, block);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

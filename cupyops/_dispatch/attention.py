@@ -313,8 +313,8 @@ class Backward(Form[Problem]):
         extra = {"form": self, **keys.extra, "queries": queries, "prepare": self.prepare(problem)}
         return replace(keys, extra=extra)
 
-    def prepare(self, p: Problem, shift: float = 0) -> Launch:
-        """A few threads for each row; the weights of the scores are to be 2^shift times as large."""
+    def prepare(self, p: Problem) -> Launch:
+        """A few threads for each row."""
         lanes, padded = p.d // VECTOR, self.padded(p)
         p = p if p.tokens is None else p._replace(batches=1, queries=p.tokens)
         blocks = ceil_div(p.batches * p.heads * padded * lanes, BLOCK)
@@ -324,7 +324,7 @@ class Backward(Form[Problem]):
             blocks,
             BLOCK,
             template=template,
-            args=(np.array(p.y, dtype=np.int64), p.sizes(padded), float(shift)),
+            args=(np.array(p.y, dtype=np.int64), p.sizes(padded)),
         )
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 
 from .._kernel.kernel import Kernel, ceil_div
 from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
@@ -17,11 +16,6 @@ PANEL = {64: 128, 128: 64}  # by D: queries that pass at a time
 # By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
 FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024}
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
-
-
-def _shift(p: Problem) -> int:
-    """What P is times, as its log2: then fp16 holds what dS of bf16 is made of (once_wgmma.cuh)."""
-    return 14 if p.d == 64 and p.dtype == torch.bfloat16 else 0
 
 
 def _bulk(d: int, bounds: int) -> bool:
@@ -98,7 +92,7 @@ class OnePass(Backward):
             {"T": p.dtype, "D": p.d, **fixed},
             extra={
                 "form": self,
-                "prepare": self.prepare(p, _shift(p)),
+                "prepare": self.prepare(p),
                 "collect": collect,
                 "blocks": Blocks(TILE, PANEL[p.d], True, CELLS[p.d]),
             },
@@ -113,6 +107,6 @@ class OnePass(Backward):
         launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums)
         given = *(box_map(x, TILE) for x in (of.k, of.v)), *(box_map(x, PANEL[p.d]) for x in (of.q, of.grad_y))
         found = empty(of.k) if of.grad_k is None else of.grad_k, empty(of.v) if of.grad_v is None else of.grad_v
-        launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, of.scale, 2.0 ** -_shift(p))
+        launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, of.scale)
         if of.grad_q is not None:
-            launch.extra["collect"](sums, of.grad_q, of.scale * 2.0 ** -_shift(p))
+            launch.extra["collect"](sums, of.grad_q, of.scale)
