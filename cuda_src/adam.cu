@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
   const float* counted = static_cast<const float*>(table.arrays[Rule::kArrays][chunk.tensor]);
   const A t = counted != nullptr ? A(*counted) : step;
   const A rate = lr_tensor != nullptr ? *lr_tensor : lr;
-  const Rule rule = adam_rule<T, AMSGRAD>(Gradient<T>(grad_scale, maximize, clip), t, rate, rest1, log_beta1, beta2, rest2,
-                                          log_beta2, eps, weight_decay, decoupled);
+  const Rule rule = adam_rule<T, AMSGRAD>(Gradient<T>(grad_scale, maximize, clip), t, rate, rest1, log_beta1, beta2,
+                                          rest2, log_beta2, eps, weight_decay, decoupled);
   update<T>(table, chunk, rule);
 }

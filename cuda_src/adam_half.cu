@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
   const float* counted = static_cast<const float*>(table.arrays[5][chunk.tensor]);
   const float t = counted != nullptr ? *counted : step;
   const Adam<T, true> rule =
-      adam_rule<T, true>(Gradient<T>(grad_scale, maximize, clip), t, lr_tensor != nullptr ? *lr_tensor : lr, rest1, log_beta1,
-                         beta2, rest2, log_beta2, eps, weight_decay, decoupled);
+      adam_rule<T, true>(Gradient<T>(grad_scale, maximize, clip), t, lr_tensor != nullptr ? *lr_tensor : lr, rest1,
+                         log_beta1, beta2, rest2, log_beta2, eps, weight_decay, decoupled);
   const Philox own = philox(seed, ((unsigned long long)t << 32) + (unsigned)(start + chunk.tensor));
   const unsigned long long key = ((unsigned long long)own.word[1] << 32) + own.word[0];
   update_arrays(StochasticArrays<T>(table, chunk, key), chunk.count, rule);
