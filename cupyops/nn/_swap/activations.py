@@ -113,7 +113,7 @@ def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x
     if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
         return None
     biases: list[Tensor | None] = [gate.bias, up.bias]
-    if biases != [None, None] or _is_listened_to(gate) or _is_listened_to(up):
+    if any(bias is not None for bias in biases) or _is_listened_to(gate) or _is_listened_to(up):
         return None
     features, inputs = weight.shape
     if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
