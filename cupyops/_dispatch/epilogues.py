@@ -64,7 +64,7 @@ class Fused(wgmma.Tile):
         return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
 
     def is_large(self, *sizes: int) -> bool:
-        """Whether m, n and k are such that it is measured to be faster than PyTorch's product and a kernel after it."""
+        """Whether it is measured to be faster at m, n and k than PyTorch's product and a kernel for what follows."""
         return all(map(operator.ge, sizes, self._least))
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
@@ -106,7 +106,7 @@ GATED_LINEAR = Forms("gated_linear", "product", [GATED, Apart(last=True)])
 
 
 def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
-    """Whether a gated layer of x is better in one operator than in three, which may be PyTorch's: where it is one kernel."""
+    """Whether a gated layer of x is better in one operator than in three, of which PyTorch may have the products."""
     if not library.is_wanted(x):
         return True
     dtype = of_autocast(x) or x.dtype

@@ -21,7 +21,7 @@ from .model_table import Figures
 from .zoo import Batch, Model
 
 VARIANTS = ("eager", "compile", "liger", "swap", "graph")
-"""`swap` is `cupyops.swap(model)` with `cupyops.optim` and its clipping; `graph` is that as a CUDA graph."""
+"""`swap` is `cupyops.swap(model)` with an optimizer of ours that clips in its step; `graph` is that as a CUDA graph."""
 WARM, ROUNDS, STEPS = 4, 11, 4  # steps that do not count; times that are taken, of how many steps each
 BATCHES = 4
 

@@ -127,17 +127,8 @@ class _Adam(Fused):
         flags = (bool(group["decoupled_weight_decay"]), bool(group["maximize"]))
         amsgrad = bool(group["amsgrad"])
         rate = learning_rate(group["lr"], device, dtype)
-        numbers = (
-            taken + 1,
-            *rate,
-            *moments,
-            group["eps"],
-            group["weight_decay"],
-            *flags,
-            grad_scale,
-            found_inf,
-            self._factor,
-        )
+        scales = grad_scale, found_inf, self._factor
+        numbers = (taken + 1, *rate, *moments, group["eps"], group["weight_decay"], *flags, *scales)
         if group["master_weights"] and half.has_master(group, dtype):
             arrays = (*states[:2], *states[-1:], states[2] if amsgrad and states else None)
             for table, start, count, blocks in batch.launches(*arrays, counted):

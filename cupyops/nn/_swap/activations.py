@@ -109,11 +109,12 @@ def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x
     """The activation's name, where both layers are of this library, are but a product each, and nobody listens to them."""
     if type(gate) is not nn.Linear or type(up) is not nn.Linear or first or type(x) is not Tensor:
         return None
-    weight, other = gate.weight, up.weight  # which FSDP puts there for the time of a call
+    weight: Any = gate.weight  # which FSDP puts there for the time of a call
+    other: Any = up.weight
     if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
         return None
-    biases: list[Tensor | None] = [gate.bias, up.bias]
-    if any(bias is not None for bias in biases) or _is_listened_to(gate) or _is_listened_to(up):
+    biases: tuple[Tensor | None, ...] = gate.bias, up.bias
+    if biases != (None, None) or _is_listened_to(gate) or _is_listened_to(up):
         return None
     features, inputs = weight.shape
     if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
@@ -194,7 +195,7 @@ def _single(node: fx.Node) -> str:
 
 @kind
 def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A class with the product in one kernel, or its two layers in one; the other modules inside are called as before."""
+    """A class with the product in one kernel, or its two layers in one operator; other modules are called as before."""
     act, left, right, first, after = values
     before = cls.forward
 
