@@ -1,7 +1,7 @@
 """convolutions: the 53 of ResNet-50, 23 that differ, in channels_last: y, grad_x and grad_weight.
 
-As they are called: where no kernel of ours is measured as fast, PyTorch's own is what runs, and `cupyops.trace()` says so. A size
-begins with how many of the 53 it stands for.
+As they are called: where no kernel of ours is measured as fast, PyTorch's own is what runs, and `cupyops.trace()` says so.
+A size begins with how many of the 53 it stands for.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Losses of a linear layer's outputs that are in no memory: a product whose epilogue keeps of a row and tile two or three numbers.
+"""Losses of a linear layer's outputs that are in no memory: the product's epilogue keeps a few numbers of each row.
 
 It serves where no gradient is wanted: for that the logits would have to be computed again.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
 from .._util.strides import aligned
-from . import gemm, linear, losses, wgmma
+from . import gemm, library, linear, losses, wgmma
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
@@ -31,6 +31,8 @@ class Problem(NamedTuple):
 
 class Parts(wgmma.Tile):
     """The tile of 128 x 256, whose epilogue leaves of each row the maximum, the sum of exponentials and the sum."""
+
+    measured = "1.05 to 1.4 times as fast as with logits in memory, of which it needs a seventh or less, on an H100"
 
     def __init__(self) -> None:
         super().__init__("wgmma_128x256", 128, 256, 4, 1, 1.0, cluster=2, late=True, layouts=((False, False),))
@@ -85,7 +87,7 @@ def compute(given: Any, each: Tensor) -> bool:
     product = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
     weighted = given.class_weight is not None and given.label_smoothing > 0
     launch = LOSSES.launch(Problem(product, weighted), gpu(x.device))
-    if launch.kernel is None:
+    if library.serves(launch):
         return False
     x, weight = (t if aligned(t) else gemm.padded(t) for t in (x, weight))
     (rows, _), classes, step = x.shape, weight.shape[0], launch.extra["step"]
