@@ -15,14 +15,14 @@
 // Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: OPTIM_THREADS. A block owns one
 // chunk of one tensor. `anchor` is one of the tensors, by which the launcher knows device and stream; the kernel goes by the
 // table. Its last array points to the step of each tensor, a float on the device, already counted up, so that
-// a CUDA graph counts; where that is null, all have `step`. lr_tensor, grad_scale and found_inf are null or point to one
+// a CUDA graph counts; where that is null, all have `step`. lr_tensor, grad_scale, found_inf and clip are null or point to one
 // number on the device.
 template <typename T, bool AMSGRAD>
 __global__ void __launch_bounds__(OPTIM_THREADS)
     adam_step(T* anchor, const __grid_constant__ Table<AMSGRAD ? 6 : 5> table, int tensors, acc_t<T> step, acc_t<T> lr,
               const acc_t<T>* lr_tensor, acc_t<T> rest1, acc_t<T> log_beta1, acc_t<T> beta2, acc_t<T> rest2,
               acc_t<T> log_beta2, acc_t<T> eps, acc_t<T> weight_decay, bool decoupled, bool maximize,
-              const float* grad_scale, const float* found_inf) {
+              const float* grad_scale, const float* found_inf, const acc_t<T>* clip) {
   using A = acc_t<T>;
   using Rule = Adam<T, AMSGRAD>;
   if (found_inf != nullptr && *found_inf != 0.0f) return;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
   const float* counted = static_cast<const float*>(table.arrays[Rule::kArrays][chunk.tensor]);
   const A t = counted != nullptr ? A(*counted) : step;
   const A rate = lr_tensor != nullptr ? *lr_tensor : lr;
-  const Rule rule = adam_rule<T, AMSGRAD>(Gradient<T>(grad_scale, maximize), t, rate, rest1, log_beta1, beta2, rest2,
-                                          log_beta2, eps, weight_decay, decoupled);
+  const Rule rule = adam_rule<T, AMSGRAD>(Gradient<T>(grad_scale, maximize, clip), t, rate, rest1, log_beta1, beta2,
+                                          rest2, log_beta2, eps, weight_decay, decoupled);
   update<T>(table, chunk, rule);
 }

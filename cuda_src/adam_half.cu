@@ -167,18 +167,18 @@ __device__ __forceinline__ void update_arrays(const Arrays& arrays, int count, c
 // Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: OPTIM_THREADS. A block owns one
 // chunk of one tensor. `anchor` is one of the tensors, by which the launcher knows device and stream; the kernel goes by the
 // table: param, grad, exp_avg, exp_avg_sq, master, the largest exp_avg_sq or null, and the step of each tensor as in adam.cu.
-// lr_tensor, grad_scale and found_inf are null or point to one number on the device.
+// lr_tensor, grad_scale, found_inf and clip are null or point to one number on the device.
 template <typename T>
 __global__ void __launch_bounds__(OPTIM_THREADS)
     adam_master(T* anchor, const __grid_constant__ Table<7> table, int tensors, float step, float lr,
                 const float* lr_tensor, float rest1, float log_beta1, float beta2, float rest2, float log_beta2,
                 float eps, float weight_decay, bool decoupled, bool maximize, const float* grad_scale,
-                const float* found_inf) {
+                const float* found_inf, const float* clip) {
   if (found_inf != nullptr && *found_inf != 0.0f) return;
   const Chunk chunk = own_chunk<T>(table, tensors);
   const float* counted = static_cast<const float*>(table.arrays[6][chunk.tensor]);
   const Adam<T, true> rule =  // with the largest as 0, where there is none, it is the one of now
-      adam_rule<T, true>(Gradient<T>(grad_scale, maximize), counted != nullptr ? *counted : step,
+      adam_rule<T, true>(Gradient<T>(grad_scale, maximize, clip), counted != nullptr ? *counted : step,
                          lr_tensor != nullptr ? *lr_tensor : lr, rest1, log_beta1, beta2, rest2, log_beta2, eps,
                          weight_decay, decoupled);
   update_arrays(MasterArrays<T>(table, chunk), chunk.count, rule);
@@ -191,14 +191,14 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
     adam_stochastic(T* anchor, const __grid_constant__ Table<6> table, int tensors, float step, float lr,
                     const float* lr_tensor, float rest1, float log_beta1, float beta2, float rest2, float log_beta2,
                     float eps, float weight_decay, bool decoupled, bool maximize, const float* grad_scale,
-                    const float* found_inf, long long seed, int start) {
+                    const float* found_inf, const float* clip, long long seed, int start) {
   if (found_inf != nullptr && *found_inf != 0.0f) return;
   const Chunk chunk = own_chunk<T>(table, tensors);
   const float* counted = static_cast<const float*>(table.arrays[5][chunk.tensor]);
   const float t = counted != nullptr ? *counted : step;
   const Adam<T, true> rule =
-      adam_rule<T, true>(Gradient<T>(grad_scale, maximize), t, lr_tensor != nullptr ? *lr_tensor : lr, rest1, log_beta1,
-                         beta2, rest2, log_beta2, eps, weight_decay, decoupled);
+      adam_rule<T, true>(Gradient<T>(grad_scale, maximize, clip), t, lr_tensor != nullptr ? *lr_tensor : lr, rest1,
+                         log_beta1, beta2, rest2, log_beta2, eps, weight_decay, decoupled);
   const Philox own = philox(seed, ((unsigned long long)t << 32) + (unsigned)(start + chunk.tensor));
   const unsigned long long key = ((unsigned long long)own.word[1] << 32) + own.word[0];
   update_arrays(StochasticArrays<T>(table, chunk, key), chunk.count, rule);

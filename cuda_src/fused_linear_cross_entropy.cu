@@ -172,7 +172,8 @@ struct RowPart : Online<float> {
 __global__ void linear_cross_entropy_parts(const long long* __restrict__ target, const float* __restrict__ class_weight,
                                            const float2* __restrict__ sums, const float* __restrict__ totals,
                                            const float* __restrict__ picked, float* __restrict__ losses,
-                                           long long first, int rows, int tiles, const __grid_constant__ Options options) {
+                                           long long first, int rows, int tiles,
+                                           const __grid_constant__ Options options) {
   __shared__ float2 shared_sums[8][kWarp];
   __shared__ float shared_totals[8][kWarp];
   const int row = blockIdx.x * kWarp + threadIdx.x;
@@ -193,7 +194,8 @@ __global__ void linear_cross_entropy_parts(const long long* __restrict__ target,
   const float smoothing = options.label_smoothing, log_sum = log(part.sum);
   const float a = (1 - smoothing) * (class_weight ? class_weight[t] : 1.f);
   const float loss = a * ((part.max - picked[row]) + log_sum);
-  losses[first + row] = smoothing == 0 ? loss : loss + smoothing * ((part.max - part.total / options.classes) + log_sum);
+  losses[first + row] =
+      smoothing == 0 ? loss : loss + smoothing * ((part.max - part.total / options.classes) + log_sum);
 }
 
 // Copies N consecutive numbers to another row.

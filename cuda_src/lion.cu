@@ -28,16 +28,16 @@ template <typename T> struct Lion {
 
 // Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: OPTIM_THREADS. A block owns one
 // chunk of one tensor. `anchor` is one of the tensors, by which the launcher knows device and stream; the kernel goes by the
-// table. lr_tensor, grad_scale and found_inf are null or point to one number on the device.
+// table. lr_tensor, grad_scale, found_inf and clip are null or point to one number on the device.
 template <typename T>
 __global__ void __launch_bounds__(OPTIM_THREADS)
     lion_step(T* anchor, const __grid_constant__ Table<3> table, int tensors, acc_t<T> lr, const acc_t<T>* lr_tensor,
               acc_t<T> beta1, acc_t<T> rest1, acc_t<T> beta2, acc_t<T> rest2, acc_t<T> weight_decay, bool maximize,
-              const float* grad_scale, const float* found_inf) {
+              const float* grad_scale, const float* found_inf, const acc_t<T>* clip) {
   using A = acc_t<T>;
   if (found_inf != nullptr && *found_inf != 0.0f) return;
   const A rate = lr_tensor != nullptr ? *lr_tensor : lr;
-  const Lion<T> rule{Gradient<T>(grad_scale, maximize), beta1, rest1, beta2, rest2, rate,
+  const Lion<T> rule{Gradient<T>(grad_scale, maximize, clip), beta1, rest1, beta2, rest2, rate,
                      fma(-rate, weight_decay, A(1))};
   update<T>(table, own_chunk<T>(table, tensors), rule);
 }

@@ -32,15 +32,15 @@ template <typename T, bool MOMENTUM> struct Sgd {
 
 // Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: OPTIM_THREADS. A block owns one
 // chunk of one tensor. `anchor` is one of the tensors, by which the launcher knows device and stream; the kernel goes by the
-// table. lr_tensor, grad_scale and found_inf are null or point to one number on the device: they are read
+// table. lr_tensor, grad_scale, found_inf and clip are null or point to one number on the device: they are read
 // here, so that neither a changed learning rate nor a skipped step needs the host. Without momentum, buffers are null.
 template <typename T, bool MOMENTUM>
 __global__ void __launch_bounds__(OPTIM_THREADS)
     sgd_step(T* anchor, const __grid_constant__ Table<3> table, int tensors, acc_t<T> lr, const acc_t<T>* lr_tensor,
              acc_t<T> momentum, acc_t<T> undamped, acc_t<T> weight_decay, int first, int nesterov, int maximize,
-             const float* grad_scale, const float* found_inf) {
+             const float* grad_scale, const float* found_inf, const acc_t<T>* clip) {
   if (found_inf != nullptr && *found_inf != 0.0f) return;
-  const Sgd<T, MOMENTUM> rule{Gradient<T>(grad_scale, maximize != 0),
+  const Sgd<T, MOMENTUM> rule{Gradient<T>(grad_scale, maximize != 0, clip),
                               lr_tensor != nullptr ? *lr_tensor : lr,
                               momentum,
                               undamped,

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._util import by_need as _by_need
+from ._util import torch_private as _torch_private
 from ._util.garbage import collected_later as _collected_later
 
 with _collected_later():
-    from . import nn, optim
     from ._dispatch.forms import use_form
     from ._dispatch.gpu import never_slower
     from ._expression.elementwise import elementwise
@@ -41,11 +42,14 @@ with _collected_later():
         SimulatorError,
         SourceError,
     )
-    from .nn._swap import swap
-    from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
 if TYPE_CHECKING:
+    from . import nn as nn
+    from . import ops as ops
+    from . import optim as optim
     from . import testing as testing
+    from .nn._swap import swap as swap
+    from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
 __version__ = "0.1.0"
 
@@ -56,9 +60,38 @@ warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"cup
 simulate_if_asked()
 off_if_asked()
 
+_PACKAGES = ("nn", "ops", "optim", "testing")
+
+
+def _library() -> None:
+    """The operators, and what is made of them, as names of this module."""
+    if "swap" in globals():
+        return
+    with _collected_later():
+        ops = importlib.import_module(".ops", __name__)
+        importlib.import_module(".optim", __name__)
+        swap = importlib.import_module(".nn._swap", __name__).swap
+    globals().update({name: value for name, value in vars(ops).items() if not name.startswith("_")})
+    globals()["swap"] = swap  # the last, since it says that all are there
+
+
+_by_need.loaded_by(_library)
+_torch_private.ask_library("cupyops", _library)
+
 
 def __getattr__(name: str) -> Any:
-    """`cupyops.testing` when it is first asked for: who only computes does not wait for it."""
-    if name == "testing":
-        return importlib.import_module(".testing", __name__)
+    """Operators, modules and optimizers when one of them is first asked for: an import does not wait for them."""
+    if name in _PACKAGES:
+        return importlib.import_module(f".{name}", __name__)
+    if not name.startswith("_") or name == "__all__":  # which `from cupyops import *` asks for
+        _library()
+        if name == "__all__":
+            return [one for one in __dir__() if not one.startswith("_")]
+        if name in globals():
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    _library()
+    return sorted(globals())

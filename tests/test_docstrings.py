@@ -22,7 +22,8 @@ NAMES = {"cupyops": cupyops, "torch": torch, "np": np, "Tensor": torch.Tensor}
 def public():
     """(name, object) of what `cupyops` and its public parts offer."""
     for module in (cupyops, cupyops.bench, cupyops.nn, cupyops.optim, cupyops.testing):
-        for name, value in sorted(vars(module).items()):
+        for name in dir(module):
+            value = getattr(module, name)
             if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 yield f"{module.__name__}.{name}", value
     for name in ("dpo", "grpo", "jsd", "kto", "orpo"):

@@ -172,6 +172,59 @@ print(*sorted(new))
     assert not heavy & set(done.stdout.split())
 
 
+LIBRARY = """
+import sys, torch, cupyops
+def loaded():
+    return [one for one in sys.modules if one.startswith(("cupyops.ops", "cupyops.nn", "cupyops.optim"))]
+assert not loaded(), loaded()
+"""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "assert cupyops.relu(torch.tensor([-1.0])).item() == 0",
+        "assert issubclass(cupyops.nn.GELU, torch.nn.GELU)",
+        "assert issubclass(cupyops.optim.SGD, torch.optim.SGD)",
+        "from cupyops import relu, swap",
+        "from cupyops import *; assert gelu and swap and nn and optim and Kernel",
+        "assert {'relu', 'swap', 'nn', 'Kernel', '__version__'} <= set(dir(cupyops))",
+        "assert 'cupyops::relu' in cupyops.operators()",
+        "from cupyops._kernel import kernel; from cupyops._kernel.compile import source;"
+        "assert len(kernel.kernels(source.cuda_src())) > 100",
+        "assert torch.ops.cupyops.relu and torch.ops.cupyops.softmax_backward",
+        "with cupyops.use_form('softmax:two_pass'): pass",
+        "assert torch.compile(lambda x: cupyops.relu(x), backend='eager', fullgraph=True)(torch.ones(1)).item() == 1",
+        "assert torch.func.vmap(lambda x: cupyops.relu(x))(torch.ones(1)).item() == 1",
+        "assert not hasattr(cupyops, 'nonsense')",
+        "assert not hasattr(torch.ops.cupyops, 'nonsense')",
+    ],
+)
+def test_the_library_is_loaded_when_it_is_first_asked_for(asked):
+    done = run(f"{LIBRARY}{asked}\nassert loaded()")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_of_the_library_does_not_load_it():
+    code = "cupyops.Kernel, cupyops.operator, cupyops.simulate, cupyops.trace, cupyops.elementwise, cupyops.graph\n"
+    code += "hasattr(cupyops, '__wrapped__'), hasattr(cupyops, '_nothing')\nassert not loaded()"
+    done = run(LIBRARY + code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_ask_first_at_once():
+    code = """
+import threading
+names, found = ["relu", "swap", "nn", "softmax", "optim", "operators"], []
+threads = [threading.Thread(target=lambda name=name: found.append(getattr(cupyops, name))) for name in names * 4]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(found) == 24
+"""
+    done = run(LIBRARY + code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_command_line_without_typer_says_what_to_install():
     code = """
 import sys

@@ -96,6 +96,20 @@ def layers() -> list[str]:
     return [str(len(rows) // 3), f"{mean(even):.2f}", f"{mean(odd):.2f}", f"{min(even + odd):.2f}"]
 
 
+def groups() -> list[str]:
+    """How many mixtures; the mean beside PyTorch's forward, backward, and the least of both."""
+    rows = read(RESULTS / "h100_grouped_mm.csv").rows
+    forward, backward = ([_ratio(row, "eager", way) for row in rows] for way in ("forward", "backward"))
+    return [str(len(rows)), *(f"{x:.2f}" for x in (mean(forward), mean(backward), min(forward + backward)))]
+
+
+def bytes_of_rows() -> list[str]:
+    """Of products of float8 with scales of rows: the mean beside PyTorch's, how many, and the least."""
+    rows = [row for row in read(RESULTS / "h100_scaled_mm.csv").rows if "rows" in row.size]
+    found = [_ratio(row, "eager", "forward") for row in rows]
+    return [f"{mean(found):.2f}", str(len(found)), f"{min(found):.2f}"]
+
+
 # --- attention ---
 
 
@@ -158,6 +172,16 @@ CLAIMS = (
         "docs/speed.md",
         rf"of {N} linear layers .*? runs {N} times as fast as cuBLAS .*? and {N} times .*? slowest of them {N} times",
         layers,
+    ),
+    Claim(
+        "docs/speed.md",
+        rf"`grouped_mm` over {N} mixtures .*? runs {N} times as fast forward and {N} times backward .*? of them {N} times\.",
+        groups,
+    ),
+    Claim(
+        "docs/speed.md",
+        rf"scales of rows runs {N} times as fast over {N} cases, the slowest of them {N} times\.",
+        bytes_of_rows,
     ),
     Claim(
         "docs/attention.md",

@@ -234,10 +234,23 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     };
 
     mbarrier::wait(at.q_full(), turn);
-    if (panels > 0) {
+    int unseen = 0;  // of the tile's panels, those that pass first and that no row of this warpgroup sees
+    if constexpr (CONSUMERS == 3 && BOUNDS && !Variant::kMaps) {
+      const int end = first_row < sizes.queries ? max(0, keys_end<BOUNDS>(sizes, first_row + 63)) : 0;
+      unseen = __shfl_sync(~0u, min(panels, max(0, first_panel + panels - (end + BN - 1) / BN)), 0);
+      for (int i = 0; i < unseen; ++i) {  // they pass, and its turns
+        mbarrier::wait(at.k_full(ring.stage), ring.phase);
+        release(at.k_free(ring.stage));
+        if (i + 1 < panels) meet(own_turn, 256), signal(next_turn, 256);
+        mbarrier::wait(at.v_full(ring.stage), ring.phase);
+        release(at.v_free(ring.stage));
+        ring.advance();
+      }
+    }
+    if (panels > unseen) {
       Ring<STAGES> before = ring;  // where the values of the panel before lie
       mbarrier::wait(at.k_full(ring.stage), ring.phase);
-      const Passing first = passing(first_panel + panels - 1);
+      const Passing first = passing(first_panel + panels - unseen - 1);
       scores();
       draw(first);
       finish<0>(sums);
@@ -246,7 +259,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       drop();
       round<T>(weights, sums);
       ring.advance();
-      for (int panel = first_panel + panels - 2; panel >= first_panel; --panel) {
+      for (int panel = first_panel + panels - unseen - 2; panel >= first_panel; --panel) {
         mbarrier::wait(at.k_full(ring.stage), ring.phase);
         const Passing now = passing(panel);
         meet(own_turn, 256);

@@ -18,8 +18,8 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
   static_assert(BN * D == 64 * 128, "of a panel of grad_q each warpgroup has 64 x 64: other columns, or other rows");
-  // There are registers for P beside its rounded values, which a product in flight reads; else dS is made of those.
-  static constexpr bool EXACT = BN == 64 || Variant::kDrops;
+  // There are no registers for P beside its rounded values, which a product in flight reads: it begins when dS is made.
+  static constexpr bool LATE = BN == 128;
 
   float* const sums;
 
@@ -60,22 +60,21 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       this->mask(now), outside();
       this->probabilities();
     }
-    this->weigh();
-    wgmma::fence();
-    begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
-    if constexpr (!Variant::kScores) {
-      finish<1>(dp);
+    if constexpr (LATE && !Variant::kScores) {
+      finish<0>(dp);
       this->drop();
-      if constexpr (!EXACT) {
-#pragma unroll
-        for (int i = 0; i < BN / 4; ++i) {
-          const float2 both = unpack<T>(p[i]);
-          s[2 * i] = both.x, s[2 * i + 1] = both.y;
-        }
-      }
       this->differences();
     }
-    round<T>(ds, dp);
+    if constexpr (LATE) rounded();
+    else this->weigh();
+    wgmma::fence();
+    begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
+    if constexpr (!LATE && !Variant::kScores) {
+      finish<1>(dp);
+      this->drop();
+      this->differences();
+    }
+    if constexpr (!LATE) round<T>(ds, dp);
     put_differences(at.differences(buffer));
     meet(kBoth, 256);
     wgmma::fence();
@@ -94,6 +93,15 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     finish<0>(d_second);
     this->release(ring.stage);
     ring.advance();
+  }
+
+  // P and dS as half types before the product begins, so that their sums' registers are free: the compiler would round dS after
+  // it, find too few of them, and have products wait for each other.
+  __device__ __forceinline__ void rounded() {
+    this->weigh();
+    round<T>(ds, dp);
+#pragma unroll
+    for (int i = 0; i < BN / 4; ++i) asm volatile("" : "+r"(ds[i]), "+r"(p[i])::"memory");
   }
 
   // Keys that there are none of have a score of 0, and an lse of less than -128 would make their weights inf.

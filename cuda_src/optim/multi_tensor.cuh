@@ -95,20 +95,23 @@ __device__ __forceinline__ void update(const Table<N>& table, Chunk chunk, const
   sweep<1, 2 * kUnroll>(arrays, vectors * W, chunk.count, rule);
 }
 
-// A gradient that a GradScaler may have scaled, and that is then written back unscaled; `sign` is -1 to maximize.
+// A gradient that a GradScaler may have scaled, and that is then written back unscaled; `sign` is -1 to maximize. `clip` is null or
+// points to what the step alone multiplies it by, 1 at most: the gradient that is stored is not clipped.
 template <typename T> struct Gradient {
   using A = acc_t<T>;
-  A sign, unscale;  // 1 / grad_scale
+  A sign, unscale, factor;  // unscale is 1 / grad_scale
   bool scaled;
 
-  __device__ __forceinline__ Gradient(const float* grad_scale, bool maximize)
+  __device__ __forceinline__ Gradient(const float* grad_scale, bool maximize, const A* clip)
       : sign(maximize ? -1 : 1),
         unscale(grad_scale != nullptr ? A(1) / A(*grad_scale) : A(1)),
+        factor(clip != nullptr ? *clip : A(1)),
         scaled(grad_scale != nullptr) {}
 
-  // Unscales grad in place, and returns what the rule goes on with: rounded as it is stored, and with its sign.
+  // Unscales grad in place, and returns what the rule goes on with: clipped, rounded as it is or would be stored, and with its
+  // sign.
   __device__ __forceinline__ A operator()(A& grad) const {
     if (scaled) grad = to_acc(from_acc<T>(grad * unscale));
-    return sign * grad;
+    return sign * (factor != A(1) ? to_acc(from_acc<T>(grad * factor)) : grad);
   }
 };

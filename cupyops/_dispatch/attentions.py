@@ -14,7 +14,7 @@ from .._util.strides import aligned, is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_map import Maps, Masked, fits
-from .attention_once import OnePass
+from .attention_once import VARIANT_FASTER, OnePass
 from .attention_wgmma import WgmmaBackward, WgmmaForward
 from .forms import Forms, Launch
 from .gpu import gpu
@@ -29,11 +29,13 @@ class Variant(NamedTuple):
     """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones.
 
     of: the variant's launch in place of a plain one, by a map of the mask where there is one. masked: what makes maps.
+    drops: weights are dropped at random.
     """
 
     of: Callable[[Launch, Maps | None], Launch]
     packed: tuple[int, int, int] | None = None
     masked: Masked | None = None
+    drops: bool = False
 
     def launch(self, launch: Launch, problem: attention.Problem, device: torch.device) -> Launch:
         """Its launch in place of that of the plain kernel."""
@@ -91,7 +93,7 @@ def backward(
         if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
             y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
         problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
-        problem = problem._replace(in_order=_in_order(needs, variant))
+        problem = problem._replace(in_order=_in_order(problem, needs, variant))
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         launch = BACKWARD.launch(problem, card)
@@ -100,12 +102,14 @@ def backward(
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
 
 
-def _in_order(needs: tuple[bool, bool, bool], variant: Variant | None) -> str:
+def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Variant | None) -> str:
     if torch_private.deterministic():
         return "deterministic algorithms are asked for"
     if not all(needs):
         return "two passes leave out what is not needed"
-    return "" if variant is None else "it was measured of plain scores alone"
+    if variant is None or (min(p.queries, p.keys) >= VARIANT_FASTER and (p.d == 128 or variant.drops)):
+        return ""
+    return "of such scores one pass was not measured as faster"
 
 
 def _problem(

@@ -6,6 +6,8 @@ measured to be faster, a product of `linear`'s is followed by the kernel of the 
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +21,7 @@ from .activations import FUNCTIONS
 from .forms import Form, Forms, Launch
 from .gemm import Problem
 from .gpu import Gpu, gpu
+from .norm_lowered import HALF, of_autocast
 from .wgmma import K, Operand
 
 # By their names in Python, those of common/elementwise/activations.cuh.
@@ -52,13 +55,17 @@ class Fused(wgmma.Tile):
         """What was measured beside PyTorch's; beside the kernels of this library a model of the time chooses."""
         p = gemm.gemm_of(problem)
         if gpu.library:
-            if all(size >= least for size, least in zip((p.m, p.n, p.k), self._least)):
+            if self.is_large(p.m, p.n, p.k):
                 return None
             return (
                 "it is measured to be faster than PyTorch's product and a kernel for what follows in larger ones alone"
             )
         portable = gemm.least_time(p, gpu.multiprocessors)
         return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
+
+    def is_large(self, *sizes: int) -> bool:
+        """Whether m, n and k are such that it is measured to be faster than PyTorch's product and a kernel after it."""
+        return all(map(operator.ge, sizes, self._least))
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
         """As of a product; and where what backward reads is kept."""
@@ -96,6 +103,16 @@ GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
 
 LINEAR_ACT = Forms("linear_act", "product", [ACTIVATED, Apart(last=False), *gemm.DENSE])
 GATED_LINEAR = Forms("gated_linear", "product", [GATED, Apart(last=True)])
+
+
+def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
+    """Whether a gated layer of x is better in one operator than in three, which may be PyTorch's: where it is one kernel."""
+    if not library.is_wanted(x):
+        return True
+    dtype = of_autocast(x) or x.dtype
+    if activation != "silu" or dtype not in HALF or features % 8 or gpu(x.device).capability != 9:
+        return False
+    return GATED.is_large(math.prod(x.shape[:-1]), features, x.shape[-1])
 
 
 class Plan:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from .._kernel.kernel import Kernel
-from .._util import observed
+from .._util import by_need, observed
 from ..errors import InputError
 from .gpu import Gpu
 
@@ -160,6 +160,7 @@ listeners: list[Callable[[Choice[Any]], None]] = []
 
 def families() -> list[Forms[Any]]:
     """Every list of forms, in the order in which they were made."""
+    by_need.load()
     return list(_lists)
 
 
@@ -202,6 +203,7 @@ def use_form(*names: str) -> Iterator[None]:
 
 def _found(name: str) -> dict[tuple[str, str], str]:
     """The lists of which `name` asks a form, each with the form's name."""
+    by_need.load()
     place, _, form = name.partition(":")
     family, _, direction = place.partition(".")
     lists = [one for one in _lists if one.family == family and direction in ("", one.direction)]

@@ -1,4 +1,4 @@
-"""Losses of a linear layer's outputs that are in no memory: the product's epilogue keeps a few numbers of each row.
+"""Losses of a linear layer whose outputs are in no memory: the product's epilogue keeps a few numbers of a row and tile.
 
 It serves where no gradient is wanted: for that the logits would have to be computed again.
 """

@@ -249,7 +249,7 @@ def bound(
         known = dict(zip(found.numbers, numbers))
         packed = variant.given[0].shape[0] - 1, int(known["max_seqlen_q"]), int(known["max_seqlen_k"])
     of, masked = found.bound(numbers, variant.given)
-    return low, high, attentions.Variant(of, packed, masked)
+    return low, high, attentions.Variant(of, packed, masked, found.drops)
 
 
 def why_not(variant: Variant) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._util import callers, observed, torch_private, tracing
+from .._util import by_need, callers, observed, torch_private, tracing
 from .._util.by_name import ByName
 from .._util.strides import has_bits, is_dry
 from ..errors import CupyopsError, LaunchError
@@ -39,6 +39,7 @@ from .launch.ctype import HALF as HALF
 from .launch.ctype import INTEGRAL as INTEGRAL
 from .launch.ctype import WrongDtype as WrongDtype
 from .launch.executors import addressing as addressing
+from .launch.executors import asked
 from .launch.executors import capability as capability
 from .launch.executors import executors as executors
 from .launch.loaded import Loaded
@@ -55,6 +56,8 @@ _kernels: list[weakref.ref[Kernel]] = []
 
 def kernels(folder: Path | None = None) -> list[Kernel]:
     """Every `Kernel` alive in this process, in order of creation; with `folder`, those of the .cu files in it."""
+    if folder is not None:
+        by_need.load()
     alive = [kernel for reference in _kernels if (kernel := reference()) is not None]
     if folder is None:
         return alive
@@ -97,7 +100,8 @@ class Kernel(ByName, Template):
             between the elements of one; neither is so with `strided=True`.
         extension: the file is one of a C++ extension of PyTorch, taken as it is: see `cupyops.extension`.
 
-    `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
+    `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device, or of the
+    current GPU where structs with `cupyops.address(x)` in them are all that it takes. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
     clusters and cooperative launches too. A grid with a zero in it launches nothing. Tensors go to pointers, None to a null
     pointer, Python numbers to exactly the C type declared, a NumPy array or structured scalar of the right size to a struct
@@ -289,6 +293,19 @@ class Kernel(ByName, Template):
                     f"{self}: got {what}, which has no memory for a kernel to work on; make it an operator with "
                     "cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
                 )
+            if torch_private.has_tangent(value):
+                raise LaunchError(
+                    f"{self}: got a tensor with a tangent of forward-mode AD, which would end here without a word; "
+                    "make it an operator with cupyops.operator, whose reference has a derivative, or give .detach()"
+                )
+
+    def _refuse_addresses_of_nothing(self) -> None:
+        """Raise where a struct has the addresses of tensors without memory; a role is dry there."""
+        if not this_thread.in_role:
+            raise LaunchError(
+                f"{self}: got a struct with the address of a tensor that has no memory for a kernel to work on; make it an "
+                "operator with cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
+            )
 
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
@@ -331,6 +348,9 @@ class Kernel(ByName, Template):
         specialised = self.instance(**template)
         args = specialised.placed(args, named) if named else args
         anchor = specialised.anchored(args)
+        if anchor is None and asked.of_nothing:
+            self._refuse_addresses_of_nothing()
+            return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if faults.debug and not self.strided:
             self._warn_of_views(specialised, args)

@@ -28,7 +28,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from .._kernel.kernel import executors
-from .._util import observed, torch_private, tracing
+from .._util import by_need, observed, torch_private, tracing
 from .._util.by_name import ByName
 from ..errors import InputError
 from . import arrays
@@ -51,6 +51,7 @@ _registry: dict[str, Operator] = {}
 
 def operators() -> dict[str, Operator]:
     """The registry: qualified name -> `Operator`, built-in and user-defined alike."""
+    by_need.load()
     return dict(_registry)
 
 

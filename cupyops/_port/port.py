@@ -268,6 +268,7 @@ def _tests(stem: str, file: str, operators: list[Operator]) -> str:
             '@pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.skipif('
             'not torch.cuda.is_available(), reason="no CUDA GPU"))])',
             f"def test_{name}(backend):",
+            "    torch.manual_seed(0)  # the same arguments each time",
             "    # check this: arguments that the operator takes; this test fails until they are given",
             f'    args = pytest.fail("give the arguments of {name}: {samples}")',
             f'    cupyops.testing.check({stem}.{name}, args, backends=backend, skip=LEFT_OPEN["{name}"]).raise_if_failed()',

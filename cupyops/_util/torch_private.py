@@ -138,6 +138,15 @@ def ask_when_missing(namespace: str, names: Sequence[str], register: Callable[[]
     found.__dict__.setdefault("_cupyops_waiting", {}).update(dict.fromkeys(names, register))
 
 
+def ask_library(namespace: str, load: Callable[[], Any]) -> None:
+    """Have `load()` called before the first name of `torch.ops.<namespace>` is looked for that is not there."""
+    if _Namespace is None:
+        load()
+        return
+    ask_when_missing(namespace, (), lambda: None)
+    getattr(torch.ops, namespace).__dict__["_cupyops_library"] = load
+
+
 def ask_for_family(namespace: str, prefix: str, register: Callable[[str], Any]) -> None:
     """Have `register(name)` called when a name of this prefix is asked of `torch.ops.<namespace>` and is not there."""
     ask_when_missing(namespace, (), lambda: None)
@@ -153,6 +162,11 @@ def _namespace() -> Any:
         """`torch.ops.<name>`, some of whose operators are registered when they are asked for."""
 
         def __getattr__(self, op_name: str) -> Any:
+            if not op_name.startswith("_") and (load := self.__dict__.get("_cupyops_library")) is not None:
+                load()
+                self.__dict__.pop("_cupyops_library", None)  # not before: another thread is to wait for it
+                if op_name in self.__dict__:
+                    return self.__dict__[op_name]
             if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
                 register()
             for prefix, make in self.__dict__.get("_cupyops_families", {}).items():
@@ -252,6 +266,11 @@ def stands_for(tensor: Any) -> str:
     if _is_functorch_wrapped(tensor) or is_legacy_batched(tensor):
         return "a tensor of a torch.func transform, such as vmap or grad"
     return ""
+
+
+def has_tangent(value: Any) -> bool:
+    """Whether a tensor has a derivative of its own, of forward-mode AD."""
+    return forward_mode() and isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 
 @contextmanager

@@ -30,9 +30,9 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         "ours": case.ours,
         **{name: call for name, call in case.peers().items() if name in {*against, *case.others}},
     }
-    if "compile" in against and case.compiled:
+    if case.compiled:
         torch.compiler.reset()
-        calls["compile"] = torch.compile(case.eager, dynamic=False)
+        calls |= compiled(case, against)
     for name in _right(case, arguments, calls, row):
         del calls[name]
     grads: Gradients = {}  # the same for all who have the arguments in common
@@ -67,6 +67,14 @@ def _algorithms_tried() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark = before
+
+
+def compiled(case: Case, against: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """What torch.compile makes of a case. Tuned as `max-autotune` is, but no graph: a graph's outputs are overwritten."""
+    modes = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
+    return {
+        name: torch.compile(case.eager, dynamic=False, mode=mode) for name, mode in modes.items() if name in against
+    }
 
 
 def call_once(case: Case) -> None:

@@ -276,7 +276,7 @@ def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[OP]...", help="Operators, or files of declarations. By default all.")
     ] = None,
-    against: Annotated[str, typer.Option(help="Peers: eager, compile, liger.")] = "eager,compile,liger",
+    against: Annotated[str, typer.Option(help="Peers: eager, compile, liger, max-autotune.")] = "eager,compile,liger",
     only: Annotated[str, typer.Option(help="A regular expression that operator, size and dtype are to match.")] = "",
     folder: Annotated[
         Path | None,

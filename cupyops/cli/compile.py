@@ -21,7 +21,7 @@ from . import narrow, outputs, words
 from .group import INTERRUPTED
 from .modules import load
 
-_LIBRARY = ("cupyops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
+_LIBRARY = ("cupyops.ops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
 
 
 def run(modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None) -> int:
@@ -95,7 +95,7 @@ def _kernels(modules: list[str]) -> list[kernel.Kernel]:
     built_in = kernel.kernels()
     for name in modules:
         load(name)
-    if not modules or any(name.partition(".")[0] == _LIBRARY[0] for name in modules):
+    if not modules or any(name.partition(".")[0] == "cupyops" for name in modules):
         return kernel.kernels()
     known = {id(one) for one in built_in}
     made = [one for one in kernel.kernels() if id(one) not in known]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -274,7 +275,9 @@ class _Chunked(torch.autograd.Function):
 
 def _gradients(compute: Any, tensors: Any, wanted: Any, grads: Any, create_graph: bool = False) -> list[Any]:
     """Those that are wanted, and None for the others."""
-    with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+    device = tensors[0].device
+    plainly = torch.autocast(device.type, enabled=False) if arguments.autocast(device) else nullcontext()
+    with torch.enable_grad(), plainly:
         pairs = [(y, grad) for y, grad in zip(compute(*tensors), grads) if y.requires_grad]
         sources = [one for one, needed in zip(tensors, wanted) if needed]
         outputs, given = [y for y, _ in pairs], [grad for _, grad in pairs]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .._dispatch import gated, gemm, library, shardings
 from .._dispatch.activations import REFERENCES
@@ -24,7 +25,7 @@ _BOTH = SimpleNamespace(gate=True, up=True)  # the gradients that are wanted of 
 @operator("cupyops::gated_linear", autocast="lower", sharding=shardings.gated_linear)
 def _gated_linear(x: Tensor, weight: Tensor, weight_up: Tensor | None, activation: str, keep: bool = True) -> Tensor:
     weight, weight_up = _halves(weight, weight_up)
-    return REFERENCES[activation](x @ weight.mT) * (x @ weight_up.mT)
+    return REFERENCES[activation](F.linear(x, weight)) * F.linear(x, weight_up)  # which a subclass may override
 
 
 @_gated_linear.forward

@@ -24,7 +24,8 @@ def _rope(
     turned, rest = x[..., :rotary].to(wide), x[..., rotary:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
-        turned = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)
+        pairs = torch.stack((a * c - b * s, b * c + a * s), -1)
+        turned = pairs.reshape(turned.shape)  # and not flatten, which has no rule for gradients in batches
     else:
         a, b = turned.chunk(2, -1)
         turned = torch.cat((a * c - b * s, b * c + a * s), -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def _scaled_mm(
     plain = not torch_private.functorch_active()
     if plain and a.is_cuda and not scaled.why_not_pytorch(a, b, by_row, bias, scale_result, out_dtype):
         return torch_private.scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
-    with torch.autocast(a.device.type, enabled=False):
+    with torch.autocast(a.device.type, enabled=False) if arguments.autocast(a.device) else nullcontext():
         y = torch.matmul(a.float(), b.float())
     y = y * scale_a * scale_b if by_row else y * (scale_a.reshape(()) * scale_b.reshape(()))
     return _rounded(y if bias is None else y + bias.float(), scale_result, out_dtype)

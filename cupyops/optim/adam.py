@@ -127,7 +127,17 @@ class _Adam(Fused):
         flags = (bool(group["decoupled_weight_decay"]), bool(group["maximize"]))
         amsgrad = bool(group["amsgrad"])
         rate = learning_rate(group["lr"], device, dtype)
-        numbers = (taken + 1, *rate, *moments, group["eps"], group["weight_decay"], *flags, grad_scale, found_inf)
+        numbers = (
+            taken + 1,
+            *rate,
+            *moments,
+            group["eps"],
+            group["weight_decay"],
+            *flags,
+            grad_scale,
+            found_inf,
+            self._factor,
+        )
         if group["master_weights"] and half.has_master(group, dtype):
             arrays = (*states[:2], *states[-1:], states[2] if amsgrad and states else None)
             for table, start, count, blocks in batch.launches(*arrays, counted):

@@ -82,19 +82,44 @@ def clip_grad_norm_(
     if reason is None and grads and (mesh := _mesh(grads)) is not None:
         with traced(_NAME, "kernel"):
             return _clip_parts(grads, mesh, float(max_norm), norm_type, error_if_nonfinite)
-    known = None if reason is not None or not grads else _known.get(key := (id(parameters[0]), len(grads), norm_type))
-    if known is None or not known.serves(grads):
-        reason = reason or _why_not(grads, norm_type)
-        if reason is not None:
-            with traced(_NAME, "reference", note=reason):
-                return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-        known = _Known(grads)
-        if SameLayout.can_tell():
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            _known[key] = known
+    known = reason or _known_of(parameters, grads, norm_type)
+    if isinstance(known, str):
+        with traced(_NAME, "reference", note=known):
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     with traced(_NAME, "kernel"):
         return known.clip(grads, float(max_norm), norm_type, error_if_nonfinite)
+
+
+def norm_and_factor(
+    parameters: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The norm of the gradients, and what `clip_grad_norm_` would multiply them by, one number of the type that they are
+    computed in; None where PyTorch must do it, or where they are spread over devices."""
+    grads = [grad for grad in map(_grad, parameters) if grad is not None]
+    if _why_not_at_all(norm_type, None) is not None or not grads or any(map(distributed.is_spread, grads)):
+        return None
+    known = _known_of(parameters, grads, norm_type)
+    if isinstance(known, str):
+        return None
+    with traced(_NAME, "kernel"):
+        total, norm = known.total(grads, norm_type, error_if_nonfinite)
+    return total, (max_norm / (norm + 1e-6)).clamp_(max=1.0)
+
+
+def _known_of(parameters: list[Tensor], grads: list[Tensor], norm_type: float) -> _Known | str:
+    """What is known of gradients that the kernels serve; in words why they do not."""
+    key = (id(parameters[0]), len(grads), norm_type) if grads else (0, 0, norm_type)
+    known = _known.get(key)
+    if known is not None and known.serves(grads):
+        return known
+    if (reason := _why_not(grads, norm_type)) is not None:
+        return reason
+    known = _Known(grads)
+    if SameLayout.can_tell():
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
 
 
 class _Known:
@@ -121,12 +146,17 @@ class _Known:
 
     def clip(self, grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
         """The norm; the gradients are scaled."""
+        total, norm = self.total(grads, norm_type, error_if_nonfinite)
+        self.scale(grads, max_norm, norm)
+        return total
+
+    def total(self, grads: list[Tensor], norm_type: float, error_if_nonfinite: bool) -> tuple[Tensor, Tensor]:
+        """The norm, in the gradients' dtype and in the type that it is computed in."""
         norm = self.norm(grads, norm_type)
         total = norm.to(self._dtype)
         if error_if_nonfinite:
             _check_finite(total, norm_type)
-        self.scale(grads, max_norm, norm)
-        return total
+        return total, norm
 
     def norm(self, grads: list[Tensor], norm_type: float) -> Tensor:
         """The norm, in the type that it is computed in."""

@@ -15,6 +15,7 @@ from .._dispatch.multi_tensor import why_not
 from .._operator.derivation import distributed
 from .._util import torch_private, tracing
 from ..errors import LaunchError
+from . import clip
 from .plan import Batch, Group, StepPlan, can_last
 
 
@@ -32,6 +33,7 @@ class Fused(torch.optim.Optimizer):
 
     _counts = False  # whether the rule depends on how many steps there were
     _shown = True  # whether anybody may have a part of the state
+    _factor: Tensor | None = None  # what the next step multiplies gradients by, where the kernels do
 
     @property
     def state(self) -> Any:
@@ -82,12 +84,52 @@ class Fused(torch.optim.Optimizer):
         Args:
             set_to_none: let go of them; otherwise fill them with zeros.
         """
+        self._factor = None
         if not set_to_none or profiler._is_profiler_enabled or torch.compiler.is_compiling():
             super().zero_grad(set_to_none)
             return
         for group in self.param_groups:
             for param in group["params"]:
                 param.grad = None
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+        """Have the next step take gradients whose norm, as of one vector, is at most `max_norm`.
+
+        The step is the same as after `cupyops.nn.utils.clip_grad_norm_` of all parameters, to the bit, but the gradients are
+        not written: the step multiplies what it reads. Until the next step or `zero_grad`, their memory holds them as they
+        were; where the kernels do not serve all of them, and for DTensors, they are scaled at once instead.
+
+        Args:
+            max_norm: the largest norm allowed.
+            norm_type: 2, or `inf` for the largest magnitude; of other norms the gradients are scaled at once.
+            error_if_nonfinite: raise where the norm is NaN or infinite, for which this waits.
+
+        Returns:
+            Tensor: the norm as it was, of the gradients' dtype.
+
+        Raises:
+            RuntimeError: the norm is not finite, and `error_if_nonfinite`.
+
+        Example:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = cupyops.optim.SGD([weight], lr=1.0)
+            >>> weight.grad = torch.tensor([3.0, 4.0])
+            >>> optimizer.clip_grad_norm_(1.0)
+            tensor(5.)
+            >>> optimizer.step()
+            >>> weight
+            Parameter containing:
+            tensor([0.4000, 0.2000], requires_grad=True)
+        """
+        self._factor = None
+        params = [param for group in self.param_groups for param in group["params"]]
+        scales = any(why_not_group(group) for group in self.param_groups)
+        found = None if scales else clip.norm_and_factor(params, float(max_norm), float(norm_type), error_if_nonfinite)
+        if found is None:
+            return clip.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
+        norm, self._factor = found
+        return norm
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One optimization step.
@@ -114,6 +156,7 @@ class Fused(torch.optim.Optimizer):
                 self._serve(group, planned)
                 for batch in planned:
                     batch.let_go()
+        self._factor = None
         return loss
 
     # --- what a subclass has ---
@@ -166,6 +209,8 @@ class Fused(torch.optim.Optimizer):
         served, rest, reason = self._sort(group, whole)
         self._serve(group, served)
         if rest:
+            if self._factor is not None:  # as when it was asked for they were other gradients
+                torch._foreach_mul_([entry.grad for entry in rest], self._factor)
             with tracing.operator(self._traced_name, "reference", note=reason):
                 self._by_torch(group, rest)
         elif not whole:

@@ -112,7 +112,7 @@ class Lion(Fused):
         for table, start, count, blocks in batch.launches(*batch.states):
             lion_step[blocks, BLOCK](
                 batch.params[start], table, count, *rate, beta1, 1 - beta1, beta2,
-                1 - beta2, group["weight_decay"], bool(group["maximize"]), grad_scale, found_inf, T=dtype,
+                1 - beta2, group["weight_decay"], bool(group["maximize"]), grad_scale, found_inf, self._factor, T=dtype,
             )  # fmt: skip
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:

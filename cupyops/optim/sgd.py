@@ -81,7 +81,7 @@ class SGD(Fused, torch.optim.SGD):
         for table, start, count, blocks in batch.launches(*buffers):
             sgd_step[blocks, BLOCK](
                 batch.params[start], table, count, *rate, *numbers, *flags,
-                grad_scale, found_inf, T=dtype, MOMENTUM=momentum != 0,
+                grad_scale, found_inf, self._factor, T=dtype, MOMENTUM=momentum != 0,
             )  # fmt: skip
         if first:
             for owner, buffer in zip(batch.owners, batch.states[0]):

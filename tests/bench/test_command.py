@@ -16,6 +16,7 @@ from cupyops.bench import Case, table
 from cupyops.bench import run as running
 from cupyops.bench.case import declared, files
 from cupyops.cli.app import app
+from cupyops.cli.bench import PEERS, TUNED
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ROOT = FOLDER.parent
@@ -50,7 +51,7 @@ def tiny(tmp_path):
     [
         (["nothing", "--folder", FOLDER], "no benchmark of 'nothing'"),
         (["absent.py"], "absent.py is no file"),
-        (["relu", "--folder", FOLDER, "--against", "eager,jax"], "--against names jax"),
+        (["relu", "--folder", FOLDER, "--against", "eager,jax"], "--against names jax; it can name eager, compile,"),
         (["relu", "--folder", FOLDER, "--only", "none of them"], "no case has 'none of them' in its name"),
         (["relu", "--folder", FOLDER, "--only", "("], "is no regular expression"),
         (["--folder", "/absent"], "there is no folder /absent"),
@@ -274,6 +275,17 @@ def test_tf32_is_off_and_then_as_before():
         assert matmul.allow_tf32
     finally:
         matmul.allow_tf32 = before
+
+
+def test_what_torch_compile_is_asked_for(monkeypatch):
+    """The tuned peer is measured where it is named, and says by its mode that it is tuned."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    relu = Case("relu", "4", torch.float32, lambda device, dtype: (torch.ones(4),), torch.relu, torch.relu)
+    assert list(running.measure.compiled(relu, ["eager", "liger"])) == [] == asked
+    assert list(running.measure.compiled(relu, PEERS)) == ["compile"]
+    assert list(running.measure.compiled(relu, [*PEERS, TUNED])) == ["compile", TUNED]
+    assert [options["mode"] for options in asked] == [None, None, "max-autotune-no-cudagraphs"]
 
 
 def test_a_file_keeps_figures_that_did_not_move(tiny, measured, monkeypatch, kept):

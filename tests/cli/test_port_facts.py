@@ -104,6 +104,7 @@ def test_it_keeps_the_contract(tmp_path):
     """Of check's hazards one is left out, of which the test that is written says why."""
     found, made = finished(tmp_path)
     assert "kernels trust at: values out of range are the caller's to avoid" in found.files["test_x.py"]
+    assert "    torch.manual_seed(0)" in found.files["test_x.py"]  # what fails once fails again
     torch.manual_seed(0)
     x, w, at = torch.randn(5, 3, requires_grad=True), torch.rand(4), torch.tensor([4, 0, 0, 2], dtype=torch.int32)
     slow = ("compile_dynamic", "export", "opcheck", "many_rows")

@@ -1,5 +1,7 @@
 """Which tile of a GEMM is chosen, and which forms of a convolution; the simulator's tests run each of them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,9 +10,11 @@ from cupyops._dispatch import gemm, small_conv, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gemm import Layout, Problem
 from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops.bench.case import declared, files
 from cupyops.ops import _conv2d, _conv2d_relu_max_pool2d, _linear, _matmul
 
 CPU = torch.device("cpu")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 H200 = {"capability": 9, "multiprocessors": 132, "shared": 232448}
 
 
@@ -34,6 +38,27 @@ def test_which_tile():
     assert chosen(product(4096, 4096, 4096, torch.float32)) == "fma_128"
     assert chosen(product(64, 128, 3136, torch.float32)) == "fma_32"
     assert chosen(product(4096, 4096, 4096, torch.float64)) == "fma_64"
+
+
+def test_how_many_kernels_forty_layers_take():
+    """As they are called on an H100: few enough to be compiled in seconds. Copied operands have another form."""
+    card = {**H200, "shared_total": 233472, "l2": 50 << 20, "library": True}
+    instances, by_pytorch = set(), 0
+    for case in declared(files(["products"], BENCHMARKS)):
+        a, b = case.make("meta", case.dtype)
+        with assume_gpu(**card):
+            problem = _matmul._problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
+            launch = _matmul.PRODUCT.launch(problem, gpu(CPU))
+            if launch.kernel is not None and (copies := gemm.prepared(problem, launch, a, b)):
+                a, b = copies
+                problem = _matmul._problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
+                launch = _matmul.PRODUCT.launch(problem, gpu(CPU))
+        if launch.kernel is None:
+            by_pytorch += 1
+        else:
+            instances.add(launch.kernel.instance(**launch.template).name)
+    assert 0 < by_pytorch < 60
+    assert len(instances) <= 12 and all(name.startswith("gemm_wgmma<") for name in instances), instances
 
 
 def test_few_tiles_of_much_k():

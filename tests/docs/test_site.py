@@ -139,7 +139,7 @@ LIBRARY.add("cupyops.bench.Case")  # imported where a benchmark is declared
 
 def public():
     """Every public function and class."""
-    names = [f"cupyops.{name}" for name, value in vars(cupyops).items() if is_public(name, value)]
+    names = [f"cupyops.{name}" for name in dir(cupyops) if is_public(name, getattr(cupyops, name))]
     names += [f"cupyops.testing.{name}" for name in cupyops.testing.__all__ if name not in INSIDE]
     names += ["cupyops.integrations.transformers.register", "cupyops.integrations.transformers.callback"]
     return {*names, *(f"cupyops.nn.{name}" for name in docs_site.modules()), *LIBRARY}

@@ -123,6 +123,19 @@ def test_a_weight_that_intercepts_linear(context):
         assert torch.equal(compiled(x, weight), expected)
 
 
+@simulated
+@pytest.mark.parametrize("packed", [False, True])
+def test_gates_that_intercept_linear(context, packed):
+    """So does what is made of linear."""
+    gate, up, x = torch.randn(4, 8).as_subclass(Scaled), torch.randn(4, 8).as_subclass(Scaled), torch.randn(2, 8)
+    expected = nn.functional.silu(nn.functional.linear(x, gate)) * nn.functional.linear(x, up)
+    assert (expected > 2000).all()
+    with context():
+        found = cupyops.gated_linear(x, *([torch.cat([gate, up])] if packed else [gate, up]))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(cupyops.linear_act(x, gate, None, "silu"), nn.functional.linear(x, gate))
+
+
 def test_swap_leaves_it_alone():
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 2))
     model[0].weight = nn.Parameter(torch.randn(4, 8).as_subclass(Scaled), requires_grad=False)

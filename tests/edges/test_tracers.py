@@ -240,6 +240,20 @@ def test_jvp(operator):
 
 
 @backends
+def test_batched_gradients(operator, backend):
+    """Several gradients at once, as `torch.autograd.functional.jacobian(vectorize=True)` asks for them."""
+    edge = edges.edge(operator)
+    found = []
+    for function in (edge.ours, edge.torch):
+        leaves = edge.leaves
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        ys = [y for y in tensors_of(function(*leaves)) if y.requires_grad]
+        grads = [torch.stack([torch.ones_like(y), 2 * torch.ones_like(y)]) for y in ys]
+        found.append(torch.autograd.grad(ys, wanted, grads, is_grads_batched=True, allow_unused=True))
+    close(*found)
+
+
+@backends
 @pytest.mark.parametrize("policy", ["all", "selective"])
 def test_checkpoint(operator, policy, backend):
     edge = edges.edge(operator)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +33,11 @@ def fake(x):
         return function(mode.from_tensor(x))
 
 
+def dual(x):
+    with forward_ad.dual_level():
+        return function(forward_ad.make_dual(x, x))
+
+
 TRACERS = {
     "export": lambda x: torch.export.export(function, (x,)),
     "make_fx": make_fx(function),
@@ -48,6 +54,7 @@ TRACERS = {
     "jvp": lambda x: torch.func.jvp(function, (x,), (x,)),
     "jacrev": lambda x: torch.func.jacrev(function)(x),
     "hessian": lambda x: torch.func.hessian(lambda x: function(x).sum())(x),
+    "dual numbers": dual,
     "linearize": lambda x: torch.func.linearize(function, x),
     "functionalize": lambda x: torch.func.functionalize(function)(x),
 }
@@ -63,6 +70,14 @@ def test_refused(tracer, warm, device):
         with pytest.raises(LaunchError, match="make it an operator with cupyops.operator"):
             TRACERS[tracer](x)
         assert torch.equal(function(x), x + 7)
+
+
+def test_beside_dual_numbers(device):
+    """While a level of forward-mode AD is open, tensors without a tangent are tensors like others."""
+    with cupyops.simulate(), forward_ad.dual_level():
+        x = torch.arange(8.0, device=device)
+        assert torch.equal(function(x), x + 7)
+        assert torch.equal(function(forward_ad.make_dual(x, x).detach()), x + 7)
 
 
 @pytest.mark.parametrize("place", [0, 1])

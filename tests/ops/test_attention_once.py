@@ -8,7 +8,7 @@ from attentions import HOPPER, compare, eager, sees
 
 import cupyops
 from cupyops._dispatch import attention as kernels
-from cupyops._dispatch import attention_once
+from cupyops._dispatch import attention_once, attentions
 from cupyops._dispatch import gpu as cards
 from cupyops._dispatch.attentions import BACKWARD
 from cupyops._dispatch.gpu import assume_gpu, gpu
@@ -95,6 +95,48 @@ def test_where_it_is_taken(monkeypatch):
             problem = kernels.problem(x, q, q, x, None, high)
             assert (form.why_not(problem, card) or form.why_slower(problem, card) is None) is expected
         assert form.why_slower(kernels.problem(q, q, q, q, None, 0)._replace(in_order="why"), card) == "why"
+
+
+@pytest.mark.parametrize(
+    ("width", "options", "once"),
+    [
+        (64, {"dropout_p": 0.2}, True),
+        (64, {"softcap": 20.0}, False),
+        (128, {"softcap": 20.0}, True),
+        (128, {"dropout_p": 0.2}, True),
+    ],
+    ids=str,
+)
+def test_variants(always, monkeypatch, width, options, once):
+    """Of scores and dropout it is taken where it was measured, and gives what two passes give."""
+    monkeypatch.setattr(attentions, "VARIANT_FASTER", 1)
+    given = [torch.randn(1, 1, 140, width).half().requires_grad_() for _ in range(3)]
+    y = cupyops.attention(*given, causal="top_left", **options)
+    found, names = [], []
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            names.append(launched(lambda: found.append(torch.autograd.grad(y.sin().sum(), given, retain_graph=True))))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert ["attention_bwd_collect" in some for some in names] == [once, False]
+    for a, b in zip(*found, strict=True):
+        assert (a - b).abs().max() <= 4e-3 * b.abs().max()
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_as_exact_as_two_passes(always, width, dtype):
+    """dS is rounded once, whichever way it goes: errors against float64 are those of two passes."""
+    given = [torch.randn(1, 2, 200, width).to(dtype).requires_grad_() for _ in range(3)]
+    wide, grad_y = [x.detach().double().requires_grad_() for x in given], torch.randn(1, 2, 200, width).to(dtype)
+    right = torch.autograd.grad(eager(*wide, sees(200, 200))[0], wide, grad_y.double())
+    errors = []
+    for form in ("wgmma_once", "wgmma"):
+        with cupyops.use_form(f"attention.backward:{form}"):
+            found = torch.autograd.grad(cupyops.attention(*given), given, grad_y)
+        errors.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, right, strict=True)])
+    assert all(once <= 1.02 * two for once, two in zip(*errors, strict=True)), errors
 
 
 @pytest.mark.parametrize("width", [64, 128])

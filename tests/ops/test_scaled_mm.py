@@ -187,6 +187,16 @@ def test_calls_alike_are_recorded(monkeypatch, size, pair, out):
     plans.forget()
 
 
+@pytest.mark.parametrize("by_row", [False, True])
+def test_on_the_device_meta(by_row):
+    """Which has no autocast."""
+    given = operands(6, 32, 16, E4M3, E4M3, by_row, "cpu")
+    y, known = (
+        cupyops.scaled_mm(*[one.to(device) for one in given], out_dtype=torch.float32) for device in ("meta", "cpu")
+    )
+    assert y.is_meta and (y.shape, y.dtype, y.stride()) == (known.shape, known.dtype, known.stride())
+
+
 def test_autocast_changes_nothing():
     given = operands(16, 32, 16, E4M3, E5M2, False)
     expected = cupyops.scaled_mm(*given, out_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Losses of a linear layer by products that leave parts of them, beside PyTorch in float64: on a GPU and simulated."""
+"""Losses of a linear layer by products that leave parts of them, beside PyTorch in float64, on a GPU and simulated."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -230,8 +230,9 @@ def test_importing_registers_nothing_and_torch_ops_has_all():
     code = """
 import torch, cupyops
 from cupyops._operator.derivation import registration
-waiting = len(registration._waiting)
-assert waiting == len(cupyops.operators()), waiting
+assert not registration._waiting
+waiting = len(cupyops.operators())
+assert waiting == len(registration._waiting) > 40, waiting
 assert torch.ops.cupyops.relu(torch.tensor([-1.0, 2.0]))[0].tolist() == [0.0, 2.0]
 assert torch.ops.cupyops.silu_backward.default is not None
 assert len(registration._waiting) == waiting - 2

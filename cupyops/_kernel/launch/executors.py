@@ -22,6 +22,15 @@ def addressing(device: torch.device) -> Callable[[Tensor], int]:
     return getattr(executors.get(device.type), "address", Tensor.data_ptr)
 
 
+class _Asked(threading.local):
+    """Whether the address that this thread has asked for last was that of a tensor without storage."""
+
+    of_nothing = False
+
+
+asked = _Asked()
+
+
 def address(tensor: Tensor) -> int:
     """The address of a tensor as a kernel knows it, for a pointer inside a struct that is passed by value.
 
@@ -46,7 +55,8 @@ def address(tensor: Tensor) -> int:
         >>> y
         tensor([1.])
     """
-    if is_dry(tensor):
+    asked.of_nothing = is_dry(tensor)
+    if asked.of_nothing:
         return 0
     if has_bits(tensor):
         raise LaunchError(
@@ -54,6 +64,11 @@ def address(tensor: Tensor) -> int:
             "its .resolve_conj().resolve_neg(), which is a copy"
         )
     return addressing(tensor.device)(tensor)
+
+
+def default_device() -> torch.device:
+    """Where launches go that no tensor tells: the CPU inside `cupyops.simulate()`, else the current GPU."""
+    return torch.device("cpu" if executors.get("cpu") is not None else "cuda")
 
 
 def capability(device: torch.device) -> int:

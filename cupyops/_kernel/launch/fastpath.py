@@ -102,7 +102,7 @@ def configure(_configuration, _launch):
     def launch({", ".join(parameters)}, **_others):
         try:
             _device, _function, _pack_into, _slots, _new_slot, {"".join(name + ", " for name in known)} = _table[{expression}]
-            if ({_unanchored(names, anchor, maps)}) or _observed.watching or _is_jit_tracing() or (_function_modes() and _records()):
+            if ({_unanchored(names, anchor, maps)}) or _observed.watching or _is_jit_tracing() or _forward_ad.{torch_private.LEVEL} >= 0 or (_function_modes() and _records()):
                 raise _Refused
             {(chr(10) + " " * 12).join(checks)}
             if _extra or _others: raise _Refused
@@ -129,6 +129,7 @@ def configure(_configuration, _launch):
         "_is_jit_tracing": torch_private.is_jit_tracing,
         "_function_modes": torch_private.function_mode_enabled,  # one of which is open while make_fx records real tensors
         "_records": torch_private.proxy_mode,
+        "_forward_ad": torch_private.forward_ad,
         "_observed": observed,
         "_address": _address,
         "_integers": (int, np.integer),  # a bool too

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from ..compile.binary import Binary
 from . import signature
 from .configuration import Configuration
 from .ctype import DTYPES, VARIABLE_DTYPES, WrongDtype, c_token
-from .executors import executors
+from .executors import default_device, executors
 from .loaded import Loaded
 from .pointers import Pointers, held
 from .symbols import Symbol, symbols
@@ -131,19 +132,29 @@ class Specialised:
         self, anchor: Any, configuration: Configuration, args: tuple[Any, ...], record: tracing.Record | None = None
     ) -> Loaded | None:
         """Launch where the tensor `anchor` is; on a GPU, give the kernel as it is loaded there."""
-        if not isinstance(anchor, Tensor):
+        if isinstance(anchor, Tensor):
+            device, index, is_cuda = anchor.device, anchor.get_device(), anchor.is_cuda
+        elif self._takes_structs_alone(args):
+            device = default_device()
+            is_cuda = device.type == "cuda" and torch.cuda.is_available()
+            index = torch.cuda.current_device() if is_cuda else -1
+        else:
             raise self._without_a_tensor(anchor, args)
-        if anchor.is_cuda:
-            loaded = self.on(anchor.get_device())
+        if is_cuda:
+            loaded = self.on(index)
             loaded.launch(configuration, args, record)
             return loaded
-        if (execute := executors.get(anchor.device.type)) is not None:
-            report = execute(self, anchor.get_device(), configuration, args)
+        if (execute := executors.get(device.type)) is not None:
+            report = execute(self, index, configuration, args)
             if record is not None and report is not None:
                 record.simulated(report.thread_instructions, report.seconds)
-        elif not anchor.is_meta:
-            raise self.nowhere(anchor.device)
+        elif device.type != "meta":
+            raise self.nowhere(device)
         return None
+
+    def _takes_structs_alone(self, args: Sequence[Any]) -> bool:
+        """Whether all that it knows of memory are the addresses inside a struct, which tell no device."""
+        return self._first is None and any(isinstance(value, (np.ndarray, np.void)) for value in args)
 
     def _without_a_tensor(self, anchor: Any, args: tuple[Any, ...]) -> CupyopsError:
         if self.declared is None:
@@ -153,8 +164,8 @@ class Specialised:
             return CompileError(f"{self.name}: {_NOTHING}")
         if self._first is None:
             return LaunchError(
-                f"{self.name}: no argument is a tensor map, and there is no pointer; give one or the other: a launch goes "
-                "to the device of its first tensor"
+                f"{self.name}: no argument tells of memory, and there is no pointer; give a tensor map, "
+                "cupyops.pointers([...]), or a NumPy structured scalar with cupyops.address(x) in it"
             )
         name = self.declared[self._first][1]
         found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"

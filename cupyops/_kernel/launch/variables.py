@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .executors import executors
+from .executors import default_device, executors
 from .specialised import Specialised
 from .symbols import Symbol
 
@@ -107,7 +107,7 @@ class Globals(Mapping[str, Variable]):
 
     def __init__(self, specialised: Specialised, device: torch.device | None) -> None:
         self._label = specialised.name
-        self.device = device or _default_device()
+        self.device = device or default_device()
         symbols, holder = _found(specialised, self.device)
         self._variables = {name: Variable(f"{specialised.name}: {name}", one, holder) for name, one in symbols.items()}
 
@@ -131,11 +131,6 @@ class Globals(Mapping[str, Variable]):
 
     def __repr__(self) -> str:
         return f"Globals({self._label} on {self.device}: {', '.join(self._variables) or 'none'})"
-
-
-def _default_device() -> torch.device:
-    """Where launches go: the CPU inside `cupyops.simulate()`, else the current GPU."""
-    return torch.device("cpu" if executors.get("cpu") is not None else "cuda")
 
 
 def _found(specialised: Specialised, device: torch.device) -> tuple[dict[str, Symbol], Holder]:

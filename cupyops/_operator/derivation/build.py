@@ -13,7 +13,7 @@ from . import interpreter
 from .autograd import ForwardCall
 from .codegen import Writer
 from .constants import MISS, Ref
-from .guard import globals_of, miss_if, surroundings, tensors, values
+from .guard import executor, globals_of, miss_if, surroundings, tensors, values
 from .kept import Pooled
 from .parameters import Addresses, Machine
 from .replay import Body, Retry, Unfit, leave_on_error, needed
@@ -47,6 +47,7 @@ def plain(title: str, made: Callable[..., Any], args: Sequence[Any], with_number
     if with_numbers:
         values(writer, names, args)
     tensors(writer, names, args)
+    executor(writer, next(one for one in args if isinstance(one, Tensor)).device)
     if aligned:
         addresses = " | ".join(f"{name}.data_ptr()" for name, one in zip(names, args) if isinstance(one, Tensor))
         miss_if(writer, f"({addresses}) & 15")

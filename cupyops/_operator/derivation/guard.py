@@ -68,11 +68,16 @@ def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> N
     if torch.is_autocast_enabled(device.type):
         kind, asked = writer.name(device.type), writer.name(torch.get_autocast_dtype)
         miss_if(writer, f"{asked}({kind}) is not {writer.name(torch.get_autocast_dtype(device.type))}")
-    if device.type != "cuda":
-        executor = writer.name(executors.get(device.type))
-        miss_if(writer, f"{writer.name(executors)}.get({writer.name(device.type)}) is not {executor}")
-    elif torch.cuda.device_count() > 1:
+    executor(writer, device)
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
         miss_if(writer, f"{writer.name(torch_private.current_device)}() != {device.index}")
+
+
+def executor(writer: Writer, device: torch.device) -> None:
+    """What runs kernels on the device is what did; of a GPU that is the GPU."""
+    if device.type != "cuda":
+        known = writer.name(executors.get(device.type))
+        miss_if(writer, f"{writer.name(executors)}.get({writer.name(device.type)}) is not {known}")
 
 
 def globals_of(writer: Writer, authors: Sequence[Any]) -> dict[str, Any] | None:

@@ -44,6 +44,8 @@ def of_layout(values: Iterable[Any]) -> str | None:
                 return f"a tensor of layout {str(value.layout).removeprefix('torch.')}"
             if value.is_quantized:
                 return "a quantised tensor"
+            if not is_dynamo_compiling() and torch_private.is_legacy_batched(value):
+                return "a batch of gradients"
     return None
 
 

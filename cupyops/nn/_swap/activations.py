@@ -11,6 +11,8 @@ from torch import Tensor, fx
 from torch.nn import Module
 
 from ... import nn
+from ..._dispatch import epilogues
+from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
 from ...ops._relu import relu
@@ -71,8 +73,7 @@ def activation(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], d
 
 def name_of_activation(module: Any) -> str | None:
     """Which of `ACTIVATIONS` a module computes; None where it is none, or has hooks that want to see it."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if not isinstance(module, Module) or "forward" in vars(module) or any(getattr(module, name) for name in hooks):
+    if not isinstance(module, Module) or _is_listened_to(module):
         return None
     cls = type(module)
     if (recipe := recipe_of(cls)) is not None and recipe.kind == "activation":
@@ -82,6 +83,45 @@ def name_of_activation(module: Any) -> str | None:
     if cls in (torch.nn.GELU, nn.GELU):
         return "gelu" if module.approximate == "none" else "gelu_tanh"
     return None
+
+
+def _is_listened_to(module: Module) -> bool:
+    """Whether somebody wants a module's forward to be called."""
+    of = vars(module)
+    return (
+        "forward" in of
+        or bool(of["_forward_hooks"] or of["_forward_pre_hooks"])
+        or bool(of["_backward_hooks"] or of["_backward_pre_hooks"])
+    )
+
+
+def projected(act: Module, gate: Module, up: Module, first: int | None, x: Tensor) -> Tensor:
+    """act(gate(x)) * up(x), or of the halves of gate(x): with plain layers in one operator, where that is worth it."""
+    if (name := _of_plain_layers(act, gate, up, first, x)) is not None:
+        return gated_linear(x, gate.weight, None if gate is up else up.weight, name)  # type: ignore[arg-type]
+    if first is None:
+        return gated(act, gate(x), up(x))
+    halves = gate(x).chunk(2, -1)
+    return gated(act, halves[first], halves[1 - first])
+
+
+def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x: Tensor) -> str | None:
+    """The activation's name, where both layers are of this library, are but a product each, and nobody listens to them."""
+    if type(gate) is not nn.Linear or type(up) is not nn.Linear or first or type(x) is not Tensor:
+        return None
+    weight, other = gate.weight, up.weight  # which FSDP puts there for the time of a call
+    if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
+        return None
+    biases: list[Tensor | None] = [gate.bias, up.bias]
+    if biases != [None, None] or _is_listened_to(gate) or _is_listened_to(up):
+        return None
+    features, inputs = weight.shape
+    if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
+        return None
+    name = name_of_activation(act)
+    if name not in GATED or not epilogues.is_gate_worth_it(x, features if gate is not up else features // 2, name):
+        return None
+    return name
 
 
 def gated(act: Module, gate: Tensor, up: Tensor) -> Tensor:
@@ -154,7 +194,7 @@ def _single(node: fx.Node) -> str:
 
 @kind
 def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A class with the product in one kernel; the modules inside are called as before."""
+    """A class with the product in one kernel, or its two layers in one; the other modules inside are called as before."""
     act, left, right, first, after = values
     before = cls.forward
 
@@ -162,11 +202,7 @@ def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:
             return before(self, *args, **kwargs)
-        if first is None:
-            y = gated(getattr(self, act), getattr(self, left)(args[0]), getattr(self, right)(args[0]))
-        else:
-            halves = getattr(self, left)(args[0]).chunk(2, -1)
-            y = gated(getattr(self, act), halves[first], halves[1 - first])
+        y = projected(getattr(self, act), getattr(self, left), getattr(self, right), first, args[0])
         for name in after:
             y = getattr(self, name)(y)
         return y

@@ -18,6 +18,9 @@ from .shared_shadow import SharedShadow
 from .space import ATOMIC, Access, Part, Space
 from .state import Reach, State
 
+_FAR = 1 << 36  # bytes from a tensor, more than an index that went astray leads: 8 bytes times 32 bits
+_WILD = "no tensor is near; a pointer inside a struct is cupyops.address(x), asked for inside simulate()"
+
 
 class Global(Space):
     """Global memory: the caller's arrays and the module's variables."""
@@ -97,11 +100,13 @@ class Global(Space):
         """The error for addresses that lie in no allocation, by the one that they are nearest to."""
         first = int(address[int(np.argmax(mask))])
         near = self.state.memory.nearest(first)
-        if near is not None:
+        if near is not None and abs(first - near.base) < _FAR:
             bounds = (near.low, near.high)
             return self.out_of_bounds(group, mask, first - near.base, width, bounds, verb, f"`{near.name}`", pc)
-        what = f"{verb} of {width} bytes through " + ("a null pointer" if first < 4096 else "a wild pointer")
-        return fault(OutOfBounds, self.state.listing, group, mask, what, pc, detail=f"address {first:#x}")
+        null = first < 4096
+        what = f"{verb} of {width} bytes through " + ("a null pointer" if null else "a wild pointer")
+        detail = f"address {first:#x}" + ("" if null else f": {_WILD}")
+        return fault(OutOfBounds, self.state.listing, group, mask, what, pc, detail=detail)
 
     def before_read(self, group: Group, access: Access) -> None:
         if self.unstored is not None:

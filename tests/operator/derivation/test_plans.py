@@ -902,3 +902,20 @@ def test_layouts_are_copied_as_they_were(running):
         value = torch.randn(4, 6, 2)[..., 0]
         assert same(op(value), plainly(op, value)) and count.misses <= 1
     assert alike(x)[0].is_contiguous()
+
+
+def test_what_is_not_recorded_in_the_simulator_runs_outside_of_it():
+    """A signature that is given up is made the plain way by kernels, where there are any."""
+    x, weight = (
+        torch.randn(4, 8, generator=torch.Generator().manual_seed(seed), requires_grad=True) for seed in (0, 1)
+    )
+    target = torch.arange(4)
+
+    def gradient(function):
+        return torch.autograd.grad(function(x, weight, target), (x, weight))
+
+    expected = gradient(lambda x, weight, target: torch.nn.functional.cross_entropy(x @ weight.T, target))
+    with cupyops.simulate():
+        for _ in range(5):
+            torch.testing.assert_close(gradient(cupyops.fused_linear_cross_entropy), expected)
+    torch.testing.assert_close(gradient(cupyops.fused_linear_cross_entropy), expected)
