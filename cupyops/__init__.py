@@ -65,18 +65,16 @@ _PACKAGES = ("nn", "ops", "optim", "testing")
 
 def _library() -> None:
     """The operators, and what is made of them, as names of this module."""
-    if "swap" in globals():
-        return
     with _collected_later():
         ops = importlib.import_module(".ops", __name__)
         importlib.import_module(".optim", __name__)
         swap = importlib.import_module(".nn._swap", __name__).swap
     globals().update({name: value for name, value in vars(ops).items() if not name.startswith("_")})
-    globals()["swap"] = swap  # the last, since it says that all are there
+    globals()["swap"] = swap
 
 
 _by_need.loaded_by(_library)
-_torch_private.ask_library("cupyops", _library)
+_torch_private.ask_library("cupyops", _by_need.load)
 
 
 def __getattr__(name: str) -> Any:
@@ -84,7 +82,7 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f".{name}", __name__)
     if not name.startswith("_") or name == "__all__":  # which `from cupyops import *` asks for
-        _library()
+        _by_need.load()
         if name == "__all__":
             return [one for one in __dir__() if not one.startswith("_")]
         if name in globals():
@@ -93,5 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    _library()
+    _by_need.load()
     return sorted(globals())

@@ -90,6 +90,8 @@ class Graphed:
             except Exception as error:
                 _leave(self._stream(device))
                 raise _explained(error, self.step) from None
+        # A capture begins with writing, on its stream, where random numbers start: a replay writes there too, later.
+        torch.cuda.current_stream().wait_stream(self._stream(device))
         captured.inputs = [one for one in inputs if isinstance(one, Tensor)]
         captured.graph, captured.outputs = graph, outputs
 

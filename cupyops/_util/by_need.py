@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_library: list[Callable[[], Any]] = []
+_waiting: list[Callable[[], Any]] = []  # what imports the library, until that has been done
 
 
 def loaded_by(load: Callable[[], Any]) -> None:
-    """`load()` imports the library, at once where that has been done; it is called by who looks for all that there is."""
-    _library[:] = [load]
+    """`load()` imports the library: once, for who first looks for one of its operators, or for all that there is."""
+    _waiting[:] = [load]
 
 
 def load() -> None:
-    """Before one looks among all operators, or all forms: those of the library are to be there."""
-    for one in _library:
-        one()
+    """The operators and forms of the library are to be there. It does nothing where they are: torch.compile can follow."""
+    if _waiting:
+        _waiting[0]()
+        _waiting.clear()
