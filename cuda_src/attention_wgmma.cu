@@ -5,29 +5,22 @@
 //
 // Bytes, flops: as attention.cu.
 //
-// Reached on an H100, bf16, 16,384 tokens of 2,048 elements, TFLOP/s (in brackets what cuDNN has, which PyTorch takes):
+// Reached on an H100, bf16, 16,384 tokens of 2,048 elements, TFLOP/s (in brackets what cuDNN has, which PyTorch takes); backward in
+// one pass of five products, whose grad_q is added up in memory, in no order, as cuDNN has it:
 //
 //   rows     D    causal   forward     backward          rows     D    causal   forward     backward
-//    512    128     no    479 (502)   308 (297)           512     64     no    354 (374)   257 (246)
-//    512    128    yes    294 (315)   188 (170)           512     64    yes    202 (247)   148 (149)
-//   1024    128     no    575 (589)   387 (417)          1024     64     no    416 (423)   332 (339)
-//   1024    128    yes    433 (431)   292 (285)          1024     64    yes    279 (325)   223 (231)
-//   4096    128     no    656 (661)   456 (552)          4096     64     no    525 (476)   411 (454)
-//   4096    128    yes    617 (580)   427 (469)          4096     64    yes    462 (432)   348 (378)
-//  16384    128     no    651 (650)   445 (558)         16384     64     no    545 (465)   411 (455)
-//  16384    128    yes    666 (624)   453 (563)         16384     64    yes    533 (461)   392 (441)
+//    512    128     no    505 (540)   314 (296)         512     64     no    372 (405)   294 (252)
+//    512    128    yes    314 (342)   186 (171)         512     64    yes    248 (273)   172 (149)
+//   1024    128     no    594 (620)   426 (420)        1024     64     no    430 (446)   387 (351)
+//   1024    128    yes    458 (445)   310 (287)        1024     64    yes    346 (350)   277 (234)
+//   4096    128     no    655 (663)   569 (555)        4096     64     no    513 (483)   488 (459)
+//   4096    128    yes    622 (575)   520 (470)        4096     64    yes    498 (436)   469 (382)
+//  16384    128     no    674 (683)   591 (585)       16384     64     no    552 (504)   517 (465)
+//  16384    128    yes    671 (636)   621 (582)       16384     64    yes    559 (455)   553 (447)
 //
-// PyTorch's flash attention has 150 to 345 forward and 129 to 295 backward. 4,096 rows, causal, D = 128 with a variant: slopes 559
-// and 407, where FlexAttention has 314 and 317. Backward above is the one in two roles, whose seven products give the same bits every
-// time. In one pass of five products grad_q is added up in memory, in no order, as cuDNN has it; in the same run, TFLOP/s:
-//
-//   rows     D    causal   two roles   one pass   cuDNN      rows     D    causal   two roles   one pass   cuDNN
-//   1024    128     no        349         402       360      1024     64     no        310         363       314
-//   1024    128    yes        261         287       248      1024     64    yes        206         253       203
-//   4096    128     no        440         543       516      4096     64     no        389         460       432
-//   4096    128    yes        414         501       437      4096     64    yes        334         415       338
-//  16384    128     no        457         561       550     16384     64     no        402         475       437
-//  16384    128    yes        464         558       541     16384     64    yes        381         511       435
+// PyTorch's flash attention has 155 to 345 forward and 129 to 295 backward. Backward in two roles, whose seven products give the same
+// bits every time, has 0.77 to 0.95 of one pass: 440 and 414 where one pass had 543 and 501 in the same run (4,096 rows, D = 128, full
+// and causal), 206 and 381 where it had 253 and 511 (1,024 and 16,384 rows, D = 64, causal).
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
 #include "attention/once_wgmma.cuh"

@@ -103,6 +103,14 @@ def groups() -> list[str]:
     return [str(len(rows)), *(f"{x:.2f}" for x in (mean(forward), mean(backward), min(forward + backward)))]
 
 
+def convolutions() -> list[str]:
+    """How many layers differ; their mean beside cuDNN's, forward and backward each, and the least."""
+    rows = read(RESULTS / "h100_convolutions.csv").rows
+    found = [_ratio(row, "eager", way) for row in rows for way in ("forward", "backward") if way in row.figures["ours"]]
+    layers = {row.size.rsplit(" ", 1)[0] for row in rows}
+    return [str(len(layers)), f"{mean(found):.2f}", f"{min(found):.2f}"]
+
+
 def bytes_of_rows() -> list[str]:
     """Of products of float8 with scales of rows: the mean beside PyTorch's, how many, and the least."""
     rows = [row for row in read(RESULTS / "h100_scaled_mm.csv").rows if "rows" in row.size]
@@ -182,6 +190,11 @@ CLAIMS = (
         "docs/speed.md",
         rf"scales of rows runs {N} times as fast over {N} cases, the slowest of them {N} times\.",
         bytes_of_rows,
+    ),
+    Claim(
+        "docs/speed.md",
+        rf"of ResNet-50 \({N} that differ, .*? run {N} times as fast as cuDNN's .*? slowest of them {N} times\.",
+        convolutions,
     ),
     Claim(
         "docs/attention.md",
