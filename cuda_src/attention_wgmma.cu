@@ -18,9 +18,9 @@
 //  16384    128     no    674 (683)   591 (585)       16384     64     no    552 (504)   517 (465)
 //  16384    128    yes    671 (636)   621 (582)       16384     64    yes    559 (455)   553 (447)
 //
-// PyTorch's flash attention has 155 to 345 forward and 129 to 295 backward. Backward in two roles, whose seven products give the same
-// bits every time, has 0.77 to 0.95 of one pass: 440 and 414 where one pass had 543 and 501 in the same run (4,096 rows, D = 128, full
-// and causal), 206 and 381 where it had 253 and 511 (1,024 and 16,384 rows, D = 64, causal).
+// PyTorch's flash attention has 155 to 338 forward. Backward in two roles, whose seven products give the same bits every time, had
+// 0.75 to 0.91 of one pass in one run of an earlier form: 440 and 414 where one pass had 543 and 501 (4,096 rows, D = 128, full and
+// causal), 206 and 381 where it had 253 and 511 (1,024 and 16,384 rows, D = 64, causal).
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
 #include "attention/once_wgmma.cuh"
