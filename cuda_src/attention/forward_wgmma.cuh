@@ -36,6 +36,7 @@ template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
   __device__ __forceinline__ unsigned next_full() const { return barriers + 16; }
   __device__ __forceinline__ unsigned next_free() const { return barriers + 24; }
   __device__ __forceinline__ unsigned entry(int i) const { return barriers + 528 + 8 * i; }
+  __device__ __forceinline__ Sequence* sequence() const { return reinterpret_cast<Sequence*>(next + 4); }  // of that tile
   __device__ __forceinline__ unsigned k_full(int i) const { return barriers + 32 + 32 * i; }
   __device__ __forceinline__ unsigned k_free(int i) const { return barriers + 40 + 32 * i; }
   __device__ __forceinline__ unsigned v_full(int i) const { return barriers + 48 + 32 * i; }
@@ -58,15 +59,25 @@ template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
 // The producer, one thread: draws tiles, and keeps TMA busy: the queries once a tile, keys and values in a ring of panels.
 template <int D, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& q,
-                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes,
+                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& whole,
                                         const Variant& variant = {}) {
   using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
-  const int tiles_each = (sizes.queries + ROWS - 1) / ROWS, tiles = tiles_each * sizes.heads * sizes.batches;
+  const int tiles_each = (whole.queries + ROWS - 1) / ROWS, tiles = tiles_each * whole.heads * whole.batches;
   Ring<STAGES> ring;
   int number = blockIdx.x;
+  const auto following = [&] {
+    return counter ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : number + static_cast<int>(gridDim.x);
+  };
   for (int turn = 0;; turn ^= 1) {
-    Tile tile(number, sizes, tiles_each);
+    Tile tile(number, whole, tiles_each);
+    if constexpr (Variant::kPacked) {  // tiles are those of the longest sequence; past the end of a shorter one is none
+      while (number < tiles && tile.rows * ROWS >= variant.sequence(whole, tile.batch).sizes.queries) {
+        number = following(), tile = Tile(number, whole, tiles_each);
+      }
+    }
+    const auto sequence = sequence_of(variant, whole, number < tiles ? tile.batch : 0);
+    const Sizes& sizes = sequence.sizes;
     const int first = tile.rows * ROWS;
     const Panels seen = key_panels<BOUNDS, BN>(sizes, first, first + ROWS - 1);
     int found = max(0, seen.end - seen.begin);
@@ -77,23 +88,25 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
     const int panels = tile.panels = number < tiles ? found : -1;
     mbarrier::wait(at.next_free(), turn ^ 1);
     *at.next = tile;
+    if constexpr (Variant::kPacked) *at.sequence() = sequence;
     mbarrier::arrive(at.next_full());
     if (panels < 0) break;
-    // early: it takes a while
-    number = counter ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : number + static_cast<int>(gridDim.x);
+    number = following();  // early: it takes a while
     const int kv_head = tile.head / sizes.group;
     const auto load_panel = [&](const TensorMap& map, unsigned to, int panel, unsigned full, unsigned free) {
       mbarrier::wait(free, ring.phase ^ 1);
       mbarrier::arrive_and_expect(full, At::K);
+      const Place place = place_of<Variant>(panel * BN, sizes.keys, sequence.key, tile.batch);
       for (int x = 0; x < D; x += 64) {
-        tma::load(to + ring.stage * At::K + x * BN * 2, map, x, panel * BN, kv_head, tile.batch, full);
+        tma::load(to + ring.stage * At::K + x * BN * 2, map, x, place.row, kv_head, place.batch, full);
       }
     };
     const auto load_queries = [&] {
       mbarrier::wait(at.q_free(), turn ^ 1);
       mbarrier::arrive_and_expect(at.q_full(), At::Q);
+      const Place place = place_of<Variant>(first, sizes.queries, sequence.query, tile.batch);
       for (int x = 0; x < D; x += 64) {
-        tma::load(at.base + x * ROWS * 2, q, x, first, tile.head, tile.batch, at.q_full());
+        tma::load(at.base + x * ROWS * 2, q, x, place.row, tile.head, place.batch, at.q_full());
       }
     };
     for (int i = panels - 1; i >= 0; --i) {
@@ -118,7 +131,7 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
 // the softmax of one hides behind the products of another.
 template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
-                                        float* lse, float natural_scale, const Sizes& sizes,
+                                        float* lse, float natural_scale, const Sizes& whole,
                                         const Variant& variant = {}) {
   using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
@@ -134,6 +147,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
   for (int turn = 0;; turn ^= 1) {
     mbarrier::wait(at.next_full(), turn);
     const Tile tile = *at.next;
+    const auto sequence = [&] {
+      if constexpr (Variant::kPacked) return Sequence(*at.sequence());
+      else return Whole{whole};
+    }();
+    const Sizes& sizes = sequence.sizes;
     const int panels = __shfl_sync(~0u, tile.panels, 0);
     if (lane == 0) mbarrier::arrive(at.next_free());
     if (panels < 0) break;
@@ -297,8 +315,10 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
-        const long long of = static_cast<long long>(tile.batch) * sizes.heads + tile.head;
-        lse[of * sizes.queries + row + 8 * r] =
+        const long long of = Variant::kPacked ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
+                                              : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) *
+                                                    sizes.queries;
+        lse[of + row + 8 * r] =
             total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
       }
     }
@@ -309,7 +329,8 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     meet(own_meeting, 128);
     if (storer) {
       if (first_row < sizes.queries) {
-        for (int x = 0; x < D; x += 64) tma::store(y, x, first_row, tile.head, tile.batch, y_at + x * 2 * ROWS);
+        const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
+        for (int x = 0; x < D; x += 64) tma::store(y, x, place.row, tile.head, place.batch, y_at + x * 2 * ROWS);
       }
       tma::end_stores();
     }

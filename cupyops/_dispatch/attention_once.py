@@ -57,7 +57,9 @@ class OnePass(Backward):
         return attention_bwd_prepare, attention_bwd_once_wgmma, attention_bwd_collect
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """On Hopper alone, for what TMA can read; what it adds up is of whole batches."""
+        if problem.tokens is not None:
+            return "of packed sequences the order is fixed"
         return TOO_WIDE if problem.d == WIDE else why_not_by_tma(problem, gpu, self.shared(problem))
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
-from .._kernel.launch.tensor_map import tensor_map
+from .._kernel.launch.tensor_map import segment_map, tensor_map
 from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Forward, Problem, attention_bwd_prepare
 from .forms import Launch
 from .gpu import Gpu
@@ -83,21 +83,22 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
     """Why a form cannot read or write a problem by TMA, or compute it by wgmma in so much shared memory."""
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
-    if p.tokens is not None:
-        return "TMA would read and write past the end of a sequence"
     if gpu.shared < shared:
         return f"it takes {shared} bytes of shared memory"
     if not (p.batches and p.heads and p.queries and p.keys):
         return "TMA reads nothing of no elements"
-    sizes = (p.batches, p.heads, p.queries), *[(p.batches, p.kv_heads, p.keys)] * 2
+    batches = p.batches if p.tokens is None else 1
+    sizes = (batches, p.heads, p.queries), *[(batches, p.kv_heads, p.keys)] * 2
     strides = [stride for of, all_of in zip(sizes, (p.q, p.k, p.v)) for size, stride in zip(of, all_of) if size > 1]
     if not all(0 < stride < 1 << 38 for stride in strides):
         return "TMA takes no tensor that is expanded"
     return None
 
 
-def box_map(x: Tensor, rows: int, written: bool = False) -> Any:
+def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
     """Of which TMA copies a panel of so many rows at a time."""
+    if packed:
+        return segment_map(x, (rows, PANEL), swizzle=128, written=written)
     return tensor_map(x, (1, 1, rows, PANEL), swizzle=128, written=written)
 
 
@@ -137,10 +138,11 @@ class WgmmaForward(Forward):
             {"T": p.dtype, "D": p.d, **fixed},
             extra={
                 "form": self,
-                "draws": bool(p.bounds) and tiles > blocks,
+                "draws": (bool(p.bounds) or p.tokens is not None) and tiles > blocks,
+                "packed": p.tokens is not None,
                 "blocks": Blocks(64 * consumers, keys, False, (64, keys)),
             },
-            args=(p.sizes(section=min(section, p.heads * p.batches)),),
+            args=(p.sizes(p.tokens or 0, min(section, p.heads * p.batches)),),
         )
 
     def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
@@ -148,7 +150,9 @@ class WgmmaForward(Forward):
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
-        maps = box_map(q, 64 * consumers), box_map(k, keys), box_map(v, keys), box_map(y, 64, written=True)
+        packed = launch.extra["packed"]
+        maps = *(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),
+        maps = *maps, box_map(y, 64, written=True, packed=packed)
         launch(*maps, lse, counter, scale)
 
 
@@ -173,9 +177,9 @@ class WgmmaBackward(Backward):
         return 2 * TILE * d * 2 + 2 * _backward_stages(d, panel) * panel * d * 2 + ROWS + SPARE
 
     def padded(self, p: Problem) -> int:
-        """Whole tiles, and whole panels."""
+        """Whole tiles, and whole panels; of packed sequences the last ones may begin anywhere."""
         unit = math.lcm(TILE, BACKWARD[p.d][True])
-        return ceil_div(p.queries, unit) * unit
+        return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """A block for each tile of each head of what is owned."""
@@ -195,13 +199,14 @@ class WgmmaBackward(Backward):
             3 * 128,
             self.shared(p.d, panel),
             {"T": p.dtype, "D": p.d, **fixed},
-            extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d])},
+            extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d]), "packed": p.tokens is not None},
             args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
         )
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
         """By maps; the queries' role has one result, whose map stands for both."""
-        panel = launch.template["BN"]
-        first, second = (None if y is None else box_map(y, 64, written=True) for y in six[4:])
-        owned, passing = (box_map(x, TILE) for x in six[:2]), (box_map(x, panel) for x in six[2:4])
+        panel, packed = launch.template["BN"], launch.extra["packed"]
+        first, second = (None if y is None else box_map(y, 64, True, packed) for y in six[4:])
+        owned = (box_map(x, TILE, packed=packed) for x in six[:2])
+        passing = (box_map(x, panel, packed=packed) for x in six[2:4])
         launch(*owned, *passing, first, first if second is None else second, lse2, delta, scale)
