@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,49 @@ ROWS = 4096  # bytes for lse2 and delta of the panels of backward
 STAGES = 4  # at most: more hide nothing more
 
 
-# by D: keys of a panel, and consumer warpgroups; rows of a panel of the queries' role, and of the keys' role
-FORWARD = {64: (128, 3), 128: (128, 2)}
+class Shape(NamedTuple):
+    """What a forward kernel is made for: elements of a row of q and k, and of v; keys of a panel; consumer warpgroups."""
+
+    d: int
+    values: int
+    keys: int
+    consumers: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def tiles(self) -> int:
+        """Bytes of the tile as it comes, and, where there is room, as it leaves."""
+        return self.rows * (_line(self.d) + (_line(self.values) if self.d <= 128 else 0))
+
+    @property
+    def panels(self) -> int:
+        """Bytes of a panel of keys and one of values."""
+        return self.keys * (_line(self.d) + _line(self.values))
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+        return min(STAGES, (MOST - self.tiles) // self.panels)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
+
+
+def _line(d: int) -> int:
+    """Bytes of a row in whole panels of TMA."""
+    return ceil_div(d, PANEL) * PANEL * 2
+
+
+# narrower first
+FORWARD = Shape(64, 64, 128, 3), Shape(96, 96, 128, 2), Shape(128, 128, 128, 2), Shape(192, 128, 128, 2)
+FORWARD = *FORWARD, Shape(256, 256, 80, 2)
+# by D: rows of a panel of the queries' role, and of the keys' role
 BACKWARD = {64: (128, 96), 128: (96, 64)}
 CELLS = {
     64: (32, 128),
@@ -30,17 +71,17 @@ CELLS = {
 }  # of a map, in backward: queries and keys that divide tiles and panels of both roles
 
 
-def _forward_stages(d: int) -> int:
-    keys, consumers = FORWARD[d]
-    return min(STAGES, (MOST - 2 * 64 * consumers * d * 2) // (2 * keys * d * 2))
+def shape_of(p: Problem) -> Shape:
+    """The narrowest that has room for the rows of a problem."""
+    return next(one for one in FORWARD if p.width <= one.d and p.value_width <= one.values)
 
 
 def _backward_stages(d: int, panel: int) -> int:
     return min(STAGES, (MOST - ROWS - 2 * TILE * d * 2) // (2 * panel * d * 2))
 
 
-def _is_forward(D: int, BN: int, CONSUMERS: int, STAGES: int, **_: Any) -> bool:
-    return FORWARD[D] == (BN, CONSUMERS) and _forward_stages(D) == STAGES
+def _is_forward(D: int, DV: int, BN: int, CONSUMERS: int, STAGES: int, BOUNDS: int, **_: Any) -> bool:
+    return any((*one, one.stages) == (D, DV, BN, CONSUMERS, STAGES) and BOUNDS in one.bounds for one in FORWARD)
 
 
 def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
@@ -49,11 +90,12 @@ def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
 
 attention_fwd_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_fwd_wgmma<T, D, BN, CONSUMERS, STAGES, BOUNDS>",
+    "attention_fwd_wgmma<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=(64, 128),
-    BN=(128,),
+    D=(64, 96, 128, 192, 256),
+    DV=(64, 96, 128, 256),
+    BN=(128, 80),
     CONSUMERS=(2, 3),
     STAGES=(2, 4),
     BOUNDS=BOUNDS,
@@ -114,33 +156,32 @@ class WgmmaForward(Forward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
-        return TOO_WIDE if problem.d == WIDE else why_not_by_tma(problem, gpu, self.shared(problem.d))
+        return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
 
-    def shared(self, d: int) -> int:
+    def shared(self, shape: Shape) -> int:
         """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
-        keys, consumers = FORWARD[d]
-        return 2 * 64 * consumers * d * 2 + 2 * _forward_stages(d) * keys * d * 2 + SPARE
+        return shape.tiles + shape.stages * shape.panels + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """As many blocks as run at once; of tiles that differ in length they draw one after the other."""
-        p = problem
-        keys, consumers = FORWARD[p.d]
-        tiles = ceil_div(p.queries, 64 * consumers) * p.heads * p.batches
-        blocks = min(tiles, gpu.multiprocessors)
-        held = (_L2_LONG if p.keys >= _LONG else L2) // (p.keys * p.width * 4)
-        section = max(1, held) * p.group if p.bounds else 1
-        fixed = {"BN": keys, "CONSUMERS": consumers, "STAGES": _forward_stages(p.d), "BOUNDS": p.bounds}
+        p, shape = problem, shape_of(problem)
+        tiles = ceil_div(p.queries, shape.rows) * p.heads * p.batches
+        blocks, bounded = min(tiles, gpu.multiprocessors), p.low is not None or p.high is not None
+        held = (_L2_LONG if p.keys >= _LONG else L2) // (p.keys * (p.width + p.value_width) * 2)
+        section = max(1, held) * p.group if bounded else 1
+        bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
+        fixed = {"BN": shape.keys, "CONSUMERS": shape.consumers, "STAGES": shape.stages, "BOUNDS": bounds}
         return Launch(
             attention_fwd_wgmma,
             blocks,
-            128 * (consumers + 1),
-            self.shared(p.d),
-            {"T": p.dtype, "D": p.d, **fixed},
+            128 * (shape.consumers + 1),
+            self.shared(shape),
+            {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
             extra={
                 "form": self,
-                "draws": (bool(p.bounds) or p.tokens is not None) and tiles > blocks,
+                "draws": (bounded or p.tokens is not None) and tiles > blocks,
                 "packed": p.tokens is not None,
-                "blocks": Blocks(64 * consumers, keys, False, (64, keys)),
+                "blocks": Blocks(shape.rows, shape.keys, False, (64, shape.keys)),
             },
             args=(p.sizes(p.tokens or 0, min(section, p.heads * p.batches)),),
         )
