@@ -192,7 +192,7 @@ class WgmmaForward(Forward):
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
         packed = launch.extra["packed"]
-        maps = *(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),
+        maps = (*(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),)
         maps = *maps, box_map(y, 64, written=True, packed=packed)
         launch(*maps, lse, counter, scale)
 
