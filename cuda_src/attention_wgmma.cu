@@ -26,25 +26,25 @@
 #include "attention/once_wgmma.cuh"
 
 // Grid: as many blocks as run at one time, or one for each tile of 64 * CONSUMERS queries of each head, whichever are fewer.
-// Block: 128 * (CONSUMERS + 1). Shared memory: two tiles, STAGES panels of BN keys and of values, 2 KiB. A warpgroup owns 64
+// Block: 128 * (CONSUMERS + 1). Shared memory: two tiles, or one where D > 128, STAGES panels of BN keys and of values, 2 KiB. A warpgroup owns 64
 // queries of a tile, and sums over the keys from the last to the first. counter: 0, from which blocks draw tiles; null where
 // each takes every gridDim.x-th.
-template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                         const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
                         float* __restrict__ lse, int* __restrict__ counter, float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
-  const attention::ForwardLayout<D, BN, CONSUMERS, STAGES> at(memory);
+  const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
   at.begin();
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<CONSUMERS == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
-      attention::produce<D, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes);
+      attention::produce<D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes);
     }
   } else {
     wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
-    attention::consume<T, D, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes);
+    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes);
   }
 }
 

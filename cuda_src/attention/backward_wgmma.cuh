@@ -28,7 +28,8 @@ template <int D, int BN, int STAGES, int MORE = 0> struct BackwardLayout {
   __device__ __forceinline__ unsigned entry(int i) const { return barriers + 512 + 8 * i; }
   __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + 2 * i * STREAM; }
   __device__ __forceinline__ unsigned second(int i) const { return first(i) + STREAM; }
-  __device__ __forceinline__ unsigned rows(int i) const { return base + ROWS_AT + 2 * i * ROW; }
+  // lse2 of a panel's rows, and `apart` bytes after them delta.
+  __device__ __forceinline__ unsigned rows(int i, int apart) const { return base + ROWS_AT + 2 * i * apart; }
 
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
@@ -53,9 +54,10 @@ struct OnceLayout : BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 
 template <int BN, bool KEYS, int BOUNDS> struct Work {
   int own_rows, rows, head, batch, own_row, begin, end, panels, all, group, members;
   int shift = 0;  // the panel of each head that passes first is begin + shift
+  int own_start = 0, start = 0;  // of a packed sequence, where what is owned begins, and what passes
 
   __device__ __forceinline__ explicit Work(const Sizes& sizes) : group(sizes.group) {
-    own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
+    own_rows = KEYS ? sizes.keys : sizes.queries;
     const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads;
     members = KEYS ? sizes.group : 1;
     const int tiles_each = (own_rows + 127) / 128, whole = sizes.section * tiles_each;
@@ -63,10 +65,25 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
     const int wide = min(sizes.section, heads * sizes.batches - section);
     head = (section + in % wide) % heads, batch = (section + in % wide) / heads;
     own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * 128;
+    look(sizes);
+  }
+
+  // What passes, by the sizes of one of packed sequences where they are.
+  __device__ __forceinline__ void look(const Sizes& sizes) {
+    own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
     const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + 127)
                               : key_panels<BOUNDS, BN>(sizes, own_row, own_row + 127);
     begin = range.begin, end = range.end;
     panels = max(0, end - begin), all = panels * members;
+  }
+  __device__ __forceinline__ void look(const Sequence& sequence) {
+    own_start = KEYS ? sequence.key : sequence.query, start = KEYS ? sequence.query : sequence.key;
+    look(sequence.sizes);
+  }
+  // Where lse2 and delta of a head of queries begin.
+  template <typename Variant> __device__ __forceinline__ long long line(const Sizes& sizes, int of) const {
+    if constexpr (Variant::kPacked) return static_cast<long long>(of) * sizes.padded + (KEYS ? start : own_start);
+    else return (static_cast<long long>(batch) * sizes.heads + of) * sizes.padded;
   }
   __device__ __forceinline__ int head_of(int i) const { return KEYS ? head * group + i / panels : head / group; }
 
@@ -89,23 +106,27 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
 template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename At, typename Variant = Plain>
 __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
                                         const Sizes& sizes, const Variant& variant = {}) {
+  constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
+  static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   mbarrier::arrive_and_expect(at.owned(), 2 * At::OWN);
+  const Place own = place_of<Variant>(work.own_row, work.own_rows, work.own_start, work.batch);
   for (int x = 0; x < D; x += 64) {
-    tma::load(at.base + x * 256, given.own_first, x, work.own_row, work.head, work.batch, at.owned());
-    tma::load(at.base + At::OWN + x * 256, given.own_second, x, work.own_row, work.head, work.batch, at.owned());
+    tma::load(at.base + x * 256, given.own_first, x, own.row, work.head, own.batch, at.owned());
+    tma::load(at.base + At::OWN + x * 256, given.own_second, x, own.row, work.head, own.batch, at.owned());
   }
   Ring<STAGES> ring;
   const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
     const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
     mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
     if constexpr (Variant::kMaps) put_entry(at.entry(ring.stage), entry, query_head);
-    mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * At::ROW : 0));
-    for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, row, head, work.batch, full);
-    for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, row, head, work.batch, full);
+    mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * ROW : 0));
+    const Place to = place_of<Variant>(row, work.rows, work.start, work.batch);
+    for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
+    for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
     if (KEYS) {
-      const long long of = (static_cast<long long>(work.batch) * sizes.heads + head) * sizes.padded + row;
-      tma::load_line(at.rows(ring.stage), given.lse2 + of, At::ROW, full);
-      tma::load_line(at.rows(ring.stage) + At::ROW, given.delta + of, At::ROW, full);
+      const long long of = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
+      tma::load_line(at.rows(ring.stage, ROW), given.lse2 + of, ROW, full);
+      tma::load_line(at.rows(ring.stage, ROW) + ROW, given.delta + of, ROW, full);
     }
   };
   if constexpr (Variant::kMaps) {
@@ -131,6 +152,7 @@ struct Gradient {
   // In flight while P is computed: dP and, where there are registers for it, the sums over dS of the panel before. While dS is
   // computed: the sums over P.
   static constexpr bool DELAYED = !KEYS || D < 128;
+  static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
 
   const At& at;
   const Work<BN, KEYS, BOUNDS>& work;
@@ -140,6 +162,7 @@ struct Gradient {
   const float scale;
   Ring<STAGES> ring;
   int before = 0;  // the stage of the panel before
+  int columns_from = 0;  // of the panel that passes, this thread's first column
   float s[BN / 2], dp[BN / 2], d_first[D / 2], d_second[KEYS ? D / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
@@ -166,9 +189,9 @@ struct Gradient {
     } else {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const long long of = static_cast<long long>(work.batch) * sizes.heads + work.head;
-        own_lse[r] = given.lse2[of * sizes.padded + row + 8 * r];
-        own_delta[r] = given.delta[of * sizes.padded + row + 8 * r];
+        const long long of = work.template line<Variant>(sizes, work.head) + row + 8 * r;
+        own_lse[r] = given.lse2[of];
+        own_delta[r] = given.delta[of];
       }
     }
   }
@@ -196,9 +219,10 @@ struct Gradient {
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
+        const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
         for (int x = 0; x < D; x += 64) {
-          tma::store(given.out_first, x, group_row, work.head, work.batch, own_at + x * 256);
-          if (KEYS) tma::store(given.out_second, x, group_row, work.head, work.batch, own_at + At::OWN + x * 256);
+          tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
+          if (KEYS) tma::store(given.out_second, x, to.row, work.head, to.batch, own_at + At::OWN + x * 256);
         }
       }
       tma::end_stores();
@@ -213,6 +237,7 @@ struct Gradient {
     Passing now = {
         panel, KEYS && (Variant::kScores || Variant::kMasks || Variant::kDrops) ? work.head_of(i) : work.head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
+    if constexpr (Variant::kPacked) columns_from = now.panel * BN + lane % 4 * 2;
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
@@ -324,7 +349,7 @@ struct Gradient {
 #pragma unroll
     for (int i = 0; i < BN / 8; ++i) {
       float2 column_lse = {0, 0}, column_delta = {0, 0};
-      if (KEYS) column_lse = of_columns(i, 0), column_delta = of_columns(i, At::ROW);
+      if (KEYS) column_lse = of_columns(i, 0), column_delta = of_columns(i, ROW);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int e = 4 * i + j, r = j / 2, mine = row + 8 * r, other = column + 8 * i + j % 2;
@@ -357,7 +382,7 @@ struct Gradient {
 #pragma unroll
     for (int i = 0; i < BN / 8; ++i) {
       float2 column_delta = {0, 0};
-      if (KEYS) column_delta = of_columns(i, At::ROW);
+      if (KEYS) column_delta = of_columns(i, ROW);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int e = 4 * i + 2 * r;
@@ -370,9 +395,17 @@ struct Gradient {
   // Of two columns lse2, or with an offset of ROW delta.
   __device__ __forceinline__ float2 of_columns(int i, unsigned offset) const {
     float2 both;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(both.x), "=f"(both.y)
-                 : "r"(at.rows(ring.stage) + offset + (8 * i + lane % 4 * 2) * 4));
+    const unsigned from = at.rows(ring.stage, ROW) + offset + (8 * i + lane % 4 * 2) * 4;
+    if constexpr (Variant::kPacked) {  // what comes after the sequence's end is of the next one, and may be anything
+      const int left = work.rows - columns_from - 8 * i;
+      const float none = offset ? 0 : infinity<float>();
+      const unsigned at_first = from + work.start % 4 * 4;
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(both.x) : "r"(at_first));
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(both.y) : "r"(at_first + 4));
+      both = {left > 0 ? both.x : none, left > 1 ? both.y : none};
+    } else {
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(both.x), "=f"(both.y) : "r"(from));
+    }
     return both;
   }
 

@@ -20,10 +20,15 @@ struct alignas(16) Tile {
   }
 };
 
-// What lies where in shared memory, from a multiple of 1024 on, as every panel does.
-template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
-  static constexpr int ROWS = 64 * CONSUMERS, Q = ROWS * D * 2, K = BN * D * 2;
-  static constexpr int Y_AT = Q, K_AT = 2 * Q, V_AT = K_AT + STAGES * K, BARRIERS_AT = V_AT + STAGES * K;
+// What lies where in shared memory, from a multiple of 1024 on, as every panel does. D, DV: elements of a row of keys and of
+// values. APART: results have a place of their own; else they take that of the queries.
+template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
+  static constexpr bool APART = D <= 128;
+  static constexpr int ROWS = 64 * CONSUMERS, LINES = (D + 63) / 64, V_LINES = (DV + 63) / 64;
+  static constexpr int Q = ROWS * LINES * kLine, K = BN * LINES * kLine, V = BN * V_LINES * kLine;
+  static constexpr int Y_AT = APART ? Q : 0, K_AT = Q + APART * ROWS * V_LINES * kLine, V_AT = K_AT + STAGES * K;
+  static constexpr int BARRIERS_AT = V_AT + STAGES * V;
+  static_assert(APART || DV <= D, "results take the place of the queries");
   unsigned base, barriers;
   Tile* next;
 
@@ -36,6 +41,7 @@ template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
   __device__ __forceinline__ unsigned next_full() const { return barriers + 16; }
   __device__ __forceinline__ unsigned next_free() const { return barriers + 24; }
   __device__ __forceinline__ unsigned entry(int i) const { return barriers + 528 + 8 * i; }
+  __device__ __forceinline__ Sequence* sequence() const { return reinterpret_cast<Sequence*>(next + 4); }  // of that tile
   __device__ __forceinline__ unsigned k_full(int i) const { return barriers + 32 + 32 * i; }
   __device__ __forceinline__ unsigned k_free(int i) const { return barriers + 40 + 32 * i; }
   __device__ __forceinline__ unsigned v_full(int i) const { return barriers + 48 + 32 * i; }
@@ -56,17 +62,27 @@ template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
 };
 
 // The producer, one thread: draws tiles, and keeps TMA busy: the queries once a tile, keys and values in a ring of panels.
-template <int D, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
-__device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& q,
-                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes,
+template <int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
+__device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS, STAGES>& at, const TensorMap& q,
+                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& whole,
                                         const Variant& variant = {}) {
-  using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
+  using At = ForwardLayout<D, DV, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
-  const int tiles_each = (sizes.queries + ROWS - 1) / ROWS, tiles = tiles_each * sizes.heads * sizes.batches;
+  const int tiles_each = (whole.queries + ROWS - 1) / ROWS, tiles = tiles_each * whole.heads * whole.batches;
   Ring<STAGES> ring;
   int number = blockIdx.x;
+  const auto following = [&] {
+    return counter ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : number + static_cast<int>(gridDim.x);
+  };
   for (int turn = 0;; turn ^= 1) {
-    Tile tile(number, sizes, tiles_each);
+    Tile tile(number, whole, tiles_each);
+    if constexpr (Variant::kPacked) {  // tiles are those of the longest sequence; past the end of a shorter one is none
+      while (number < tiles && tile.rows * ROWS >= variant.sequence(whole, tile.batch).sizes.queries) {
+        number = following(), tile = Tile(number, whole, tiles_each);
+      }
+    }
+    const auto sequence = sequence_of(variant, whole, number < tiles ? tile.batch : 0);
+    const Sizes& sizes = sequence.sizes;
     const int first = tile.rows * ROWS;
     const Panels seen = key_panels<BOUNDS, BN>(sizes, first, first + ROWS - 1);
     int found = max(0, seen.end - seen.begin);
@@ -77,23 +93,25 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
     const int panels = tile.panels = number < tiles ? found : -1;
     mbarrier::wait(at.next_free(), turn ^ 1);
     *at.next = tile;
+    if constexpr (Variant::kPacked) *at.sequence() = sequence;
     mbarrier::arrive(at.next_full());
     if (panels < 0) break;
-    // early: it takes a while
-    number = counter ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : number + static_cast<int>(gridDim.x);
+    number = following();  // early: it takes a while
     const int kv_head = tile.head / sizes.group;
-    const auto load_panel = [&](const TensorMap& map, unsigned to, int panel, unsigned full, unsigned free) {
+    const auto load_panel = [&](const TensorMap& map, unsigned to, int bytes, int panel, unsigned full, unsigned free) {
       mbarrier::wait(free, ring.phase ^ 1);
-      mbarrier::arrive_and_expect(full, At::K);
-      for (int x = 0; x < D; x += 64) {
-        tma::load(to + ring.stage * At::K + x * BN * 2, map, x, panel * BN, kv_head, tile.batch, full);
+      mbarrier::arrive_and_expect(full, bytes);
+      const Place place = place_of<Variant>(panel * BN, sizes.keys, sequence.key, tile.batch);
+      for (int at = 0; at < bytes; at += BN * kLine) {
+        tma::load(to + ring.stage * bytes + at, map, at / (2 * BN), place.row, kv_head, place.batch, full);
       }
     };
     const auto load_queries = [&] {
       mbarrier::wait(at.q_free(), turn ^ 1);
       mbarrier::arrive_and_expect(at.q_full(), At::Q);
+      const Place place = place_of<Variant>(first, sizes.queries, sequence.query, tile.batch);
       for (int x = 0; x < D; x += 64) {
-        tma::load(at.base + x * ROWS * 2, q, x, first, tile.head, tile.batch, at.q_full());
+        tma::load(at.base + x * ROWS * 2, q, x, place.row, tile.head, place.batch, at.q_full());
       }
     };
     for (int i = panels - 1; i >= 0; --i) {
@@ -104,9 +122,9 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
         mbarrier::wait(at.k_free(ring.stage), ring.phase ^ 1);
         put_entry(at.entry(ring.stage), entry, 0);
       }
-      load_panel(k, at.base + At::K_AT, panel, at.k_full(ring.stage), at.k_free(ring.stage));
+      load_panel(k, at.base + At::K_AT, At::K, panel, at.k_full(ring.stage), at.k_free(ring.stage));
       if (i == panels - 1) load_queries();  // their place is taken for longer than a panel's
-      load_panel(v, at.base + At::V_AT, panel, at.v_full(ring.stage), at.v_free(ring.stage));
+      load_panel(v, at.base + At::V_AT, At::V, panel, at.v_full(ring.stage), at.v_free(ring.stage));
       ring.advance();
     }
     if (panels == 0) load_queries();
@@ -116,11 +134,11 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, ST
 // A consumer, a warpgroup: owns 64 queries of each tile. While the scores of one panel and the product of the panel before with
 // its values are computed, nothing waits: softmax lies between the two. Named barriers make the warpgroups take turns, so that
 // the softmax of one hides behind the products of another.
-template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
-__device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
-                                        float* lse, float natural_scale, const Sizes& sizes,
+template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
+__device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
+                                        float* lse, float natural_scale, const Sizes& whole,
                                         const Variant& variant = {}) {
-  using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
+  using At = ForwardLayout<D, DV, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // the compiler then knows that a warp shares it
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -134,6 +152,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
   for (int turn = 0;; turn ^= 1) {
     mbarrier::wait(at.next_full(), turn);
     const Tile tile = *at.next;
+    const auto sequence = [&] {
+      if constexpr (Variant::kPacked) return Sequence(*at.sequence());
+      else return Whole{whole};
+    }();
+    const Sizes& sizes = sequence.sizes;
     const int panels = __shfl_sync(~0u, tile.panels, 0);
     if (lane == 0) mbarrier::arrive(at.next_free());
     if (panels < 0) break;
@@ -142,11 +165,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     const int begun_by_all = keys_begin<BOUNDS>(sizes, first_row + 63);
     const int first_panel = Variant::kMaps ? 0 : keys_begin<BOUNDS>(sizes, tile.rows * ROWS) / BN;
 
-    float sums[BN / 2], out[D / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0}, shrink[2];
+    float sums[BN / 2], out[DV / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0}, shrink[2];
     unsigned weights[BN / 4];
     Kept<BN / 2> kept;  // of the panel that comes
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) out[i] = 0;
+    for (int i = 0; i < DV / 2; ++i) out[i] = 0;
 
     const auto scores = [&] {  // sums = q k^T, begun
       wgmma::fence();
@@ -154,7 +177,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
     };
     const auto values = [&](int stage) {  // out += weights v, begun
       wgmma::fence();
-      begin_along<T, D, BN>(out, weights, v_at + stage * At::K);
+      begin_along<T, DV, BN>(out, weights, v_at + stage * At::V);
     };
     const auto passing = [&](int i) -> Passing {  // the i-th panel of a map, which is at k_full
       if constexpr (Variant::kMaps) return passing_at(at.entry(ring.stage));
@@ -275,17 +298,17 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
         finish<0>(out);
         release(at.v_free(before.stage));
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) out[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < DV / 2; ++i) out[i] *= shrink[i / 2 % 2];
         round<T>(weights, sums);
         before = ring;
         ring.advance();
       }
-      release(at.q_free());
+      if constexpr (At::APART) release(at.q_free());
       mbarrier::wait(at.v_full(before.stage), before.phase);
       values(before.stage);
       finish<0>(out);
       release(at.v_free(before.stage));
-    } else {
+    } else if constexpr (At::APART) {
       release(at.q_free());
     }
 
@@ -297,21 +320,29 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, ST
       inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
-        const long long of = static_cast<long long>(tile.batch) * sizes.heads + tile.head;
-        lse[of * sizes.queries + row + 8 * r] =
+        const long long of = Variant::kPacked ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
+                                              : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) *
+                                                    sizes.queries;
+        lse[of + row + 8 * r] =
             total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
       }
     }
     const bool storer = threadIdx.x % 128 == 0;
     if (storer) tma::wait_for_stores<0>();  // the tile before has left
     meet(own_meeting, 128);
-    put<T, D>(y_at, kLine * ROWS, out, inverse[0], inverse[1]);
+    put<T, DV>(y_at, kLine * ROWS, out, inverse[0], inverse[1]);
     meet(own_meeting, 128);
     if (storer) {
       if (first_row < sizes.queries) {
-        for (int x = 0; x < D; x += 64) tma::store(y, x, first_row, tile.head, tile.batch, y_at + x * 2 * ROWS);
+        const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
+        for (int x = 0; x < DV; x += 64) tma::store(y, x, place.row, tile.head, place.batch, y_at + x * 2 * ROWS);
       }
       tma::end_stores();
+      if constexpr (!At::APART) tma::wait_for_stores<0>();
+    }
+    if constexpr (!At::APART) {  // the next queries may come
+      meet(own_meeting, 128);
+      release(at.q_free());
     }
   }
   if (group == 0) meet(1, 256);  // takes the last signal, so that none is left over

@@ -4,7 +4,7 @@
 #include "attention/forward_wgmma.cuh"
 #include "attention/once_wgmma.cuh"
 
-template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma_variant(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                                 const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
@@ -13,17 +13,17 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                                 const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
                                 const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
-  const attention::ForwardLayout<D, BN, CONSUMERS, STAGES> at(memory);
+  const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<CONSUMERS == 2 ? 40 : 32>();
     if (threadIdx.x == 0) {
-      attention::produce<D, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes, variant);
+      attention::produce<D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, q, k, v, counter, sizes, variant);
     }
   } else {
     wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
-    attention::consume<T, D, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes, variant);
+    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes, variant);
   }
 }
 
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(384, 1)
                                 const __grid_constant__ TensorMap own_second, const __grid_constant__ TensorMap first,
                                 const __grid_constant__ TensorMap second, const __grid_constant__ TensorMap out_first,
                                 const __grid_constant__ TensorMap out_second, const float* __restrict__ lse2,
-                                const float* __restrict__ delta, float scale, const attention::Sizes sizes,
+                                const float* __restrict__ delta, float scale, const attention::Sizes whole,
                                 const void* __restrict__ c0, const void* __restrict__ c1, const void* __restrict__ c2,
                                 const void* __restrict__ c3, const int* __restrict__ lists,
                                 const __grid_constant__ attention::Given given) {
@@ -42,7 +42,13 @@ __global__ void __launch_bounds__(384, 1)
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
-  attention::Work<BN, KEYS, BOUNDS> work(sizes);
+  attention::Work<BN, KEYS, BOUNDS> work(whole);
+  const auto sequence = attention::sequence_of(variant, whole, work.batch);
+  const attention::Sizes& sizes = sequence.sizes;
+  if constexpr (attention::Variant::kPacked) {
+    work.look(sequence);
+    if (work.own_row >= work.own_rows) return;
+  }
   if constexpr (attention::Variant::kMaps) work.count(variant.map);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();

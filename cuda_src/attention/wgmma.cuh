@@ -30,6 +30,20 @@ __device__ __forceinline__ void signal(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Coordinates by which TMA finds rows from `row` on, of which there are `rows` in all, and which begin at `start` of packed
+// sequences. Maps of these (segment_map of the host) have the rows of a sequence alone: past its end they read zeros, and write
+// nothing.
+struct Place { int row, batch; };
+constexpr int kSegment = 256;
+template <typename Variant> __device__ __forceinline__ Place place_of(int row, int rows, int start, int batch) {
+  if constexpr (Variant::kPacked) {
+    const int left = max(0, min(kSegment, rows - row));
+    return {kSegment - left, start + row + left};
+  } else {
+    return {row, batch};
+  }
+}
+
 // What the producer says of a stage, where there is a map: the entry of its list, and the head of the queries.
 __device__ __forceinline__ void put_entry(unsigned at, int entry, int head) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(entry), "r"(head) : "memory");

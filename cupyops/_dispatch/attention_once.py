@@ -14,8 +14,8 @@ from .gpu import Gpu
 
 PANEL = {64: 128, 128: 64}  # by D: queries that pass at a time
 # By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
-FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (128, 2): 4096}
-VARIANT_FASTER = 4096  # the same of scores, masks and dropout, where D is 128, and of dropout where it is 64
+FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 4096, (128, 2): 4096}
+VARIANT_FASTER = {64: 4096, 128: 4096}  # the same of scores, masks and dropout, by D
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
 
 
@@ -57,7 +57,9 @@ class OnePass(Backward):
         return attention_bwd_prepare, attention_bwd_once_wgmma, attention_bwd_collect
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """On Hopper alone, for what TMA can read; what it adds up is of whole batches."""
+        if problem.tokens is not None:
+            return "of packed sequences the order is fixed"
         return TOO_WIDE if problem.d == WIDE else why_not_by_tma(problem, gpu, self.shared(problem))
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
-from .._kernel.launch.tensor_map import tensor_map
+from .._kernel.launch.tensor_map import segment_map, tensor_map
 from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Forward, Problem, attention_bwd_prepare
 from .forms import Launch
 from .gpu import Gpu
@@ -21,8 +21,49 @@ ROWS = 4096  # bytes for lse2 and delta of the panels of backward
 STAGES = 4  # at most: more hide nothing more
 
 
-# by D: keys of a panel, and consumer warpgroups; rows of a panel of the queries' role, and of the keys' role
-FORWARD = {64: (128, 3), 128: (128, 2)}
+class Shape(NamedTuple):
+    """What a forward kernel is made for: elements of a row of q and k, and of v; keys of a panel; consumer warpgroups."""
+
+    d: int
+    values: int
+    keys: int
+    consumers: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def tiles(self) -> int:
+        """Bytes of the tile as it comes, and, where there is room, as it leaves."""
+        return self.rows * (_line(self.d) + (_line(self.values) if self.d <= 128 else 0))
+
+    @property
+    def panels(self) -> int:
+        """Bytes of a panel of keys and one of values."""
+        return self.keys * (_line(self.d) + _line(self.values))
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+        return min(STAGES, (MOST - self.tiles) // self.panels)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
+
+
+def _line(d: int) -> int:
+    """Bytes of a row in whole panels of TMA."""
+    return ceil_div(d, PANEL) * PANEL * 2
+
+
+# narrower first
+FORWARD = Shape(64, 64, 128, 3), Shape(96, 96, 128, 2), Shape(128, 128, 128, 2), Shape(192, 128, 128, 2)
+FORWARD = *FORWARD, Shape(256, 256, 80, 2)
+# by D: rows of a panel of the queries' role, and of the keys' role
 BACKWARD = {64: (128, 96), 128: (96, 64)}
 CELLS = {
     64: (32, 128),
@@ -30,17 +71,17 @@ CELLS = {
 }  # of a map, in backward: queries and keys that divide tiles and panels of both roles
 
 
-def _forward_stages(d: int) -> int:
-    keys, consumers = FORWARD[d]
-    return min(STAGES, (MOST - 2 * 64 * consumers * d * 2) // (2 * keys * d * 2))
+def shape_of(p: Problem) -> Shape:
+    """The narrowest that has room for the rows of a problem."""
+    return next(one for one in FORWARD if p.width <= one.d and p.value_width <= one.values)
 
 
 def _backward_stages(d: int, panel: int) -> int:
     return min(STAGES, (MOST - ROWS - 2 * TILE * d * 2) // (2 * panel * d * 2))
 
 
-def _is_forward(D: int, BN: int, CONSUMERS: int, STAGES: int, **_: Any) -> bool:
-    return FORWARD[D] == (BN, CONSUMERS) and _forward_stages(D) == STAGES
+def _is_forward(D: int, DV: int, BN: int, CONSUMERS: int, STAGES: int, BOUNDS: int, **_: Any) -> bool:
+    return any((*one, one.stages) == (D, DV, BN, CONSUMERS, STAGES) and BOUNDS in one.bounds for one in FORWARD)
 
 
 def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
@@ -49,11 +90,12 @@ def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
 
 attention_fwd_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_fwd_wgmma<T, D, BN, CONSUMERS, STAGES, BOUNDS>",
+    "attention_fwd_wgmma<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=(64, 128),
-    BN=(128,),
+    D=(64, 96, 128, 192, 256),
+    DV=(64, 96, 128, 256),
+    BN=(128, 80),
     CONSUMERS=(2, 3),
     STAGES=(2, 4),
     BOUNDS=BOUNDS,
@@ -83,21 +125,22 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
     """Why a form cannot read or write a problem by TMA, or compute it by wgmma in so much shared memory."""
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
-    if p.tokens is not None:
-        return "TMA would read and write past the end of a sequence"
     if gpu.shared < shared:
         return f"it takes {shared} bytes of shared memory"
     if not (p.batches and p.heads and p.queries and p.keys):
         return "TMA reads nothing of no elements"
-    sizes = (p.batches, p.heads, p.queries), *[(p.batches, p.kv_heads, p.keys)] * 2
+    batches = p.batches if p.tokens is None else 1
+    sizes = (batches, p.heads, p.queries), *[(batches, p.kv_heads, p.keys)] * 2
     strides = [stride for of, all_of in zip(sizes, (p.q, p.k, p.v)) for size, stride in zip(of, all_of) if size > 1]
     if not all(0 < stride < 1 << 38 for stride in strides):
         return "TMA takes no tensor that is expanded"
     return None
 
 
-def box_map(x: Tensor, rows: int, written: bool = False) -> Any:
+def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
     """Of which TMA copies a panel of so many rows at a time."""
+    if packed:
+        return segment_map(x, (rows, PANEL), swizzle=128, written=written)
     return tensor_map(x, (1, 1, rows, PANEL), swizzle=128, written=written)
 
 
@@ -113,34 +156,34 @@ class WgmmaForward(Forward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
-        return TOO_WIDE if problem.d == WIDE else why_not_by_tma(problem, gpu, self.shared(problem.d))
+        return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
 
-    def shared(self, d: int) -> int:
+    def shared(self, shape: Shape) -> int:
         """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
-        keys, consumers = FORWARD[d]
-        return 2 * 64 * consumers * d * 2 + 2 * _forward_stages(d) * keys * d * 2 + SPARE
+        return shape.tiles + shape.stages * shape.panels + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """As many blocks as run at once; of tiles that differ in length they draw one after the other."""
-        p = problem
-        keys, consumers = FORWARD[p.d]
-        tiles = ceil_div(p.queries, 64 * consumers) * p.heads * p.batches
-        blocks = min(tiles, gpu.multiprocessors)
-        held = (_L2_LONG if p.keys >= _LONG else L2) // (p.keys * p.width * 4)
-        section = max(1, held) * p.group if p.bounds else 1
-        fixed = {"BN": keys, "CONSUMERS": consumers, "STAGES": _forward_stages(p.d), "BOUNDS": p.bounds}
+        p, shape = problem, shape_of(problem)
+        tiles = ceil_div(p.queries, shape.rows) * p.heads * p.batches
+        blocks, bounded = min(tiles, gpu.multiprocessors), p.low is not None or p.high is not None
+        held = (_L2_LONG if p.keys >= _LONG else L2) // (p.keys * (p.width + p.value_width) * 2)
+        section = max(1, held) * p.group if bounded else 1
+        bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
+        fixed = {"BN": shape.keys, "CONSUMERS": shape.consumers, "STAGES": shape.stages, "BOUNDS": bounds}
         return Launch(
             attention_fwd_wgmma,
             blocks,
-            128 * (consumers + 1),
-            self.shared(p.d),
-            {"T": p.dtype, "D": p.d, **fixed},
+            128 * (shape.consumers + 1),
+            self.shared(shape),
+            {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
             extra={
                 "form": self,
-                "draws": bool(p.bounds) and tiles > blocks,
-                "blocks": Blocks(64 * consumers, keys, False, (64, keys)),
+                "draws": (bounded or p.tokens is not None) and tiles > blocks,
+                "packed": p.tokens is not None,
+                "blocks": Blocks(shape.rows, shape.keys, False, (64, shape.keys)),
             },
-            args=(p.sizes(section=min(section, p.heads * p.batches)),),
+            args=(p.sizes(p.tokens or 0, min(section, p.heads * p.batches)),),
         )
 
     def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
@@ -148,7 +191,9 @@ class WgmmaForward(Forward):
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
-        maps = box_map(q, 64 * consumers), box_map(k, keys), box_map(v, keys), box_map(y, 64, written=True)
+        packed = launch.extra["packed"]
+        maps = (*(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),)
+        maps = *maps, box_map(y, 64, written=True, packed=packed)
         launch(*maps, lse, counter, scale)
 
 
@@ -173,9 +218,9 @@ class WgmmaBackward(Backward):
         return 2 * TILE * d * 2 + 2 * _backward_stages(d, panel) * panel * d * 2 + ROWS + SPARE
 
     def padded(self, p: Problem) -> int:
-        """Whole tiles, and whole panels."""
+        """Whole tiles, and whole panels; of packed sequences the last ones may begin anywhere."""
         unit = math.lcm(TILE, BACKWARD[p.d][True])
-        return ceil_div(p.queries, unit) * unit
+        return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """A block for each tile of each head of what is owned."""
@@ -195,13 +240,14 @@ class WgmmaBackward(Backward):
             3 * 128,
             self.shared(p.d, panel),
             {"T": p.dtype, "D": p.d, **fixed},
-            extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d])},
+            extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d]), "packed": p.tokens is not None},
             args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
         )
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
         """By maps; the queries' role has one result, whose map stands for both."""
-        panel = launch.template["BN"]
-        first, second = (None if y is None else box_map(y, 64, written=True) for y in six[4:])
-        owned, passing = (box_map(x, TILE) for x in six[:2]), (box_map(x, panel) for x in six[2:4])
+        panel, packed = launch.template["BN"], launch.extra["packed"]
+        first, second = (None if y is None else box_map(y, 64, True, packed) for y in six[4:])
+        owned = (box_map(x, TILE, packed=packed) for x in six[:2])
+        passing = (box_map(x, panel, packed=packed) for x in six[2:4])
         launch(*owned, *passing, first, first if second is None else second, lse2, delta, scale)

@@ -107,7 +107,7 @@ def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Var
         return "deterministic algorithms are asked for"
     if not all(needs):
         return "two passes leave out what is not needed"
-    if variant is None or (min(p.queries, p.keys) >= VARIANT_FASTER and (p.d == 128 or variant.drops)):
+    if variant is None or min(p.queries, p.keys) >= VARIANT_FASTER.get(p.d, math.inf):
         return ""
     return "of such scores one pass was not measured as faster"
 

@@ -127,10 +127,12 @@ def test_values_of_another_width(forms, widths):
         assert results[0].shape == (1, 2, 70, widths[1]) and results[0].transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("widths", [(192, 128), (256, 256), (8, 136)], ids=str)
-def test_wide_rows(widths):
-    """By mma.sync, in as much shared memory as every card has: MLA's widths among them, with a window, and packed."""
-    with cupyops.simulate("sm_80"), assume_gpu(shared=101376), cupyops.trace() as trace:
+def test_wide_rows(widths, arch):
+    """By mma.sync in as much shared memory as every card has, or forward by wgmma: MLA's widths, with a window, and packed."""
+    shared = 101376 if arch == "sm_80" else 232448
+    with cupyops.simulate(arch), assume_gpu(shared=shared), cupyops.trace() as trace:
         results = compare((1, 2, 1, 70, 45, *widths), torch.bfloat16, causal="bottom_right", window=(30, 0))
         q, k, v = (torch.randn(n, 2, width).half() for n, width in ((40, widths[0]), (30, widths[0]), (30, widths[1])))
         starts = torch.tensor([0, 13, 30]).int()

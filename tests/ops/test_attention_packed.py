@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from attentions import HOPPER, eager, sees, usual
+from plan_driver import driver
 
 import cupyops
 from cupyops._dispatch.forms import use_form
@@ -107,12 +108,50 @@ def with_sequence(case):
 
 @pytest.mark.in_full(by=lambda parameters: "attention")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("panel", [64, 32])
-def test_kernels(case, panel):
-    width = 64 if panel == 64 else 128
-    with cupyops.simulate("sm_80"), cupyops.trace() as trace:
-        compare(torch.float16, ("attention.backward:mma_" + str(panel),), width=width, **with_sequence(case))
-    assert "attention_fwd_mma_variant" in {record.kernel.partition("<")[0] for record in trace.launches()}
+@pytest.mark.parametrize("form", ["mma_64", "mma_32", "wgmma"])
+def test_kernels(case, form):
+    width = 64 if form == "mma_64" else 128
+    with cupyops.simulate("sm_90" if form == "wgmma" else "sm_80"), cupyops.trace() as trace:
+        compare(torch.float16, (f"attention.backward:{form}",), width=width, **with_sequence(case))
+    method = form.partition("_")[0]
+    ran = [record.kernel.partition("<")[0] for record in trace.launches() if "variant" in record.kernel]
+    assert ran == [f"attention_fwd_{method}_variant", *[f"attention_bwd_{method}_variant"] * 2]
+
+
+@pytest.mark.parametrize("width", [64, 96, 192])
+def test_widths_on_hopper(width):
+    """A panel of TMA ends with its sequence, whatever its width; lengths of one row, none, and more than a panel."""
+    with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+        compare(torch.bfloat16, width=width, causal="bottom_right", window=(90, 0))
+    assert trace.launches()[0].kernel.startswith("attention_fwd_wgmma_variant")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_nothing_leaks(arch):
+    """NaN in one sequence stays there, though neighbours share tiles with it."""
+    lengths, bad = (70, 33, 150), slice(70, 103)
+    given = [torch.randn(253, 2, 64).half() for _ in range(3)]
+    for x in given:
+        x[bad] = math.nan
+    given = [x.requires_grad_() for x in given]
+    with cupyops.simulate(arch), assume_gpu(**HOPPER):
+        y = cupyops.attention(*given, **packed(lengths, lengths), causal="top_left")
+        found = y, *torch.autograd.grad(y, given, torch.ones_like(y))
+    assert all(x[:70].isfinite().all() and x[103:].isfinite().all() and x[bad].isnan().all() for x in found)
+
+
+def test_recorded_calls():
+    """Plans write the maps of tensors that lie elsewhere each time."""
+    with driver("sm_90"):
+        for _ in range(5):
+            given = [torch.randn(n, 2, 64).half() for n in (90, 90, 90)]
+            starts = torch.tensor([0, 37, 90]).int()
+            options = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 53, "max_seqlen_k": 53}
+            y = cupyops.attention(*given, **options)
+            for a, b in ((0, 37), (37, 90)):
+                one = (x[a:b].transpose(0, 1)[None].double() for x in given)
+                right = eager(*one, sees(b - a, b - a))[0][0].transpose(0, 1)
+                assert (y[a:b] - right).abs().max() <= 4e-3 * right.abs().max()
 
 
 @pytest.mark.parametrize("case", CASES)

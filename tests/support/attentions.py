@@ -141,6 +141,7 @@ def compare(
 def _by(forms: tuple[str, ...], width: int, bounds: str, dtype: torch.dtype, device: str) -> None:
     tile = 192 if width <= 64 else 128
     shape = (1, 2, 1, tile + 70, 200, width) if "forward:wgmma" in forms else (1, 2, 1, 140, 75, width)
+    shape = (*shape, 128) if width == 192 else shape
     compare(shape, dtype, device, forms=forms, **BOUNDS[bounds])
 
 
@@ -156,6 +157,10 @@ CALLS = {
         *calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
         *(partial(_by, ("forward:mma", "backward:mma_16"), *of) for of in ((256, "full"), (200, "window"))),
     ],
-    "wgmma": calls(("forward:wgmma", "backward:wgmma")),
+    "wgmma": [
+        *calls(("forward:wgmma", "backward:wgmma")),
+        partial(_by, ("forward:wgmma", "backward:wgmma"), 96, "window"),
+        *(partial(_by, ("forward:wgmma", "backward:mma_16"), *of) for of in ((256, "full"), (192, "causal"))),
+    ],
     "wgmma_once": calls(("forward:wgmma", "backward:wgmma_once")),
 }

@@ -95,7 +95,7 @@ class Machine:
 
     def encode_tensor_map(self, place, description, address):
         assert place % 64 == 0
-        ctypes.memmove(place, Simulated(address, *description[:-1]).encode(), 128)
+        ctypes.memmove(place, Simulated(address - description.before, *description[:-2]).encode(), 128)
         self.known.maps.append("encoded")
 
     def replace_address(self, place, address):
@@ -171,9 +171,13 @@ class Machine:
     def _map(self, content, recorded):
         """A tensor map as the bytes have it: of what lies at the address."""
         found = Simulated.decode(content)
-        assert Simulated(found.address, *recorded.description[:-1]) == found
+        assert Simulated(found.address, *recorded.description[:-2]) == found
         # a tensor of bytes serves: the simulator goes by the description
-        return _Anywhere(self.known.at(found.address, torch.uint8), recorded.description, recorded.written)
+        return _Anywhere(
+            self.known.at(found.address + recorded.description.before, torch.uint8),
+            recorded.description,
+            recorded.written,
+        )
 
 
 class _Anywhere(TensorMap):

@@ -31,6 +31,7 @@ template <typename T, int N, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Produc
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%" \
   "60,%61,%62,%63"
 #define LIST_48 LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define LIST_40 LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define LIST_96                                                                                                        \
   LIST_64                                                                                                              \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%" \
@@ -56,6 +57,7 @@ template <typename T, int N, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Produc
 #define PRODUCTS(T, PTX)                                                                                       \
   PRODUCT(T, PTX, 32, LIST_16, "%16", "%17", "%18", "%19", "%20", SUMS_16(0))                                  \
   PRODUCT(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", SUMS_32(0))                                  \
+  PRODUCT(T, PTX, 80, LIST_40, "%40", "%41", "%42", "%43", "%44", SUMS_32(0), SUMS_4(32), SUMS_4(36))          \
   PRODUCT(T, PTX, 96, LIST_48, "%48", "%49", "%50", "%51", "%52", SUMS_32(0), SUMS_16(32))                     \
   PRODUCT(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", SUMS_32(0), SUMS_32(32))                    \
   PRODUCT(T, PTX, 192, LIST_96, "%96", "%97", "%98", "%99", "%100", SUMS_32(0), SUMS_32(32), SUMS_32(64))      \
@@ -107,11 +109,14 @@ template <typename T, int N> struct ProductOfRegisters;
   };
 #define PRODUCTS_OF_REGISTERS(T, PTX)                                                             \
   PRODUCT_OF_REGISTERS(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", "%37", SUMS_32(0)) \
-  PRODUCT_OF_REGISTERS(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", "%69", SUMS_32(0), SUMS_32(32))
+  PRODUCT_OF_REGISTERS(T, PTX, 96, LIST_48, "%48", "%49", "%50", "%51", "%52", "%53", SUMS_32(0), SUMS_16(32)) \
+  PRODUCT_OF_REGISTERS(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", "%69", SUMS_32(0), SUMS_32(32)) \
+  PRODUCT_OF_REGISTERS(T, PTX, 256, LIST_128, "%128", "%129", "%130", "%131", "%132", "%133", SUMS_32(0), SUMS_32(32), SUMS_32(64), SUMS_32(96))
 PRODUCTS_OF_REGISTERS(__half, "f16")
 PRODUCTS_OF_REGISTERS(__nv_bfloat16, "bf16")
 #undef LIST_16
 #undef LIST_32
+#undef LIST_40
 #undef LIST_48
 #undef LIST_64
 #undef LIST_96

@@ -69,7 +69,7 @@ class Description(NamedTuple):
     """All that a tensor map says but the address; dimensions from the innermost outwards, as the driver takes them.
 
     element: as PTX calls the type. strides: in bytes, of each dimension but the innermost. promotion: how many bytes the L2
-    cache fetches for a part of them.
+    cache fetches for a part of them. before: how many bytes before the tensor's address the map begins.
     """
 
     element: str
@@ -80,6 +80,7 @@ class Description(NamedTuple):
     swizzle: int
     fill: str
     promotion: int = 256
+    before: int = 0
 
 
 class TensorMap:
@@ -226,6 +227,27 @@ def tensor_map(
     return TensorMap(x, found, bool(written))
 
 
+SEGMENT = 256  # rows of a segment map: as many as a box has at most
+
+
+def segment_map(x: Tensor, box: tuple[int, int], *, swizzle: int = 0, written: bool = False) -> TensorMap:
+    """Of the rows of `x`, (1, heads, rows, width), which belong to segments that begin and end anywhere; for kernels of ours.
+
+    A box is of so many rows and elements of a row. A kernel that wants it from a row on, of which `n` are left in the segment,
+    at most SEGMENT, names the coordinates (element, SEGMENT - n, head, row + n): what lies past the segment's end is outside
+    of the tensor then, so it is read as zeros, and not written.
+    """
+    if is_dry(x):
+        return TensorMap(x, None, written)
+    size, (_, heads, rows, width) = x.element_size(), x.shape
+    head, row = (stride * size if of > 1 else 16 for of, stride in zip(x.shape[1:3], x.stride()[1:3]))
+    sizes, boxes = (width, SEGMENT, heads, rows + 1), (box[1], box[0], 1, 1)
+    before = SEGMENT * row
+    found = Description(_ELEMENTS[x.dtype], sizes, (row, head, row), boxes, (1,) * 4, swizzle, "zero", before=before)
+    _check(found)
+    return TensorMap(x, found, written)
+
+
 def _element(x: Tensor, asked: str | None) -> str:
     found = _ELEMENTS.get(x.dtype)
     if found is None:
@@ -263,7 +285,7 @@ def _check(description: Description) -> None:
     from ...simulator.tensormap import LimitError, check
 
     try:
-        check(*description[:-1])
+        check(*description[:-2])
     except LimitError as error:
         index = None if error.index is None else len(description.sizes) - 1 - error.index
         name = _ARGUMENTS.get(error.field, error.field)
@@ -297,6 +319,6 @@ def encode(description: Description, address: int) -> bytes:
 
 def encode_at(place: int, description: Description, address: int) -> None:
     """The same, written to memory of the host at a multiple of `PLACE_ALIGNMENT`."""
-    element, sizes, strides, box, steps, swizzle, fill, promotion = description
+    element, sizes, strides, box, steps, swizzle, fill, promotion, before = description
     modes = _SWIZZLES[swizzle], _PROMOTIONS[promotion], _FILLS[fill]
-    driver.encode_tensor_map(place, _CODES[element], address, sizes, strides, box, steps, modes)
+    driver.encode_tensor_map(place, _CODES[element], address - before, sizes, strides, box, steps, modes)

@@ -93,7 +93,7 @@ class Maps:
         if before:
             for one, old, new in zip(self._maps, before, addresses):
                 if old != new:
-                    self._machine.replace_address(self._start + one.offset, new)
+                    self._machine.replace_address(self._start + one.offset, new - one.description.before)
         else:
             for one, new in zip(self._maps, addresses):
                 self._machine.encode_tensor_map(self._start + one.offset, one.description, new)
