@@ -61,6 +61,7 @@ BEHIND_OTHERS = {
     "batch_norm_act_inference",
     "cross_entropy_fp32",
     "layer_norm_lowered",
+    "linear_lowered",
     "rms_norm_lowered",
 }
 

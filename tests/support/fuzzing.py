@@ -19,6 +19,7 @@ import cupyops
 from cupyops._dispatch.scaled import E5M2, PAIRS
 from cupyops._kernel.kernel import FLOATING
 from cupyops.ops._add_norm_lowered import add_norm_lowered
+from cupyops.ops._linear_lowered import linear_lowered
 from cupyops.testing.call import Call
 from cupyops.testing.fuzz import calls, tensors
 
@@ -100,6 +101,19 @@ def affine(draw: st.DrawFn) -> Call:
         draw(tensors((n, k), dtype, special=False)),
         None if bias is None else draw(tensors(bias, dtype, special=False)),
     )
+
+
+@st.composite
+def lowered(draw: st.DrawFn) -> Call:
+    """An input of a half type, and parameters of float32."""
+    dtype, rows = draw(st.sampled_from(FLOATING[:2])), draw(st.sampled_from([(), (3,), (2, 3), (0,), (17,)]))
+    k, n = draw(st.sampled_from([0, 1, 5, 8, 33])), draw(st.sampled_from([0, 1, 4, 9, 40]))
+    weight, bias = (draw(tensors(shape, torch.float32, special=False)) for shape in ((n, k), (n,)))
+    return Call(draw(tensors((*rows, k), dtype, special=False)), weight, draw(st.sampled_from([None, bias])))
+
+
+def _linear_lowered(input: Any, weight: Any, bias: Any) -> Any:
+    return F.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
 
 
 def _add_norm(residual: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: Any, centred: bool) -> Any:
@@ -509,6 +523,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
+    "linear_lowered": (linear_lowered, _linear_lowered, lowered()),
     "linear_act": (cupyops.linear_act, _activated, activated()),
     "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
     "grouped_mm": (cupyops.grouped_mm, groups.by_torch, grouped_products()),

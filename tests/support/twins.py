@@ -12,6 +12,7 @@ import cupyops
 from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._cross_entropy import cross_entropy_fp32
 from cupyops.ops._layer_norm import layer_norm_lowered
+from cupyops.ops._linear_lowered import linear_lowered
 from cupyops.ops._rms_norm import rms_norm_lowered
 
 F = torch.nn.functional
@@ -203,6 +204,14 @@ CASES = {
         4 * (ROWS * COLS + 16 * COLS + 16),
     ),
     "linear": Case(cupyops.linear, F.linear, lambda: [rows(), values(16, COLS), values(16)]),
+    "linear_lowered": Case(
+        lambda x, w: linear_lowered(x.bfloat16(), w, None),
+        lambda x, w: F.linear(x.bfloat16(), w.bfloat16()),
+        lambda: [rows(), values(16, COLS)],
+        list,
+        "where no gradient of the input is wanted, the weight in a half type: the layer takes `linear` then",
+        2 * 16 * COLS,
+    ),
     "log_softmax": Case(lambda x: cupyops.log_softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda: [rows()]),
     "matmul": Case(cupyops.matmul, torch.matmul, lambda: [rows(), values(COLS, 16)]),
     "max_pool2d": Case(lambda x: cupyops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), lambda: [image()]),
