@@ -62,6 +62,7 @@ BEHIND_OTHERS = {
     "cross_entropy_fp32",
     "layer_norm_lowered",
     "linear_lowered",
+    "packed_attention",
     "rms_norm_lowered",
 }
 
