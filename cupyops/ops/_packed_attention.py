@@ -15,7 +15,7 @@ from .._operator.define import operator
 from .._util import torch_private
 
 
-@operator("cupyops::packed_attention", dtypes=kernels.HALF)
+@operator("cupyops::packed_attention", dtypes=kernels.HALF, sharding="* -> BHND")
 def _packed_attention(
     whole: Tensor, sizes: list[int], strides: list[int], offsets: list[int], is_causal: bool, scale: float | None
 ) -> Tensor:
