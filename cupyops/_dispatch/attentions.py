@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,10 +79,18 @@ def backward(
     grads: tuple[Tensor, Tensor | None],
     needs: tuple[bool, bool, bool],
     variant: Variant | None = None,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike."""
-    grad_q = attention.empty(q) if needs[0] else None
-    grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
+    """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike;
+    written to `into` where that is given, for all three, with rows that begin at whole vectors."""
+    grad_q: Tensor | None
+    grad_k: Tensor | None
+    grad_v: Tensor | None
+    if into is not None:
+        grad_q, grad_k, grad_v = into
+    else:
+        grad_q = attention.empty(q) if needs[0] else None
+        grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
     if not is_dry(q):
         if variant is not None and variant.packed is not None:
             for grad in (grad_q, grad_k, grad_v):

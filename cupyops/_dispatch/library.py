@@ -77,3 +77,11 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:
         call("torch.mm", y, lambda: torch.mm(a, b, out=y))
     else:
         call("torch.addmm", y, lambda: torch.addmm(bias, a, b, out=y))
+
+
+def multiply_in_full(a: Tensor, b: Tensor, y: Tensor) -> None:
+    """y = a b of matrices of a half type, y contiguous and of float32: nothing is rounded in between."""
+    if y.is_cuda:
+        call("torch.mm", y, lambda: torch.mm(a, b, out_dtype=y.dtype, out=y))
+    else:  # where PyTorch has no such function
+        call("torch.mm", y, lambda: torch.mm(a.to(y.dtype), b.to(y.dtype), out=y))

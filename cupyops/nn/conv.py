@@ -7,10 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._dispatch import library
-from .._util import tracing
+from .._dispatch import convolution, library
+from .._dispatch.norm_lowered import of_autocast
+from .._util import torch_private, tracing
 from ..ops._conv2d import conv2d
 from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
+from ..ops._linear import linear
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -25,6 +27,8 @@ class Conv2d(torch.nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if _by_cudnn(input):
+            if self.stride == self.kernel_size and _is_of_patches(self, input):
+                return of_patches(input, weight, bias)
             return super()._conv_forward(input, weight, bias)
         input, padding = _padded(self, input)
         return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
@@ -85,6 +89,36 @@ def _by_cudnn(input: Tensor) -> bool:
     if not library.is_wanted(input):
         return False
     return input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cuda")
+
+
+# --- images cut into patches, as at the beginning of a vision transformer ---
+
+
+def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The convolution whose stride is its kernel's size, of images that hold whole patches: a product with each of them."""
+    (out, channels, height, width), dtype = weight.shape, of_autocast(input) or input.dtype
+    apart = input.unflatten(3, (-1, width)).unflatten(2, (-1, height))
+    is_last = convolution.memory_format(input, weight) is torch.channels_last
+    order, filters = ((0, 2, 4, 3, 5, 1), weight.permute(0, 2, 3, 1)) if is_last else ((0, 2, 4, 1, 3, 5), weight)
+    patches = apart.permute(order).to(dtype, memory_format=torch.contiguous_format)  # cast and copied at once
+    rows = patches.reshape(-1, channels * height * width)
+    y = linear(rows, filters.flatten(1), bias).view(*patches.shape[:3], out).permute(0, 3, 1, 2)
+    return y if is_last else y.contiguous()
+
+
+def _is_of_patches(conv: torch.nn.Conv2d, input: Tensor) -> bool:
+    """Whether a convolution whose stride is its kernel's size is faster as a product.
+
+    cuDNN reads channels by vectors of eight, and has slow kernels where there are fewer, as of coloured images.
+    """
+    if input.dim() != 4 or input.shape[1] % 8 == 0 or not input.numel() or conv.groups != 1:
+        return False
+    if conv.padding_mode != "zeros" or conv.padding not in ((0, 0), "valid") or conv.dilation != (1, 1):
+        return False
+    height, width = conv.kernel_size
+    if input.shape[2] % height or input.shape[3] % width or height * width == 1:
+        return False
+    return not (torch_private.functorch_active() or torch_private.forward_mode())
 
 
 def _padded(conv: torch.nn.Conv2d, input: Tensor) -> tuple[Tensor, Any]:

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
 from ..ops._linear import linear
+from ..ops._linear_lowered import linear_lowered
 
 
 class Linear(torch.nn.Linear):
@@ -24,7 +25,23 @@ class Linear(torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if not is_dynamo_compiling():
             input = _in_half(input)
+            if _is_lowered(input, self.weight, self.bias):
+                return linear_lowered(input, self.weight, self.bias)
         return linear(input, self.weight, self.bias)
+
+
+def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:
+    """Whether autocast would cast the parameters and not the input, and a gradient of float32 is wanted."""
+    if type(x) is not Tensor or not x.is_cuda or not x.requires_grad:
+        return False
+    if type(weight) is not torch.nn.Parameter or not weight.requires_grad:
+        return False
+    if weight.dtype is not torch.float32 or (bias is not None and bias.dtype is not torch.float32):
+        return False
+    if x.dtype is not of_autocast(x) or not torch.is_grad_enabled() or x.shape[-1:] != weight.shape[1:]:
+        return False
+    # who counts or chooses operators while they run knows `linear` by name
+    return not (torch_private.functorch_active() or torch_private.forward_mode() or torch_private.dispatch_modes())
 
 
 # --- one cast for all readers ---------------------------------------------------------------------------------------

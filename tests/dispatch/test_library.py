@@ -115,6 +115,20 @@ def test_of_the_host_too():
     assert trace.routes() == {"reference"}
 
 
+@pytest.mark.gpu
+def test_transposed_rows_take_no_detour(monkeypatch):
+    """Rows that `linear` would copy, as of an image's pixels: after a few calls nothing but PyTorch's function runs."""
+    x = torch.randn(4, 64, 32, device="cuda").transpose(1, 2)
+    weight, bias = leaves((64, 64), (64,), device="cuda")
+    routes, route = [], _linear._linear._route
+    monkeypatch.setattr(_linear._linear, "_route", lambda args: (routes.append(args), route(args))[1])
+    with cupyops.never_slower(), torch.autocast("cuda", torch.bfloat16):
+        for _ in range(6):
+            routes.clear()
+            y = cupyops.linear(x.bfloat16(), weight, bias)
+        assert torch.equal(y, F.linear(x.bfloat16(), weight, bias)) and not routes
+
+
 def test_what_was_measured():
     problem = _linear.problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
     with assume_gpu(**HOPPER):

@@ -1,6 +1,7 @@
 """Residual sums and the norms that read them are one operator after swap, under autocast; the numbers are what they were."""
 
 import collections
+import contextlib
 import copy
 import functools
 import io
@@ -98,15 +99,17 @@ class Super(Base):
 
 
 class Model(nn.Module):
-    def __init__(self, block=Block, several=nn.ModuleList):
+    def __init__(self, block=Block, several=nn.ModuleList, wide=True):
         super().__init__()
+        self.wide = wide
         blocks = [block() for _ in range(3)]
         self.stem = nn.Linear(16, 16)
         self.blocks = nn.Sequential(*blocks) if several is nn.Sequential else several(blocks)
         self.last, self.head = nn.LayerNorm(16), nn.Linear(16, 8)
 
     def forward(self, x):
-        x = self.stem(x).float()
+        x = self.stem(x)
+        x = x.float() if self.wide else x
         for block in self.blocks:
             x = block(x)
         return self.head(self.last(x))
@@ -194,6 +197,56 @@ def test_norms(norm):
     found, called, _ = step(model, x, count=True)
     assert called["add_norm_lowered"] == 5
     same(found, expected)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [rms, InSteps], ids=["rms", "steps"])
+@pytest.mark.parametrize("backend", ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_models_of_one_half_type(backend, norm, half):
+    """Sums and rms_norm of a model that is all of a half type, as near to float64 as one without this."""
+    torch.manual_seed(11)
+    device = "cuda" if backend == "gpu" else "cpu"
+    model, x = Model(lambda: Block(norm), wide=False).to(device, half), torch.randn(4, 16, device=device, dtype=half)
+    wide = copy.deepcopy(model).double()  # whose norms in steps are of float32, which is near enough here
+    wide(x.double()).square().mean().backward()
+    plain, errors = without(model), []
+    cupyops.swap(model)
+    for one in (plain, model):
+        for _ in range(4 if backend == "gpu" else 1):  # recorded, and replayed
+            one.zero_grad()
+            simulated = cupyops.simulate("sm_90") if backend == "simulator" else contextlib.nullcontext()
+            with simulated, cupyops.trace() as trace:
+                y = one(x)
+                y.float().square().mean().backward()
+        names = [record.operator for record in trace.records]
+        assert names.count("cupyops::add_rms_norm") == (5 if one is model else 0)
+        errors.append([(p.grad - q.grad).norm() / q.grad.norm() for p, q in zip(one.parameters(), wide.parameters())])
+    assert all(p.grad.dtype is half for p in model.parameters())
+    assert sum(errors[1]) <= 1.1 * sum(errors[0]) and max(errors[1]) < 0.1
+
+
+def test_of_one_half_type_only_as_the_norm_is():
+    """Not of a norm with parameters of float32, of float32 itself, with other sizes, or under autocast."""
+    torch.manual_seed(12)
+    for norm, change in (
+        (rms, lambda model: [module.float() for module in model.modules() if isinstance(module, nn.RMSNorm)]),
+        (OnePlus, lambda model: None),
+        (lambda: nn.LayerNorm(16), lambda model: None),
+        (rms, lambda model: model.float()),
+    ):
+        model = Model(lambda norm=norm: Block(norm), wide=False).to(HALF)
+        change(model)
+        plain, x = without(model), torch.randn(2, 16, dtype=model.stem.weight.dtype)
+        cupyops.swap(model)
+        with cupyops.trace() as trace:
+            try:
+                expected = plain(x)
+            except Exception as error:
+                with pytest.raises(type(error)):
+                    model(x)
+                continue
+            torch.testing.assert_close(model(x), expected, rtol=2e-2, atol=2e-2)
+        assert "cupyops::add_rms_norm" not in {record.operator for record in trace.records}
 
 
 def test_kernels_run():

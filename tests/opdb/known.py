@@ -61,6 +61,8 @@ BEHIND_OTHERS = {
     "batch_norm_act_inference",
     "cross_entropy_fp32",
     "layer_norm_lowered",
+    "linear_lowered",
+    "packed_attention",
     "rms_norm_lowered",
 }
 

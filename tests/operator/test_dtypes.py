@@ -268,7 +268,7 @@ def test_the_librarys_own_declare_theirs(name):
     # attention's own are what its expressions may capture; it says itself that queries are of half types
     served = (
         (torch.float16, torch.bfloat16)
-        if "product_attention" in name or name.endswith(("_fp32", "grouped_mm"))
+        if "product_attention" in name or name.endswith(("_fp32", "grouped_mm", "packed_attention"))
         else cupyops._kernel.kernel.FLOATING
     )
     served = (torch.float16, torch.bfloat16, torch.float32) if "decode_attention" in name else served

@@ -19,6 +19,8 @@ import cupyops
 from cupyops._dispatch.scaled import E5M2, PAIRS
 from cupyops._kernel.kernel import FLOATING
 from cupyops.ops._add_norm_lowered import add_norm_lowered
+from cupyops.ops._linear_lowered import linear_lowered
+from cupyops.ops._packed_attention import packed_attention, parts_of
 from cupyops.testing.call import Call
 from cupyops.testing.fuzz import calls, tensors
 
@@ -100,6 +102,40 @@ def affine(draw: st.DrawFn) -> Call:
         draw(tensors((n, k), dtype, special=False)),
         None if bias is None else draw(tensors(bias, dtype, special=False)),
     )
+
+
+@st.composite
+def lowered(draw: st.DrawFn) -> Call:
+    """An input of a half type, and parameters of float32."""
+    dtype, rows = draw(st.sampled_from(FLOATING[:2])), draw(st.sampled_from([(), (3,), (2, 3), (0,), (17,)]))
+    k, n = draw(st.sampled_from([0, 1, 5, 8, 33])), draw(st.sampled_from([0, 1, 4, 9, 40]))
+    weight, bias = (draw(tensors(shape, torch.float32, special=False)) for shape in ((n, k), (n,)))
+    return Call(draw(tensors((*rows, k), dtype, special=False)), weight, draw(st.sampled_from([None, bias])))
+
+
+def _linear_lowered(input: Any, weight: Any, bias: Any) -> Any:
+    return F.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
+
+
+@st.composite
+def packed(draw: st.DrawFn) -> Call:
+    """Queries, keys and values of one layer, as most models lay them out, or by heads."""
+    dtype, by_heads = draw(st.sampled_from(FLOATING[:2])), draw(st.booleans())
+    b, h, n, d = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 40)),
+        draw(st.sampled_from([8, 12, 64])),
+    )
+    row, step = 3 * h * d, d if by_heads else h * d
+    strides = [n * row, 3 * d if by_heads else d, row, 1]
+    whole = draw(tensors((b, n, row), dtype, special=False))
+    return Call(whole, [b, h, n, d], strides, [0, step, 2 * step], draw(st.booleans()), None)
+
+
+def _packed_attention(whole: Any, sizes: Any, strides: Any, offsets: Any, is_causal: bool, scale: Any) -> Any:
+    parts = parts_of(whole.contiguous(), sizes, strides, offsets)
+    return F.scaled_dot_product_attention(*parts, is_causal=is_causal, scale=scale)
 
 
 def _add_norm(residual: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: Any, centred: bool) -> Any:
@@ -475,6 +511,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
     "attention": (cupyops.attention, _attention, attended()),
     "decode_attention": (cupyops.decode_attention, by_cache, decoded()),
+    "packed_attention": (packed_attention, _packed_attention, packed()),
     "scaled_dot_product_attention": (
         cupyops.scaled_dot_product_attention,
         F.scaled_dot_product_attention,
@@ -509,6 +546,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
+    "linear_lowered": (linear_lowered, _linear_lowered, lowered()),
     "linear_act": (cupyops.linear_act, _activated, activated()),
     "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
     "grouped_mm": (cupyops.grouped_mm, groups.by_torch, grouped_products()),

@@ -12,6 +12,8 @@ import cupyops
 from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._cross_entropy import cross_entropy_fp32
 from cupyops.ops._layer_norm import layer_norm_lowered
+from cupyops.ops._linear_lowered import linear_lowered
+from cupyops.ops._packed_attention import packed_attention
 from cupyops.ops._rms_norm import rms_norm_lowered
 
 F = torch.nn.functional
@@ -203,6 +205,14 @@ CASES = {
         4 * (ROWS * COLS + 16 * COLS + 16),
     ),
     "linear": Case(cupyops.linear, F.linear, lambda: [rows(), values(16, COLS), values(16)]),
+    "linear_lowered": Case(
+        lambda x, w: linear_lowered(x.bfloat16(), w, None),
+        lambda x, w: F.linear(x.bfloat16(), w.bfloat16()),
+        lambda: [rows(), values(16, COLS)],
+        list,
+        "where no gradient of the input is wanted, the weight in a half type: the layer takes `linear` then",
+        2 * 16 * COLS,
+    ),
     "log_softmax": Case(lambda x: cupyops.log_softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda: [rows()]),
     "matmul": Case(cupyops.matmul, torch.matmul, lambda: [rows(), values(COLS, 16)]),
     "max_pool2d": Case(lambda x: cupyops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), lambda: [image()]),
@@ -213,6 +223,13 @@ CASES = {
     "nll_loss": Case(cupyops.nll_loss, F.nll_loss, lambda: [rows()], lambda: [classes]),
     "relu": Case(cupyops.relu, F.relu, lambda: [rows()]),
     "relu_": Case(lambda x: cupyops.relu(x + 1, inplace=True), lambda x: F.relu(x + 1), lambda: [rows()]),
+    "packed_attention": Case(
+        lambda x: packed_attention(x, [1, 1, 4, 8], [96, 8, 24, 1], [0, 8, 16], True, None),
+        lambda x: F.scaled_dot_product_attention(
+            *(one.unsqueeze(1) for one in x.bfloat16().chunk(3, -1)), is_causal=True
+        ),
+        lambda: [values(1, 4, 24).bfloat16()],
+    ),
     "rms_norm_lowered": Case(
         lambda x, w: rms_norm_lowered(x, (COLS,), w, 1e-5, torch.bfloat16),
         lambda x, w: F.rms_norm(x, (COLS,), w, 1e-5).bfloat16(),

@@ -112,7 +112,15 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
             y = layer_norm(x, x.shape[-1:], scale, shift, number)
         return y.to(x.dtype if cast or scale is None else torch.promote_types(x.dtype, scale.dtype))
 
-    return (cls,), {"forward": forward, **({"_cupyops_lowering": lowering} if lowers else {})}
+    def rms(self: Module, x: Tensor) -> tuple[Any, ...] | None:
+        """The arguments of rms_norm after `x` of a half type; None where the module's own steps are to run."""
+        scale = None if weight is None else getattr(self, weight)
+        if scale is None or offset or not _serves(x, scale, offset):
+            return None
+        return x.shape[-1:], scale, getattr(self, eps) if isinstance(eps, str) else eps
+
+    roles = {} if centred else {"_cupyops_rms": rms}
+    return (cls,), {"forward": forward, **({"_cupyops_lowering": lowering, **roles} if lowers else {})}
 
 
 def _serves(x: Any, scale: Tensor | None, offset: int) -> bool:
@@ -248,7 +256,12 @@ def lowered(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict
         of = lowering(self, args[0])
         return before(self, *args) if of is None else of(args[0].float())
 
-    return bases, {**methods, "forward": forward, "_cupyops_lowering": lowering}
+    def rms(self: Any, x: Tensor) -> tuple[Any, ...] | None:
+        alike = self.weight is not None and self.weight.dtype is x.dtype and x.shape[-1:] == self.weight.shape
+        return (self.normalized_shape, self.weight, self.eps) if alike else None
+
+    roles = {} if centred else {"_cupyops_rms": rms}
+    return bases, {**methods, "forward": forward, "_cupyops_lowering": lowering, **roles}
 
 
 def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype | None:

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ..._dispatch.gpu import gpu
+from ..._kernel.kernel import executors
 from ..._util import torch_private
-from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
+from ...ops._packed_attention import _packed_attention, packed_attention
+from ...ops._scaled_dot_product_attention import _sdpa, scaled_dot_product_attention
 
 # On an H100 a step of GPT-2 took 0.939 of what it takes without, and of ViT 0.931, by three copies where there is one now.
 # What there may be between the layer's result and its parts. A hook that somebody has on the result of a module is on the
@@ -26,28 +29,67 @@ _LAYER = "LinearBackward"
 _DEEPEST = 8
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
     """`cupyops.scaled_dot_product_attention`, which see."""
-    query, key, value = apart(query, key, value)
-    return scaled_dot_product_attention(query, key, value, *args, **kwargs)
+    whole, offsets = _whole(query, key, value)
+    if whole is not None:
+        sizes, strides = query.shape, query.stride()
+        if attn_mask is None and not dropout_p and type(is_causal) is bool:
+            found = _by_kernels(whole, (query, key, value), offsets, is_causal, options.get("scale"))
+            if found is not None:
+                return found
+        query, key, value = _Parts.apply(whole, sizes, strides, offsets)
+    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
 
-def apart(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, whose gradients go at once to the tensor that they are all of; as they are where there is none such."""
+def _by_kernels(
+    whole: Tensor, parts: tuple[Tensor, Tensor, Tensor], offsets: list[int], is_causal: bool, scale: float | None
+) -> Tensor | None:
+    """Attention with a gradient that kernels write where it belongs; None where they do not serve, or are slower."""
+    if whole.device.type not in executors or torch_private.dispatch_modes():
+        return None
+    query = parts[0]
+    sizes, strides = [*query.shape], [*query.stride()]
+    key = (gpu(whole.device), whole.dtype, query.shape, query.stride(), *offsets, is_causal, scale)
+    if (serves := _served.get(key)) is None:
+        given = whole, sizes, strides, offsets, is_causal, scale
+        reasons = (
+            _packed_attention.definition.why_not(given),
+            _sdpa.definition.why_not((*parts, None, 0.0, is_causal, scale, False)),
+        )
+        if len(_served) >= _MOST:
+            _served.clear()
+        serves = _served[key] = reasons == (None, None)
+    return packed_attention(whole, sizes, strides, offsets, is_causal, scale) if serves else None
+
+
+_served: dict[Any, bool] = {}  # by GPU, dtype, sizes, strides, offsets and options
+_MOST = 256
+
+
+def _whole(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, list[int]]:
+    """A layer's result that three tensors are all of, and where each begins in it; None where there is none such."""
+    nothing: tuple[None, list[int]] = None, []
     if is_dynamo_compiling() or not all(type(one) is Tensor for one in (query, key, value)):
-        return query, key, value
+        return nothing
     whole = query._base
     if whole is None or key._base is not whole or value._base is not whole or type(whole) is not Tensor:
-        return query, key, value
+        return nothing
     if not torch.is_grad_enabled() or torch_private.functorch_active() or torch_private.forward_mode():
-        return query, key, value
+        return nothing
     if whole.is_leaf or not (query.requires_grad and key.requires_grad and value.requires_grad):
-        return query, key, value
+        return nothing
     if not _are_parts(whole, query, key, value) or not all(_is_view(one, whole) for one in (query, key, value)):
-        return query, key, value
-    offsets = [int(one.storage_offset()) for one in (query, key, value)]
-    parts: tuple[Tensor, Tensor, Tensor] = _Parts.apply(whole, query.shape, query.stride(), offsets)
-    return parts
+        return nothing
+    return whole, [int(one.storage_offset() - whole.storage_offset()) for one in (query, key, value)]
 
 
 def _are_parts(whole: Tensor, *parts: Tensor) -> bool:
@@ -89,8 +131,8 @@ class _Parts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, sizes: Any, strides: Any, offsets: Sequence[int]) -> Any:
         ctx.lie = whole.shape, strides, offsets
-        there = whole.detach()
-        return tuple(there.as_strided(sizes, strides, offset) for offset in offsets)
+        there, start = whole.detach(), whole.storage_offset()
+        return tuple(there.as_strided(sizes, strides, start + offset) for offset in offsets)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

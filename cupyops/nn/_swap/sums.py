@@ -20,6 +20,7 @@ from torch.nn import Module
 from ..._dispatch.norm_lowered import HALF, of_autocast
 from ..._util import torch_private
 from ...ops._add_norm_lowered import add_norm_lowered
+from ...ops._add_rms_norm import add_rms_norm
 from . import calls, sums_text
 from .classes import MARK, Class, Recipe, derived, kind, recipe_of
 
@@ -51,21 +52,39 @@ def added(norm: Any, a: Any, b: Any) -> Any:
     """a + b, with what `norm` makes of it, where one kernel computes both."""
     if is_dynamo_compiling() or type(a) is not Tensor or type(b) is not Tensor:
         return a + b
-    residual, x = (a, b) if a.dtype is torch.float32 else (b, a)
-    if residual.dtype is not torch.float32 or x.dtype not in HALF or a.shape != b.shape or a.device != b.device:
+    if a.shape != b.shape or a.device != b.device or norm is None or norm._forward_pre_hooks:
         return a + b
     if torch.is_inference_mode_enabled():
         return a + b  # nothing would tell whether the sum has been changed since
-    if x.dtype is not of_autocast(x) or torch_private.functorch_active() or torch_private.forward_mode():
+    found = _of_one_type(norm, a, b) if a.dtype is b.dtype else _of_two_types(norm, a, b)
+    if found is None:
         return a + b
-    lowering = getattr(norm, "_cupyops_lowering", None)
-    if lowering is None or norm._forward_pre_hooks or not _are_there(norm, residual):
-        return a + b
-    if (of := lowering(residual)) is None:
-        return a + b
-    y, summed = add_norm_lowered(residual, x, [*of.sizes], of.scale, of.shift, of.eps, of.centred)
+    y, summed = found
     summed._cupyops_normed = _Normed(norm, _state(norm, summed), y)  # type: ignore[attr-defined]
     return summed
+
+
+def _of_two_types(norm: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What `norm` makes of the sum, and the sum, of float32 and what a product gave under autocast; None of others."""
+    residual, x = (a, b) if a.dtype is torch.float32 else (b, a)
+    if residual.dtype is not torch.float32 or x.dtype not in HALF or x.dtype is not of_autocast(x):
+        return None
+    if torch_private.functorch_active() or torch_private.forward_mode():
+        return None
+    lowering = getattr(norm, "_cupyops_lowering", None)
+    if lowering is None or not _are_there(norm, residual) or (of := lowering(residual)) is None:
+        return None
+    return add_norm_lowered(residual, x, [*of.sizes], of.scale, of.shift, of.eps, of.centred)
+
+
+def _of_one_type(norm: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same of a model that is all of one half type."""
+    if a.dtype not in HALF or torch_private.functorch_active() or torch_private.forward_mode():
+        return None
+    rms = getattr(norm, "_cupyops_rms", None)
+    if rms is None or torch.is_autocast_enabled(a.device.type) or not _are_there(norm, a) or (of := rms(a)) is None:
+        return None
+    return add_rms_norm(b, a, *of)
 
 
 def after(block: Module) -> Module | None:
