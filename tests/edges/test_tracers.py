@@ -254,6 +254,24 @@ def test_batched_gradients(operator, backend):
 
 
 @backends
+def test_penalty(operator, backend):
+    """A penalty on the gradient of the results' sum: its own gradient, and zero where it has none."""
+    if operator == "dropout":
+        pytest.skip("PyTorch's draws another mask")
+    edge, found = edges.edge(operator), []
+    for function in (edge.ours, edge.torch):
+        leaves = edge.leaves
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        first = torch.autograd.grad(total(function)(*leaves), wanted, create_graph=True, materialize_grads=True)
+        penalty = sum(gradient.square().sum() for gradient in first)
+        second = [torch.zeros_like(leaf) for leaf in wanted]
+        if penalty.requires_grad:
+            second = torch.autograd.grad(penalty, wanted, materialize_grads=True)
+        found.append([*first, *second])
+    close(*found)
+
+
+@backends
 @pytest.mark.parametrize("policy", ["all", "selective"])
 def test_checkpoint(operator, policy, backend):
     edge = edges.edge(operator)

@@ -110,6 +110,20 @@ def test_the_ends(device):
     assert cupyops.dropout(y, 0.5, inplace=True) is y and set(y.tolist()) == {0.0, 2.0}
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
+def test_other_numbers_stay_or_go(device, dtype):
+    """All of them, as in PyTorch, which drops none of them at random."""
+    x = torch.tensor([1, 0, 3], dtype=dtype, device=device)
+    assert cupyops.dropout(x, 0.0) is x and cupyops.nn.Dropout(0.5).eval()(x) is x
+    assert torch.equal(cupyops.dropout(x, 1.0), torch.zeros_like(x))
+    y = x.clone()
+    assert cupyops.dropout(y, 1.0, inplace=True) is y and not y.any()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.nn.functional.dropout(x, 0.5)
+    with pytest.raises(cupyops.InputError, match="input"):
+        cupyops.dropout(x, 0.5)
+
+
 def test_transforms(device):
     x = torch.ones(4, 50, device=device)
     with pytest.raises(RuntimeError, match="randomness"):
