@@ -14,6 +14,7 @@ import torch
 from tiers import SEVEN
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 from toys import Module, Wrapper
@@ -262,7 +263,8 @@ def test_penalty(operator, backend):
     for function in (edge.ours, edge.torch):
         leaves = edge.leaves
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        first = torch.autograd.grad(total(function)(*leaves), wanted, create_graph=True, materialize_grads=True)
+        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's attention on a CPU has no second derivative otherwise
+            first = torch.autograd.grad(total(function)(*leaves), wanted, create_graph=True, materialize_grads=True)
         penalty = sum(gradient.square().sum() for gradient in first)
         second = [torch.zeros_like(leaf) for leaf in wanted]
         if penalty.requires_grad:

@@ -332,6 +332,7 @@ def test_a_loss_without_backward_compiles_for_every_size(name, reduction):
         return LOSSES[name](x, target, reduction=reduction)
 
     op.forward(lambda x, target: (op.reference(x, target), ()))
+    torch._dynamo.reset()
     compiled = torch.compile(op, dynamic=True, fullgraph=True, backend="aot_eager")
     for rows in (5, 8):
         x, target = torch.randn(rows, 7, requires_grad=True), torch.arange(rows) % 7
