@@ -31,7 +31,7 @@ def empty_calls(edge):
 
 def test_nothing_is_launched_for_nothing(operator):
     tried = 0
-    for edge, call in ((edge, call) for edge in edges.every_edge(operator) for call in empty_calls(edge)):
+    for edge, call in ((one, call) for one in edges.every_edge(operator) for call in empty_calls(one)):
         with cupyops.simulate(), cupyops.trace() as trace:
             try:
                 outputs = tensors_of(call.of(edge.function))

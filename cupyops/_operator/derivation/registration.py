@@ -209,8 +209,8 @@ class Registration:
             with suppress(NoKernel):
                 outputs, saved = self.of.run_forward(copies)
                 return _fresh([*outputs, *updated, *saved], args)
-        # as elsewhere, where PyTorch takes its functions apart above autograd: below, those of symbolic sizes are taken apart
-        # by other rules, of which that of nll_loss gives another shape
+        # as elsewhere, where PyTorch takes its functions apart above autograd: below it has other rules for symbolic sizes,
+        # of which that of nll_loss gives another shape
         with torch_private.above_autograd(), torch.no_grad():
             found = self.of.run_reference(copies)
         return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
