@@ -27,7 +27,7 @@ def seeded(x, p):
 def by_mask(x, p):
     """A product with the mask that the seed of the samples makes."""
     bits = torch.tensor([word for i in range((x.numel() + 3) // 4) for word in philox(SEED, i)][: x.numel()])
-    factor = (bits.view(x.shape) >= p * 2**32).to(x.device, torch.float64) / (1 - p)
+    factor = (bits.view(x.shape) >= p * 2**32).to(x.device, torch.float64) / (1 - p if p < 1 else 1)
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) * factor.to(wide)).to(x.dtype)
 
