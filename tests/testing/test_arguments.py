@@ -245,7 +245,7 @@ def test_a_refusal_is_told_and_no_fault():
         return x * weight**power
 
     args = [normal(3, 4), normal(3, 4, seed=1)]
-    plain = lambda x, weight, power=2: x * weight**power  # noqa: E731
+    plain = lambda x, weight, power=2: x * weight**power
     said = "it refuses tensor 1 without its first dimension: expected one shape"
     assert rows(strict, args, "broadcast", plain) == [("n/a", said)]
     assert rows(strict, args, "numbers", plain) == [("n/a", "it refuses 1 for 2: expected one shape")]
