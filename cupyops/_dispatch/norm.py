@@ -83,7 +83,7 @@ class Gradients(NamedTuple):
 def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> None:
     """All gradients that are wanted."""
     x, wanted = tensors.x, _wanted(tensors)
-    if is_symbolic(rows, size) or is_dry(x) or not size or (tensors.grad_x is None and not wanted):
+    if is_symbolic(rows, size) or is_dry(x) or nothing_wanted(tensors, rows, size):
         return
     problem, card = _problem(operator, rows, size, x, tensors[:4], wanted > 0), gpu(x.device)
     launch = BACKWARD.launch(problem, card)
@@ -109,6 +109,11 @@ def in_one_pass(
     launch(*tensors[:7], *each, *more, rows, size, *launch.extra.values(), **types or {"T": tensors.x.dtype})
     if partials is not None:
         _finalize(partials, tensors)
+
+
+def nothing_wanted(tensors: Gradients, rows: int, size: int) -> bool:
+    """Whether no gradient has elements: of no rows those of the parameters still have, which are zeros."""
+    return not size or not (_wanted(tensors) or (tensors.grad_x is not None and rows))
 
 
 def _wanted(tensors: Gradients) -> int:

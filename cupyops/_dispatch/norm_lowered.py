@@ -12,7 +12,7 @@ from .._kernel.kernel import FLOATING, Kernel
 from .._util.strides import aligned, is_dry
 from .forms import Launch
 from .gpu import gpu
-from .norm import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, Gradients, Rows, in_one_pass
+from .norm import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, Gradients, Rows, in_one_pass, nothing_wanted
 from .norm_backward import BLOCK as BACKWARD
 from .norm_forms import BOTH, DEFINE, Operator, Problem
 from .norm_forward import BLOCK as FORWARD
@@ -62,7 +62,7 @@ def forward(operator: Operator, tensors: Rows, rows: int, size: int, eps: float)
 def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> None:
     """All gradients that are wanted; grad_y is of a half type."""
     x, wanted = tensors.x, tensors.grad_weight is not None or tensors.grad_bias is not None
-    if is_symbolic(rows, size) or is_dry(x) or not size or (tensors.grad_x is None and not wanted):
+    if is_symbolic(rows, size) or is_dry(x) or nothing_wanted(tensors, rows, size):
         return
     problem = _problem(operator, rows, size, wanted)
     launch = _lowered(BACKWARD.launch(problem, gpu(x.device)), lowered_bwd, operator)
@@ -95,7 +95,7 @@ def add_forward(centred: bool, tensors: Rows, rows: int, size: int, eps: float) 
 def add_backward(centred: bool, tensors: Gradients, grad_x: Tensor | None, rows: int, size: int) -> None:
     """As `backward`; `grad_x`: where the gradient of a half type goes beside that of float32."""
     x, wanted = tensors.x, tensors.grad_weight is not None or tensors.grad_bias is not None
-    if is_symbolic(rows, size) or is_dry(x) or not size or (tensors.grad_x is None and not wanted):
+    if is_symbolic(rows, size) or is_dry(x) or nothing_wanted(tensors, rows, size):
         return
     launch = BACKWARD.launch(_problem(_sum(centred), rows, size, wanted), gpu(x.device))
     launch = replace(launch, kernel=add_bwd, template={"CENTRED": centred})

@@ -151,7 +151,7 @@ class Expressions:
         args = [self._converted(one, ctype) for one in args]
         if name == "fma":
             return self._operation("({0} * {1} + {2})", ctype, *args)
-        if name != "pow" or args[0].is_literal == args[1].is_literal:
+        if name != "pow" or args[0].is_literal == args[1].is_literal or args[1].code in _ROOTS:
             args = [self._tensor(one) for one in args]
         form = f"{FORMS[name]}({', '.join(f'{{{index}}}' for index in range(count))})"
         return self._operation(form, "bool" if name in TRUTH else ctype, *args)
@@ -235,6 +235,10 @@ class Expressions:
         return self.body.error(node.coord.line if node.coord is not None else 0, message)
 
 
+_ROOTS = (
+    "0.5",
+    "-0.5",
+)  # of Python numbers torch.pow takes a square root, which is NaN of -INFINITY; C's pow is INFINITY
 _WHOLE = {"int": torch.int32, "long long": torch.int64}
 
 

@@ -173,7 +173,9 @@ def batch_norm_act(
         residual: of the shape, dtype and device of `input`, or None.
 
     Returns:
-        Tensor of the shape, dtype and memory format of `input`. It is rounded once, at the end; NaN stays NaN.
+        Tensor of the shape, dtype and memory format of `input`. It is rounded once, at the end; NaN stays NaN. With running
+        statistics the gradient with `create_graph=True` is a function of the gradient that arrives, and where PyTorch has
+        zeros for its derivative by `input`, there is none.
 
     Raises:
         InputError: as `batch_norm`; `activation` is unknown; `residual` is unlike `input`.

@@ -116,7 +116,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     PyTorch's own dropout makes of the same seed.
 
     Args:
-        input: any shape, any floating-point dtype; kernels serve fp16, bf16, fp32 and fp64.
+        input: any shape; kernels serve fp16, bf16, fp32 and fp64. Complex numbers and integers can be returned as they are,
+            or dropped all.
         p: the probability, in [0, 1], exact to 32 bits.
         training: False to return `input`.
         inplace: write the result into `input` and return it.
@@ -126,18 +127,22 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         infinities become NaN, as in PyTorch.
 
     Raises:
-        InputError: `input` is neither a tensor nor an array, or not of a floating-point dtype; `p` is not in [0, 1].
+        InputError: `input` is neither a tensor nor an array; `p` is not in [0, 1]; or, as in PyTorch, some elements of an
+            `input` that is not of a floating-point dtype are to be dropped.
 
     Example:
         >>> y = cupyops.dropout(torch.ones(1000), 0.25)
         >>> y.unique()
         tensor([0.0000, 1.3333])
     """
-    arguments.floating("input", input)
+    arguments.tensor("input", input)
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
         arguments.fail("p", p, "a probability in [0, 1]")
     if not training or p == 0:
         return input
+    if p == 1 and not input.dtype.is_floating_point:
+        return torch.nn.functional.dropout(input, p, inplace=inplace)
+    arguments.floating("input", input)
     seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=input.device)
     y = _dropout(input, distributed.alike(seed, input), float(p))
     return overwrite(input, y) if inplace else y

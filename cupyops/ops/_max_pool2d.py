@@ -121,7 +121,9 @@ def max_pool2d(
 
     Returns:
         Tensor of shape (N, C, OH, OW) or (C, OH, OW), channels_last where `input` is; with `return_indices`, a pair.
-        A window with a NaN gives NaN; the gradient of equal maxima goes to the first.
+        A window with a NaN gives NaN; the gradient of equal maxima goes to the first. Kernels keep the places of the maxima
+        and not `input`: the gradient with `create_graph=True` is a function of the gradient that arrives, and where PyTorch
+        has zeros for its derivative by `input`, there is none.
 
     Raises:
         InputError: `input` has another number of dimensions or no elements in one but the batch, a size is not positive,

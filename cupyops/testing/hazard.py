@@ -52,6 +52,7 @@ FAMILIES = (
     "values",
     "layouts",
     "sizes",
+    "arguments",
     "gradients",
     "derivatives",
     "compilers",

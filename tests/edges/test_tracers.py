@@ -14,6 +14,7 @@ import torch
 from tiers import SEVEN
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 from toys import Module, Wrapper
@@ -250,6 +251,25 @@ def test_batched_gradients(operator, backend):
         ys = [y for y in tensors_of(function(*leaves)) if y.requires_grad]
         grads = [torch.stack([torch.ones_like(y), 2 * torch.ones_like(y)]) for y in ys]
         found.append(torch.autograd.grad(ys, wanted, grads, is_grads_batched=True, allow_unused=True))
+    close(*found)
+
+
+@backends
+def test_penalty(operator, backend):
+    """A penalty on the gradient of the results' sum: its own gradient, and zero where it has none."""
+    if operator == "dropout":
+        pytest.skip("PyTorch's draws another mask")
+    edge, found = edges.edge(operator), []
+    for function in (edge.ours, edge.torch):
+        leaves = edge.leaves
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's attention on a CPU has no second derivative otherwise
+            first = torch.autograd.grad(total(function)(*leaves), wanted, create_graph=True, materialize_grads=True)
+        penalty = sum(gradient.square().sum() for gradient in first)
+        second = [torch.zeros_like(leaf) for leaf in wanted]
+        if penalty.requires_grad:
+            second = torch.autograd.grad(penalty, wanted, materialize_grads=True)
+        found.append([*first, *second])
     close(*found)
 
 

@@ -1,5 +1,6 @@
 """Signatures, and C as PyTorch: each function and conversion as the kernel has it, and errors that show the line."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -182,6 +183,22 @@ def test_every_function_is_that_of_the_kernel():
         found = op(x, w, 3)
     for name, ours, theirs in zip([*EVERY, "integers"], found, expected):
         assert torch.allclose(ours, theirs, rtol=3e-6, atol=1e-6, equal_nan=True), name
+
+
+@pytest.mark.parametrize("exponent", ["0.5", "-0.5", "2", "3", "-1", "-2", "0.0", "1.5", "0.25 + 0.25"])
+def test_a_power_is_that_of_c(exponent):
+    """Also of an exponent of which PyTorch takes a root: a number in the text means what it means in a tensor."""
+    op = cupyops.elementwise("power(T x) -> T y", f"y = pow(x, {exponent})", dtypes=torch.float32)
+    x = torch.tensor([-math.inf, math.inf, math.nan, -2.0, -0.0, 0.0, 1.0, 4.0], requires_grad=True)
+    truth = torch.pow(x.detach().double(), torch.full_like(x, eval(exponent), dtype=torch.double)).float()
+    outcomes = []
+    for where in (contextlib.nullcontext(), cupyops.simulate()):
+        with where:
+            y = op(x)
+            torch.testing.assert_close(y, truth, equal_nan=True)
+            assert torch.equal(y.signbit()[~truth.isnan()], truth.signbit()[~truth.isnan()])
+            outcomes += torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(*outcomes, equal_nan=True)
 
 
 # --- errors ---

@@ -313,3 +313,31 @@ def test_lists_of_numbers(by_kernels):
         (expected,) = torch.autograd.grad((x * (sum(numbers) + 1)).sin().sum(), x)
         for function in (compiled, lambda x, numbers: plus_all(x, numbers).sin()):
             torch.testing.assert_close(torch.autograd.grad(function(x, numbers).sum(), x)[0], expected)
+
+
+LOSSES = {
+    "nll_loss": torch.nn.functional.nll_loss,
+    "cross_entropy": torch.nn.functional.cross_entropy,
+    "multi_margin_loss": torch.nn.functional.multi_margin_loss,
+}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_without_backward_compiles_for_every_size(name, reduction):
+    """What torch.compile asks of the reference is done as PyTorch does it elsewhere, whose rules below autograd differ."""
+
+    @cupyops.operator(f"cupyops_kinds::{name}_{reduction}")
+    def op(x: Tensor, target: Tensor) -> Tensor:
+        return LOSSES[name](x, target, reduction=reduction)
+
+    op.forward(lambda x, target: (op.reference(x, target), ()))
+    torch._dynamo.reset()
+    compiled = torch.compile(op, dynamic=True, fullgraph=True, backend="aot_eager")
+    for rows in (5, 8):
+        x, target = torch.randn(rows, 7, requires_grad=True), torch.arange(rows) % 7
+        y, expected = compiled(x, target), op.reference(x, target)
+        torch.testing.assert_close(y, expected)
+        weights = torch.rand(expected.shape)
+        ours, theirs = (torch.autograd.grad(one, x, weights) for one in (y, expected))
+        torch.testing.assert_close(ours, theirs)

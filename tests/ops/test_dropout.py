@@ -27,7 +27,7 @@ def seeded(x, p):
 def by_mask(x, p):
     """A product with the mask that the seed of the samples makes."""
     bits = torch.tensor([word for i in range((x.numel() + 3) // 4) for word in philox(SEED, i)][: x.numel()])
-    factor = (bits.view(x.shape) >= p * 2**32).to(x.device, torch.float64) / (1 - p)
+    factor = (bits.view(x.shape) >= p * 2**32).to(x.device, torch.float64) / (1 - p if p < 1 else 1)
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) * factor.to(wide)).to(x.dtype)
 
@@ -108,6 +108,20 @@ def test_the_ends(device):
     torch.testing.assert_close(cupyops.dropout(x, 1.0), x * 0, equal_nan=True)
     y = torch.ones(100, device=device)
     assert cupyops.dropout(y, 0.5, inplace=True) is y and set(y.tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
+def test_other_numbers_stay_or_go(device, dtype):
+    """All of them, as in PyTorch, which drops none of them at random."""
+    x = torch.tensor([1, 0, 3], dtype=dtype, device=device)
+    assert cupyops.dropout(x, 0.0) is x and cupyops.nn.Dropout(0.5).eval()(x) is x
+    assert torch.equal(cupyops.dropout(x, 1.0), torch.zeros_like(x))
+    y = x.clone()
+    assert cupyops.dropout(y, 1.0, inplace=True) is y and not y.any()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.nn.functional.dropout(x, 0.5)
+    with pytest.raises(cupyops.InputError, match="input"):
+        cupyops.dropout(x, 0.5)
 
 
 def test_transforms(device):

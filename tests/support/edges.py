@@ -98,6 +98,13 @@ def _contracts() -> dict[str, type[OperatorContract]]:
     return found
 
 
+def every_edge(name: str) -> list[Edge]:
+    """All small calls of an operator's contract, in float32."""
+    contract = _contracts()[name]
+    samples = contract().small_samples(Make("cpu", torch.float32))
+    return [Edge(contract.function, contract.torch_function, sample) for sample in samples]
+
+
 def edge(name: str, dtype: torch.dtype = torch.float32) -> Edge:
     """The call of an operator: the first small one of its contract."""
     contract = _contracts()[name]

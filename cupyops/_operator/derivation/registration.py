@@ -209,7 +209,10 @@ class Registration:
             with suppress(NoKernel):
                 outputs, saved = self.of.run_forward(copies)
                 return _fresh([*outputs, *updated, *saved], args)
-        found = self.of.run_reference(copies)
+        # as elsewhere, where PyTorch takes its functions apart above autograd: below it has other rules for symbolic sizes,
+        # of which that of nll_loss gives another shape
+        with torch_private.above_autograd(), torch.no_grad():
+            found = self.of.run_reference(copies)
         return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:

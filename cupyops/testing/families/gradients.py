@@ -128,6 +128,17 @@ def changed_input(case: Case) -> None:
             _same_gradients(case, dict(enumerate(found)))
 
 
+@hazard("a call of other values between a forward and its backward changes neither its results nor its gradients")
+def calls_between(case: Case) -> None:
+    """As where an operator is used twice in a model: what it has kept of one call must not be that of another."""
+    calls = case.call, case.varied()
+    leaves = [call.relaid() for call in calls]
+    outputs = [tensors_of(each.of(case.target.function)) for each in leaves]
+    for what, call, each, results in zip(("first", "second"), calls, leaves, outputs):
+        with told(f"the {what} of two calls"):
+            case.judge(Outcome(results, gradients(results, each, case.grads(results))), call)
+
+
 @hazard("gradients add up in `.grad`")
 def accumulated_grads(case: Case) -> None:
     """Forward and `backward()` twice on the same leaves."""

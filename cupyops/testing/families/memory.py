@@ -99,6 +99,18 @@ def _meant_to_change(case: Case, call: Call) -> list[Tensor]:
     return [tensor for tensor, one in zip(call.all_tensors(), changed) if one]
 
 
+@hazard("on the same tensors, after other values were written into them, the result is that of the new values")
+def other_values_in_place(case: Case) -> None:
+    """As after a step of an optimizer: what was computed of a tensor must not outlive its values."""
+    leaves, other = case.call.leaves(), case.varied()
+    for _ in range(_ROUNDS):
+        case.through(leaves)
+    with torch.no_grad():
+        for tensor, values in zip(leaves.all_tensors(), other.all_tensors()):
+            tensor.copy_(values)
+    case.judge(case.through(leaves), other)
+
+
 @hazard("with inplace=True the result is the input itself, its version counter tells, and a leaf is refused")
 def declared_inplace(case: Case) -> None:
     """Where the function has an argument of that name."""

@@ -8,19 +8,16 @@ from io import StringIO
 import torch
 from torch import Tensor
 
-from ...errors import SimulatorError
 from ..call import Call, Outcome
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard
+from ..refusals import REFUSALS, is_clear
 from ..special import PLANTS, denormals, flushed, judge_signs_of_zero, judge_trusted, nearly_zero, planted, zeros
 from ..tolerance import name
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BROKEN = 128.0  # of slack: an operator that is so far off says nothing in another dtype
 _FAR = 1_000_003  # past any sample's sizes
-
-# what an input that is not wanted may raise; what the simulator finds is never meant, but for a kernel's own assert
-_REFUSALS = (ValueError, TypeError, IndexError, RuntimeError, AssertionError)
 
 
 @hazard("forward and every gradient are as near to float64 as PyTorch's own in the same dtype")
@@ -120,8 +117,8 @@ def _judged(case: Case, call: Call, what: str) -> bool:
         return False
     except Failure as failure:
         raise Failure(f"{what}: {failure}") from None
-    except _REFUSALS as error:
-        if not _is_clear(error):
+    except REFUSALS as error:
+        if not is_clear(error):
             raise
         return False
     return True
@@ -132,8 +129,8 @@ def _answered_or_refused(case: Case, call: Call, what: str, near_truth: bool = T
     try:
         with redirect_stdout(StringIO()):  # a kernel's last words, in the simulator
             ours = case.both_ways(call)
-    except _REFUSALS as error:
-        if not _is_clear(error):
+    except REFUSALS as error:
+        if not is_clear(error):
             raise
         return
     try:
@@ -171,13 +168,6 @@ def _near_truth(case: Case, outputs: list[Tensor], call: Call, what: str) -> Non
             raise Failure(
                 f"{what}: PyTorch refuses this, and output {index}, in {name(a.dtype)}, is far from the truth"
             )
-
-
-def _is_clear(error: BaseException) -> bool:
-    """Whether an error is a refusal: not what the simulator finds in a kernel, nor what a GPU reports of one."""
-    if isinstance(error, SimulatorError):
-        return type(error).__name__ in ("Trap", "DeviceAssert")
-    return not isinstance(error, (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ())))
 
 
 def _needs_accuracy(case: Case) -> None:
