@@ -68,6 +68,15 @@ CUPYOPS_OF_TWO(operator-, Dual)
 CUPYOPS_OF_TWO(operator*, Dual)
 CUPYOPS_OF_TWO(operator/, Dual)
 
+template <typename X> __device__ __forceinline__ Dual& operator+=(Dual& x, const X& y) { return x = x + y; }
+template <typename X> __device__ __forceinline__ Dual& operator-=(Dual& x, const X& y) { return x = x - y; }
+template <typename X> __device__ __forceinline__ Dual& operator*=(Dual& x, const X& y) { return x = x * y; }
+template <typename X> __device__ __forceinline__ Dual& operator/=(Dual& x, const X& y) { return x = x / y; }
+__device__ __forceinline__ Dual& operator++(Dual& x) { return x += 1; }
+__device__ __forceinline__ Dual& operator--(Dual& x) { return x -= 1; }
+__device__ __forceinline__ Dual operator++(Dual& x, int) { return ++x - 1; }
+__device__ __forceinline__ Dual operator--(Dual& x, int) { return --x + 1; }
+
 #define CUPYOPS_COMPARISON(op)                                                                             \
   __device__ __forceinline__ bool operator op(const Dual& x, const Dual& y) { return x.value op y.value; } \
   CUPYOPS_OF_TWO(operator op, bool)
