@@ -438,18 +438,25 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     for (int i = 0; i < S::PIECES; ++i) {
       const int first = to.row + i / S::ACROSS * 64, left = to.column + i % S::ACROSS * S::PIECE;
       const int row = first + thread / 32 * 16 + lane / 4, column = left + lane % 4 * 2;
-      typename E::template Captured<S::PIECE / 4> captured;
-      if (first + 64 <= p.m && left + S::PIECE <= p.n) captured.template load<true>(epilogue, row, column, p.m, p.n);
-      else captured.template load<false>(epilogue, row, column, p.m, p.n);
+      const bool whole = first + 64 <= p.m && left + S::PIECE <= p.n;
       unsigned kept[S::PIECE / 4];
+      constexpr int AT_ONCE = E::AT_ONCE < S::PIECE / 4 ? E::AT_ONCE : S::PIECE / 4;
 #pragma unroll
-      for (int c = 0; c < S::PIECE / 4; ++c) {
-        const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
-        const float2 add =
-            *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
-        const float2 z = {pair[0] + add.x, pair[1] + add.y};
-        results[i][c] = packed<T>(captured.template of<0>(epilogue, z.x, c), captured.template of<1>(epilogue, z.y, c));
-        kept[c] = packed<T>(z.x, z.y);
+      for (int from = 0; from < S::PIECE / 4; from += AT_ONCE) {
+        typename E::template Captured<AT_ONCE> captured;
+        if (whole) captured.template load<true>(epilogue, row, column + from * 4, p.m, p.n);
+        else captured.template load<false>(epilogue, row, column + from * 4, p.m, p.n);
+#pragma unroll
+        for (int at = 0; at < AT_ONCE; ++at) {
+          const int c = from + at;
+          const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
+          const float2 add =
+              *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
+          const float2 z = {pair[0] + add.x, pair[1] + add.y};
+          const float low = captured.template of<0>(epilogue, z.x, at), high = captured.template of<1>(epilogue, z.y, at);
+          results[i][c] = packed<T>(low, high);
+          kept[c] = packed<T>(z.x, z.y);
+        }
       }
       if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
     }

@@ -70,7 +70,10 @@ template <class F_> struct Gated : Plain {
 };
 struct Partial : Plain { static constexpr bool PARTIAL = true; };
 struct Reduced : Plain { static constexpr bool REDUCED = true; };
-struct Computed : Plain { static constexpr bool COMPUTED = true; };
+struct Computed : Plain {
+  static constexpr bool COMPUTED = true;
+  static constexpr int AT_ONCE = 16;  // pairs of each captured tensor that a thread loads before it computes
+};
 struct OfRows : Plain { static constexpr bool ROWS = true; };
 struct OfShares : Plain { static constexpr bool SHARES = true; };
 template <class A, class B> struct Scaled : Plain {

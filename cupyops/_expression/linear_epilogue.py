@@ -17,6 +17,7 @@ from .._dispatch.broadcast import expanded, launched
 from .._dispatch.epilogues import LINEAR_EPILOGUE, fused, rows_and_columns
 from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
 from .._kernel.kernel import Kernel
+from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
 from .._operator.operator import Operator
 from .._util import arguments
@@ -60,8 +61,8 @@ def linear_epilogue(
 
     Returns:
         A function of `input` (..., in_features), `weight` (out_features, in_features), `bias` (out_features,) or None, and
-        what the signature names after the product. The result is (..., out_features), contiguous. Under autocast all
-        tensors of type T are cast, as a product's are.
+        what the signature names after the product. The result is (..., out_features), contiguous. Under autocast what is
+        multiplied is cast, and captured tensors are not: where they are wider, so is the result, and PyTorch computes it.
 
         Backward reads z, which is kept, unless `backward` is given and does not name it. A gradient that is derived is
         computed in fp32: float64 takes the reference, and so does the gradient of an epilogue with integers, `double` or
@@ -101,7 +102,7 @@ def linear_epilogue(
     op.unsupported(layer.unsupported)
     if gradient is not None:
         op.backward(layer.role())
-    return _public(op, layer, module, f"{signature.strip()}: {epilogue.strip()}")
+    return _public(op, layer, meaning, module, f"{signature.strip()}: {epilogue.strip()}")
 
 
 def _check_form(declaration: Declaration) -> None:
@@ -233,14 +234,16 @@ class Layer:
         return [*gradients(grad_z, values["input"], values["weight"], values["bias"], layer), *others]
 
 
-def _public(op: Operator, layer: Layer, module: str, doc: str) -> Callable[..., Any]:
+def _public(
+    op: Operator, layer: Layer, meaning: Callable[..., Any], module: str, doc: str
+) -> Callable[..., Any]:
     """The public function: the layer's arguments, and what the signature names after the product."""
     declaration = layer.declaration
     captured = replace(declaration, parameters=declaration.parameters[1:])
     checked = checker(captured, layer.unit.dtypes, promote=False)
     typed = [one.name for one in layer.captured if one.is_typed]
 
-    def operands(input: Any, weight: Any, bias: Any, *given: Any) -> list[Any]:
+    def call(input: Any, weight: Any, bias: Any, *given: Any) -> Any:
         check(input, weight, bias)
         if weight.dim() != 2:
             arguments.fail("weight", weight, "shape (out_features, in_features)")
@@ -254,16 +257,20 @@ def _public(op: Operator, layer: Layer, module: str, doc: str) -> Callable[..., 
         shape = (*input.shape[:-1], weight.shape[0])
         for name, tensor in tensors.items():
             _check_broadcasts(name, tensor, shape)
+        lower = dtype_for(POLICIES["lower"], input.device)
+        if lower is not None and any(tensors[name].dtype != lower for name in typed):  # it casts what is multiplied alone
+            wide = torch.promote_types(lower, tensors[typed[0]].dtype)
+            cast = [value.to(wide) if name in typed else value for name, value in zip(tensors, values)]
+            return meaning(F.linear(input, weight, bias).to(wide), *cast, *values[len(tensors) :])
         keep = layer.keeps and wants_gradient(input, weight, bias, *tensors.values())
-        return [input, weight, bias, *values, keep]
+        return op(input, weight, bias, *values, keep)
 
     all_default = all(one.default is not None for one in captured.parameters)
     own = f"input: Tensor, weight: Tensor, bias: Tensor | None{' = None' if all_default else ''}"
     parameters = ", ".join(filter(None, (own, python.annotated(captured.parameters, defaults=True))))
     inside = ", ".join([*LAYER, *(one.name for one in python.internal(captured))])
-    lines = [f"return op_(*checked_({inside}))"]
-    names = {"op_": op, "checked_": operands}
-    function = python.define(declaration.short, parameters, lines, names, " -> Tensor")
+    lines = [f"return call_({inside})"]
+    function = python.define(declaration.short, parameters, lines, {"call_": call}, " -> Tensor")
     function.__doc__, function.__module__ = doc, module
     shown: Callable[..., Any] = op.interface(function)
     return shown

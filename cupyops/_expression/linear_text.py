@@ -71,6 +71,7 @@ def slopes(unit: Unit, declaration: Declaration, body: Body) -> Unit:
 _FUSED = """
 template <typename T> struct {name}_epilogue : wgmma_gemm::Computed {{
   using A = acc_t<T>;
+  static constexpr int AT_ONCE = {at_once};
   {members}
 
   template <int N> struct Captured {{
@@ -128,6 +129,7 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
     values += [one.name for one in scalars]
     text = _FUSED.format(
         name=name,
+        at_once=_at_once(captured, lies),
         members="\n  ".join(members),
         pairs="\n    ".join(
             f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)
@@ -152,3 +154,13 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         strided=True,
         **{key: (value,) for key, value in COMPUTED.fixed.items()},
     )
+
+
+def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> int:
+    """How many pairs of each are loaded before they are used: as many as there are registers for, beside the sums."""
+    registers = sum(
+        (3 if columns == "Anyhow" else max(1, (one.dtype or HALF[0]).itemsize // 2)) / (1 if rows else 2)
+        for one, (rows, columns) in zip(captured, lies)
+        if columns != "Same"
+    )
+    return 16 if registers <= 1 else 8 if registers <= 2 else 4
