@@ -211,7 +211,7 @@ def _whole(matrix: Tensor) -> Tensor:
 
 
 def rows_and_columns(captured: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
-    """The strides of a tensor that broadcasts to `shape`, seen as a matrix of rows; None where rows are not one stride apart."""
+    """The strides of a tensor that broadcasts to `shape`, seen as a matrix; None where its rows are not one stride apart."""
     strides = [0 if own == 1 else step for own, step in zip(captured.shape, captured.stride())]
     strides = [0] * (len(shape) - len(strides)) + strides
     row, rows = 0, 1

@@ -1,4 +1,4 @@
-"""`cupyops.linear_epilogue`: a linear layer whose result goes through a line of C, in the product's own kernel where it can."""
+"""`cupyops.linear_epilogue`: a linear layer whose result goes through a line of C, where it can in the same kernel."""
 
 from __future__ import annotations
 
@@ -131,7 +131,13 @@ class Layer:
     """The roles of one such operator."""
 
     def __init__(
-        self, declaration: Declaration, body: Body, unit: Unit, gradient: Gradient | None, of_slopes: Unit, derived: bool
+        self,
+        declaration: Declaration,
+        body: Body,
+        unit: Unit,
+        gradient: Gradient | None,
+        of_slopes: Unit,
+        derived: bool,
     ) -> None:
         self.declaration, self.body, self.unit, self.gradient = declaration, body, unit, gradient
         self.product, *self.captured = declaration.tensors
@@ -156,7 +162,7 @@ class Layer:
         parameters = python.annotated([*self.captured, *self.declaration.scalars])
         layer = "input: Tensor, weight: Tensor, bias: Tensor | None"
         given = "".join(f", {name}" for name in self.names[len(LAYER) : -1])
-        lines = [f"return epilogue_(linear_(input, weight, bias){given})"]
+        lines = [f"return epilogue_(linear_(input, weight, bias){given}).contiguous()"]
         names = {"epilogue_": epilogue, "linear_": F.linear}
         signature = ", ".join(filter(None, (layer, parameters, "keep_: bool")))
         made: Callable[..., Any] = python.define(self.declaration.short, signature, lines, names, " -> Tensor")
@@ -164,7 +170,8 @@ class Layer:
 
     def _call(self, args: Sequence[Any]) -> Call:
         first, second = len(LAYER), len(LAYER) + len(self.captured)
-        return Call(*args[:first], tuple(args[first:second]), tuple(args[second:-1]), args[-1])
+        input, weight, bias = args[:first]
+        return Call(input, weight, bias, tuple(args[first:second]), tuple(args[second:-1]), args[-1])
 
     def unsupported(self, *args: Any) -> str | None:
         """Why kernels do not compute this."""
@@ -181,11 +188,12 @@ class Layer:
         rows, (weight, bias) = rows_of(call.input), contiguous(call.weight, call.bias)
         y = call.input.new_empty((*call.input.shape[:-1], weight.shape[0]))
         kept = torch.empty_like(y) if call.keep else None
-        lies = [rows_and_columns(one, y.shape) for one in call.captured]
-        plan = None if None in lies else fused(LINEAR_EPILOGUE, rows, (weight,))
+        found = [rows_and_columns(one, y.shape) for one in call.captured]
+        lies = [one for one in found if one is not None]
+        plan = fused(LINEAR_EPILOGUE, rows, (weight,)) if len(lies) == len(found) else None
         if plan is not None:
             kernel = self._kernel(call.captured, lies)
-            strided = [value for one, lie in zip(call.captured, lies) for value in (one, *lie)]
+            strided = [value for one, (row, column) in zip(call.captured, lies) for value in (one, row, column)]
             plan.compute(kernel, y, kept, bias, *strided, *call.scalars)
         else:
             z = torch.empty_like(y) if kept is None else kept
@@ -209,7 +217,7 @@ class Layer:
     def role(self) -> Callable[..., Any]:
         """The backward role, which goes by the names of its parameters."""
         assert self.gradient is not None
-        declaration, y = self.declaration, self.declaration.outputs[0].name
+        y = self.declaration.outputs[0].name
         names = ["saved", f"grad_{y}", *LAYER]
         names += [name for name in self.gradient.names if name not in (f"grad_{y}", self.product.name)]
         names.append("needs_grad")
@@ -234,9 +242,7 @@ class Layer:
         return [*gradients(grad_z, values["input"], values["weight"], values["bias"], layer), *others]
 
 
-def _public(
-    op: Operator, layer: Layer, meaning: Callable[..., Any], module: str, doc: str
-) -> Callable[..., Any]:
+def _public(op: Operator, layer: Layer, meaning: Callable[..., Any], module: str, doc: str) -> Callable[..., Any]:
     """The public function: the layer's arguments, and what the signature names after the product."""
     declaration = layer.declaration
     captured = replace(declaration, parameters=declaration.parameters[1:])
@@ -258,10 +264,12 @@ def _public(
         for name, tensor in tensors.items():
             _check_broadcasts(name, tensor, shape)
         lower = dtype_for(POLICIES["lower"], input.device)
-        if lower is not None and any(tensors[name].dtype != lower for name in typed):  # it casts what is multiplied alone
+        if lower is not None and any(
+            tensors[name].dtype != lower for name in typed
+        ):  # it casts what is multiplied alone
             wide = torch.promote_types(lower, tensors[typed[0]].dtype)
             cast = [value.to(wide) if name in typed else value for name, value in zip(tensors, values)]
-            return meaning(F.linear(input, weight, bias).to(wide), *cast, *values[len(tensors) :])
+            return meaning(F.linear(input, weight, bias).to(wide), *cast, *values[len(tensors) :]).contiguous()
         keep = layer.keeps and wants_gradient(input, weight, bias, *tensors.values())
         return op(input, weight, bias, *values, keep)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from .._dispatch.epilogues import COMPUTED
 from .._kernel.kernel import HALF
@@ -131,20 +132,21 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         name=name,
         at_once=_at_once(captured, lies),
         members="\n  ".join(members),
-        pairs="\n    ".join(
-            f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)
-        ),
+        pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
         loads="\n      ".join(
             f"{one.name}_pairs_.template load<WHOLE>(all_.{one.name}, row_, column_, m_, n_);" for one in captured
         ),
         element=kernels.called(f"{name}_element", body, ", ".join([*arguments, "y_"])),
-        sizes=", ".join(f"{'bool' if isinstance(value, bool) else 'int'} {key}" for key, value in COMPUTED.fixed.items()),
+        sizes=", ".join(
+            f"{'bool' if isinstance(value, bool) else 'int'} {key}" for key, value in COMPUTED.fixed.items()
+        ),
         parameters="".join(f", {one}" for one in parameters),
         values="".join(f", {one}" for one in values),
     )
     device = kernels.element(
         f"{name}_element", body, [*declaration.tensors, *scalars], declaration.outputs, nearly=True
     )
+    domain: dict[str, Any] = {key: (value,) for key, value in COMPUTED.fixed.items()}
     return replace(unit, dtypes=HALF).kernel(
         f"{name}_wgmma",
         "gemm/computed_wgmma.cuh",
@@ -152,7 +154,7 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         [body],
         arch="sm_90a",
         strided=True,
-        **{key: (value,) for key, value in COMPUTED.fixed.items()},
+        **domain,
     )
 
 
