@@ -1,4 +1,4 @@
-"""linear_epilogue: epilogues that are lines of C. `tools/forms_ab.py linear_epilogue` has the fused kernel beside the other."""
+"""linear_epilogue: epilogues that are lines of C. `tools/forms_ab.py linear_epilogue` compares the fused kernel."""
 
 import math
 
