@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from . import ops as ops
     from . import optim as optim
     from . import testing as testing
+    from ._expression.linear_epilogue import linear_epilogue as linear_epilogue
     from .nn._swap import swap as swap
     from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
@@ -69,8 +70,9 @@ def _library() -> None:
         ops = importlib.import_module(".ops", __name__)
         importlib.import_module(".optim", __name__)
         swap = importlib.import_module(".nn._swap", __name__).swap
+        linear_epilogue = importlib.import_module("._expression.linear_epilogue", __name__).linear_epilogue
     globals().update({name: value for name, value in vars(ops).items() if not name.startswith("_")})
-    globals()["swap"] = swap
+    globals().update(swap=swap, linear_epilogue=linear_epilogue)
 
 
 _by_need.loaded_by(_library)

@@ -9,7 +9,7 @@
 //
 // A half-precision result of an aligned y is stored by TMA; of a y whose rows begin off 16-byte boundaries by single elements.
 //
-// What is stored of the sums is the epilogue's: see Sums, Activated, Gated and Partial. Products of 8-bit numbers, see Scaled, count
+// What is stored of the sums is the epilogue's: see Sums, Activated, Gated, Computed and Partial. Products of 8-bit numbers, see Scaled, count
 // them by two: of k, in stages and in maps, they are half as many elements of 16 bits.
 #pragma once
 
@@ -157,6 +157,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
         store_wide(sums, bias);
       } else {
         if constexpr (E::GATED) gate(sums);
+        else if constexpr (E::COMPUTED) compute(sums, bias);
         else if (p.bias) round<true>(sums, bias);
         else round<false>(sums, bias);
         unstored = S::PIECES;
@@ -425,6 +426,39 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
         results[i][c] = packed<T>(E::F::template value<T>(first[2 * c]) * second[2 * c],
                                   E::F::template value<T>(first[2 * c + 1]) * second[2 * c + 1]);
       }
+    }
+  }
+
+  // What an epilogue of its own makes of sums + bias, rounded once, to `results`.
+  __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2],
+                                          const float (&bias)[kBiases]) {
+    const E& epilogue = *static_cast<const E*>(p.computed);
+    share(bias);
+#pragma unroll
+    for (int i = 0; i < S::PIECES; ++i) {
+      const int first = to.row + i / S::ACROSS * 64, left = to.column + i % S::ACROSS * S::PIECE;
+      const int row = first + thread / 32 * 16 + lane / 4, column = left + lane % 4 * 2;
+      const bool whole = first + 64 <= p.m && left + S::PIECE <= p.n;
+      unsigned kept[S::PIECE / 4];
+      constexpr int AT_ONCE = E::AT_ONCE < S::PIECE / 4 ? E::AT_ONCE : S::PIECE / 4;
+#pragma unroll
+      for (int from = 0; from < S::PIECE / 4; from += AT_ONCE) {
+        typename E::template Captured<AT_ONCE> captured;
+        if (whole) captured.template load<true>(epilogue, row, column + from * 4, p.m, p.n);
+        else captured.template load<false>(epilogue, row, column + from * 4, p.m, p.n);
+#pragma unroll
+        for (int at = 0; at < AT_ONCE; ++at) {
+          const int c = from + at;
+          const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
+          const float2 add =
+              *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
+          const float2 z = {pair[0] + add.x, pair[1] + add.y};
+          const float low = captured.template of<0>(epilogue, z.x, at), high = captured.template of<1>(epilogue, z.y, at);
+          results[i][c] = packed<T>(low, high);
+          kept[c] = packed<T>(z.x, z.y);
+        }
+      }
+      if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
     }
   }
 

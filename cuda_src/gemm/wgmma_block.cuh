@@ -51,10 +51,11 @@ struct Shape {
 //   OfRows        the sums of groups of rows, each with a matrix b of its own
 //   OfShares      the sums of groups of k, each of which gives a matrix y
 //   Reduced       nothing: an epilogue of a family's own takes the rounded sums piece by piece, see its Rows
+//   Computed      what an epilogue of its own makes of z = sums + bias, see gemm/computed_wgmma.cuh; and z, where `kept` is not null
 //   Scaled        the sums of products of 8-bit numbers times the scales of their rows and columns, + bias; in fp32 or half types
 struct Plain {
   static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false, ROWS = false, SHARES = false, SCALED = false,
-                        REDUCED = false;
+                        REDUCED = false, COMPUTED = false;
   template <typename T, class S> struct Rows {};  // what a thread knows of its rows from one piece to the next
   template <typename T, int N, bool A_MN, bool B_MN> using Product = wgmma::Product<T, N, A_MN, B_MN>;
 };
@@ -69,6 +70,10 @@ template <class F_> struct Gated : Plain {
 };
 struct Partial : Plain { static constexpr bool PARTIAL = true; };
 struct Reduced : Plain { static constexpr bool REDUCED = true; };
+struct Computed : Plain {
+  static constexpr bool COMPUTED = true;
+  static constexpr int AT_ONCE = 16;  // pairs of each captured tensor that a thread loads before it computes
+};
 struct OfRows : Plain { static constexpr bool ROWS = true; };
 struct OfShares : Plain { static constexpr bool SHARES = true; };
 template <class A, class B> struct Scaled : Plain {
@@ -81,7 +86,7 @@ template <class A, class B> struct Scaled : Plain {
 // Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
 // of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
 // of `ragged` rows or of k. Of Scaled: the scales of rows and columns, or one of each where `by_row` is 0; promoted: whether each
-// stage is summed by itself, and then added in fp32. Of Reduced: what its Rows know it to be.
+// stage is summed by itself, and then added in fp32. Of Reduced: what its Rows know it to be. Of Computed: the epilogue itself.
 template <typename T> struct Problem {
   const TensorMap &a, &b, &y;
   T* data;
@@ -97,7 +102,7 @@ template <typename T> struct Problem {
   const float *scale_a = nullptr, *scale_b = nullptr;
   int by_row = 0;
   bool promoted = false;
-  const void* reduced = nullptr;
+  const void *reduced = nullptr, *computed = nullptr;
 };
 
 // Which stage is next, and the parity of its phase.

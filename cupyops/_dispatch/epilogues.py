@@ -98,11 +98,30 @@ class Apart(Form[Problem]):
         return Launch(None, 0, 0)  # type: ignore[arg-type]
 
 
+class Computed(Fused):
+    """The same of an epilogue that is a line of C, whose kernels are no part of it: see `Launch.by`."""
+
+    def __init__(self, least: tuple[int, int, int]) -> None:
+        super().__init__("linear_epilogue_wgmma", {}, 256, least)
+
+    def made(self) -> Kernel:
+        """None."""
+        del self.fixed["SPLIT"]
+        of_any: Any = None
+        return of_any
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """None that are listed."""
+        return ()
+
+
 ACTIVATED = Fused("linear_act_wgmma", ACTIVATIONS, 256, (16384, 3072, 768))
 GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
+COMPUTED = Computed((2**31, 2**31, 2**31))  # not measured
 
 LINEAR_ACT = Forms("linear_act", "product", [ACTIVATED, Apart(last=False), *gemm.DENSE])
 GATED_LINEAR = Forms("gated_linear", "product", [GATED, Apart(last=True)])
+LINEAR_EPILOGUE = Forms("linear_epilogue", "product", [COMPUTED, Apart(last=True)])
 
 
 def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
@@ -138,18 +157,26 @@ class Plan:
         gemm.run_dense(launch, self.x, weight, y, bias, residual, function, kept)
         return None
 
+    def compute(self, kernel: Kernel, y: Tensor, kept: Tensor | None, bias: Tensor | None, *more: Any) -> None:
+        """Launch that kernel, of an epilogue that is a line of C and takes `more`; what is kept has the shape of y."""
+        maps, _ = self._maps(y, kept)
+        self.launch.by(kernel)(*maps, y, kept, bias, *more)
+
     def _by_wgmma(self, y: Tensor, kept: Tensor | None, function: str, more: Sequence[Tensor | None]) -> None:
-        launch = self.launch
-        of, pitch = launch.extra, launch.args[-2]
+        maps, strides = self._maps(y, kept)
+        self.launch(*maps, y, kept, *strides, *more, F=function)
+
+    def _maps(self, y: Tensor, kept: Tensor | None) -> tuple[list[Any], tuple[int, int]]:
+        """The maps of all operands and results; from one row that is kept to the next, and from one part to the other."""
+        of, pitch = self.launch.extra, self.launch.args[-2]
         maps = [of["a"].map(self.x), *(of["b"].map(weight) for weight in self.weights)]
         stored = maps[0] if pitch else of["y"].map(y, written=True)
-        also, strides = stored, (0, 0)  # from one row that is kept to the next, from one part to the other
-        if kept is not None:
-            columns = y.shape[-1]
-            strides = (columns, y.numel()) if kept.shape[-1] == columns else (2 * columns, columns)
-            place = of["kept"]._replace(strides=(strides[1], strides[0], 1))
-            also = stored if pitch else place.map(kept, written=True)
-        launch(*maps, stored, also, y, kept, *strides, *more, F=function)
+        if kept is None:
+            return [*maps, stored, stored], (0, 0)
+        columns = y.shape[-1]
+        strides = (columns, y.numel()) if kept.shape[-1] == columns else (2 * columns, columns)
+        place = of["kept"]._replace(strides=(strides[1], strides[0], 1))
+        return [*maps, stored, stored if pitch else place.map(kept, written=True)], strides
 
 
 def fused(
@@ -169,10 +196,10 @@ def fused(
     weight = weights[0]
     problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
     launch = forms.launch(problem, gpu(x.device))
-    if library.serves(launch):
-        return None
     if launch.extra:
         return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
+    if library.serves(launch):
+        return None
     if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
         return fused(forms, copies[0], copies[1:], turn=False, measured=measured)
     return Plan(launch, x, weights)
@@ -181,3 +208,19 @@ def fused(
 def _whole(matrix: Tensor) -> Tensor:
     """As TMA reads it: it begins at a 16-byte boundary."""
     return matrix if aligned(matrix) else gemm.padded(matrix)
+
+
+def rows_and_columns(captured: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
+    """The strides of a tensor that broadcasts to `shape`, seen as a matrix; None where its rows are not one stride apart."""
+    strides = [0 if own == 1 else step for own, step in zip(captured.shape, captured.stride())]
+    strides = [0] * (len(shape) - len(strides)) + strides
+    row, rows = 0, 1
+    for size, stride in zip(reversed(shape[:-1]), reversed(strides[:-1])):
+        if size == 1:
+            continue
+        if rows == 1:
+            row = stride
+        elif stride != row * rows:
+            return None
+        rows *= size
+    return row, strides[-1]

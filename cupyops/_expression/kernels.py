@@ -88,11 +88,13 @@ class Unit:
         text: str,
         pieces: Sequence[Body],
         define: Mapping[str, int] | None = None,
+        arch: str | None = None,
+        strided: bool = False,
         **domain: tuple[Any, ...],
     ) -> Generated:
         """The kernel `name<T, ...>` of a text, which comes after the `header` that it includes and the preamble.
 
-        `define`: what the header asks to be defined.
+        `define`: what the header asks to be defined; `arch` and `strided` as of a `Kernel`.
         """
         file = f"{name}.cu"
         before = [Preamble(f"{self.name}.preamble", self.preamble)] if self.preamble else []
@@ -105,6 +107,8 @@ class Unit:
             beside=self.beside,
             options=self.options,
             define=define,
+            arch=arch,
+            strided=strided,
             domain={"T": self.dtypes, **domain},
         )
 

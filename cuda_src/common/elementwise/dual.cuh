@@ -16,29 +16,31 @@ template <bool CONDITION> struct When {};
 template <> struct When<true> { using type = int; };
 template <typename X> using if_number_t = typename When<IsNumber<X>::value>::type;
 
+// moves: whether it depends on what is differentiated by; if not, the slope is 0. The compiler knows it, but behind a branch.
 struct Dual {
   float value, slope;
+  bool moves;
 
   Dual() = default;
-  __device__ __forceinline__ Dual(float value, float slope) : value(value), slope(slope) {}
+  __device__ __forceinline__ Dual(float value, float slope, bool moves = true)
+      : value(value), slope(slope), moves(moves) {}
   template <typename X, if_number_t<X> = 0> __device__ __forceinline__ Dual(X x)
-      : value(static_cast<float>(x)), slope(0) {}
+      : value(static_cast<float>(x)), slope(0), moves(false) {}
   template <typename X, if_number_t<X> = 0> __device__ __forceinline__ explicit operator X() const {
     return static_cast<X>(value);
   }
 };
 
-// f(x), of which the derivative is `slope`. Where x does not depend on what is differentiated by, neither does f(x), though
-// the derivative may be infinite.
+// f(x), of which the derivative is `slope`. Where x does not move, neither does f(x), though the derivative may be infinite.
 __device__ __forceinline__ Dual chain(const Dual& x, float value, float slope) {
-  return {value, x.slope == 0 ? 0 : slope * x.slope};
+  return {value, x.moves ? slope * x.slope : 0, x.moves};
 }
 __device__ __forceinline__ Dual chain(const Dual& x, const Dual& y, float value, float by_x, float by_y) {
-  return {value, (x.slope == 0 ? 0 : by_x * x.slope) + (y.slope == 0 ? 0 : by_y * y.slope)};
+  return {value, (x.moves ? by_x * x.slope : 0) + (y.moves ? by_y * y.slope : 0), x.moves || y.moves};
 }
 
 __device__ __forceinline__ Dual operator+(const Dual& x) { return x; }
-__device__ __forceinline__ Dual operator-(const Dual& x) { return {-x.value, -x.slope}; }
+__device__ __forceinline__ Dual operator-(const Dual& x) { return {-x.value, -x.slope, x.moves}; }
 __device__ __forceinline__ bool operator!(const Dual& x) { return x.value == 0; }
 
 // Each of two numbers, of which one at least is a Dual.
@@ -51,10 +53,10 @@ __device__ __forceinline__ bool operator!(const Dual& x) { return x.value == 0; 
   }
 
 __device__ __forceinline__ Dual operator+(const Dual& x, const Dual& y) {
-  return {x.value + y.value, x.slope + y.slope};
+  return {x.value + y.value, x.slope + y.slope, x.moves || y.moves};
 }
 __device__ __forceinline__ Dual operator-(const Dual& x, const Dual& y) {
-  return {x.value - y.value, x.slope - y.slope};
+  return {x.value - y.value, x.slope - y.slope, x.moves || y.moves};
 }
 __device__ __forceinline__ Dual operator*(const Dual& x, const Dual& y) {
   return chain(x, y, x.value * y.value, y.value, x.value);
@@ -67,6 +69,15 @@ CUPYOPS_OF_TWO(operator+, Dual)
 CUPYOPS_OF_TWO(operator-, Dual)
 CUPYOPS_OF_TWO(operator*, Dual)
 CUPYOPS_OF_TWO(operator/, Dual)
+
+template <typename X> __device__ __forceinline__ Dual& operator+=(Dual& x, const X& y) { return x = x + y; }
+template <typename X> __device__ __forceinline__ Dual& operator-=(Dual& x, const X& y) { return x = x - y; }
+template <typename X> __device__ __forceinline__ Dual& operator*=(Dual& x, const X& y) { return x = x * y; }
+template <typename X> __device__ __forceinline__ Dual& operator/=(Dual& x, const X& y) { return x = x / y; }
+__device__ __forceinline__ Dual& operator++(Dual& x) { return x += 1; }
+__device__ __forceinline__ Dual& operator--(Dual& x) { return x -= 1; }
+__device__ __forceinline__ Dual operator++(Dual& x, int) { return ++x - 1; }
+__device__ __forceinline__ Dual operator--(Dual& x, int) { return --x + 1; }
 
 #define CUPYOPS_COMPARISON(op)                                                                             \
   __device__ __forceinline__ bool operator op(const Dual& x, const Dual& y) { return x.value op y.value; } \
@@ -156,11 +167,11 @@ __device__ __forceinline__ Dual fmin(const Dual& x, const Dual& y) {
 }
 __device__ __forceinline__ Dual max(const Dual& x, const Dual& y) {  // of two that are equal the mean
   const float slope = x.value == y.value ? 0.5f * (x.slope + y.slope) : x.value > y.value ? x.slope : y.slope;
-  return {max(x.value, y.value), slope};
+  return {max(x.value, y.value), slope, x.moves || y.moves};
 }
 __device__ __forceinline__ Dual min(const Dual& x, const Dual& y) {
   const float slope = x.value == y.value ? 0.5f * (x.slope + y.slope) : x.value < y.value ? x.slope : y.slope;
-  return {min(x.value, y.value), slope};
+  return {min(x.value, y.value), slope, x.moves || y.moves};
 }
 CUPYOPS_OF_TWO(pow, Dual)
 CUPYOPS_OF_TWO(atan2, Dual)

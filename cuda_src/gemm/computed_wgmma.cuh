@@ -1,0 +1,43 @@
+// An epilogue that a line of C computes, on Hopper's tensor cores: y = f(z, captured tensors and numbers), z = x weight^T + bias.
+// The text that includes this defines f, and the kernel around it: see cupyops/_expression/linear_text.py.
+#pragma once
+
+#include "common/elementwise/expression.cuh"
+#include "gemm/wgmma.cuh"
+
+namespace wgmma_gemm {
+
+// How neighbouring columns of a captured tensor lie: all are one element; pairs that one access reads; anyhow.
+enum Columns { kSame, kPairs, kAnyhow };
+
+// A captured tensor over [m, n]: strides, 0 where all rows or columns share an element.
+template <typename X, bool ROWS, Columns COLUMNS> struct Matrix {
+  using Element = X;
+  const X* __restrict__ data;
+  long long row_stride, column_stride;
+
+  // The elements of columns `column` and column + 1. Outside of [m, n], as tails of tiles are, those of the nearest.
+  template <bool WHOLE> __device__ __forceinline__ Vec<X, 2> pair(int row, int column, int m, int n) const {
+    if (!WHOLE) row = min(row, m - 1), column = min(column, COLUMNS == kPairs ? n - 2 : n - 1);
+    const X* const at = data + (ROWS ? row * row_stride : 0);
+    if constexpr (COLUMNS == kSame) return splat<X, 2>(*at);
+    if constexpr (COLUMNS == kPairs) return load_vec<X, 2>(at + column);
+    return {at[column * column_stride], at[(WHOLE ? column + 1 : min(column + 1, n - 1)) * column_stride]};
+  }
+};
+
+// What a thread has of one in a piece: N pairs, of rows g and g + 8, then the same 8 columns further.
+template <typename M, int N> struct Pairs {
+  Vec<typename M::Element, 2> pairs[N];
+
+  template <bool WHOLE>
+  __device__ __forceinline__ void load(const M& matrix, int row, int column, int m, int n) {
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      pairs[c] = matrix.template pair<WHOLE>(row + c % 2 * 8, column + c / 2 * 8, m, n);
+    }
+  }
+  template <int I> __device__ __forceinline__ auto at(int c) const { return to_body(pairs[c].data[I]); }
+};
+
+}  // namespace wgmma_gemm

@@ -1,0 +1,168 @@
+"""The text of the kernels of a product with an epilogue that is a line of C: on Hopper, and of its gradient everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from .._dispatch.epilogues import COMPUTED
+from .._kernel.kernel import HALF
+from . import kernels
+from .declaration import Declaration, Parameter
+from .kernels import Generated, Unit
+from .syntax import Body
+from .values import KNOWN
+
+# What a Dual is not: of such a body the gradient is that of the reference.
+_UNDERIVED = {"lgamma", "double", "int", "long", "bool", "_Bool", "goto", "return", "struct", "for", "while", "do"}
+_UNDERIVED |= {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_DERIVED = {*(name.removesuffix("f") for name in KNOWN), "i", "A", "T", "float"}  # "i": if, without its f
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
+
+
+@dataclass(frozen=True)
+class Derived(Body):
+    """The gradient of a body: for each tensor that has one, the body computed with that tensor's slope beside its value."""
+
+    names: tuple[str, ...] = ()  # that it reads and assigns
+    code: str = ""
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every name that occurs."""
+        return frozenset(self.names)
+
+    @cached_property
+    def cuda(self) -> str:
+        """As the kernel has it."""
+        return self.code
+
+
+def derived(declaration: Declaration, body: Body) -> Derived | None:
+    """The gradient of `body`, to come after `slopes`; None where it is not to be had in this way."""
+    known = {one.name for one in declaration.parameters} | {declaration.outputs[0].name}
+    called = body.words - known
+    if called & _UNDERIVED or any(one.ctype == "double" for one in declaration.scalars):
+        return None
+    if {name.removesuffix("f") for name in _CALLED.findall(body.clean)} - _DERIVED:
+        return None
+    y = declaration.outputs[0].name
+    given = [*declaration.tensors, *declaration.scalars]
+    parts = []
+    for one in declaration.differentiable:
+        values = ", ".join(f"Dual({one.name}, 1)" if other is one else other.name for other in given)
+        call = f"expression::{declaration.short}_slopes<Dual>({values}, of_)"
+        parts.append(f"  {{ Dual of_; {call}; grad_{one.name} = grad_{y} * of_.slope; }}")
+    read = [one.name for one in given if one.name in body.words]
+    assigned = [f"grad_{one.name}" for one in declaration.differentiable]
+    return Derived(f"{declaration.short}.gradient", body.text, (f"grad_{y}", *read, *assigned), "\n".join(parts))
+
+
+def slopes(unit: Unit, declaration: Declaration, body: Body) -> Unit:
+    """The unit of the gradient's kernel: before it stands the body, for numbers with their slope."""
+    function = kernels.element(
+        f"{unit.name}_slopes", body, [*declaration.tensors, *declaration.scalars], declaration.outputs
+    )
+    return replace(unit, preamble=f'{unit.preamble}\n#include "common/elementwise/dual.cuh"\n{function}')
+
+
+_FUSED = """
+template <typename T> struct {name}_epilogue : wgmma_gemm::Computed {{
+  using A = acc_t<T>;
+  static constexpr int AT_ONCE = {at_once};
+  {members}
+
+  template <int N> struct Captured {{
+    {pairs}
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(const {name}_epilogue& all_, int row_, int column_, int m_, int n_) {{
+      {loads}
+    }}
+    template <int I> __device__ __forceinline__ A of(const {name}_epilogue& all_, A z_, int c_) const {{
+      A y_{{}};
+      {element}
+      return y_;
+    }}
+  }};
+}};
+
+// Grid, block, shared memory, who owns what: see gemm_wgmma(). Of each captured tensor the strides of rows and columns.
+template <typename T, {sizes}>
+__global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
+    {name}_wgmma(const __grid_constant__ TensorMap a_, const __grid_constant__ TensorMap b_,
+                 const __grid_constant__ TensorMap y_map_, const __grid_constant__ TensorMap kept_map_, T* y_, T* kept_,
+                 const T* bias_{parameters}, int m_, int n_, int k_, int pitch_, int group_) {{
+  using Shape_ = wgmma_gemm::Shape<M, N, STAGES, SLOTS, CLUSTER, 1, PINGPONG, LATE>;
+  extern __shared__ __align__(1024) char memory_[];
+  const {name}_epilogue<T> epilogue_{{{{}}{values}}};
+  wgmma_gemm::Problem<T> problem_{{a_, b_, y_map_, y_, bias_, m_, n_, k_, 1, 0, 0, pitch_, group_,
+                                   b_, kept_map_, kept_, n_, 0, nullptr, nullptr}};
+  problem_.computed = &epilogue_;
+  wgmma_gemm::multiply<T, Shape_, false, false, {name}_epilogue<T>>(problem_, memory_);
+}}
+"""
+
+
+def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple[bool, str]]) -> Generated:
+    """The product's kernel with its epilogue, which takes (maps, y, kept, bias, (tensor, its strides)..., scalars, sizes).
+
+    lies: of each captured tensor whether rows have elements of their own, and how columns lie: "Same", "Pairs" or "Anyhow".
+    """
+    name, (product, *captured), scalars = unit.name, declaration.tensors, declaration.scalars
+    types = [
+        f"wgmma_gemm::Matrix<{kernels.pointee(one)}, {str(rows).lower()}, wgmma_gemm::k{columns}>"
+        for one, (rows, columns) in zip(captured, lies)
+    ]
+    members = [f"{kind} {one.name};" for kind, one in zip(types, captured)]
+    members += [f"{kernels.value_type(one)} {one.name};" for one in scalars]
+    given = {product.name: "z_"}
+    given |= {one.name: f"{one.name}_pairs_.template at<I>(c_)" for one in captured}
+    given |= {one.name: f"all_.{one.name}" for one in scalars}
+    arguments = [given[one.name] for one in (*declaration.tensors, *scalars)]
+    parameters = [
+        f"const {kernels.pointee(one)}* __restrict__ {one.name}, long long {one.name}_row_, long long {one.name}_column_"
+        for one in captured
+    ] + kernels.by_value(scalars)
+    values = [f"{{{one.name}, {one.name}_row_, {one.name}_column_}}" for one in captured]
+    values += [one.name for one in scalars]
+    text = _FUSED.format(
+        name=name,
+        at_once=_at_once(captured, lies),
+        members="\n  ".join(members),
+        pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
+        loads="\n      ".join(
+            f"{one.name}_pairs_.template load<WHOLE>(all_.{one.name}, row_, column_, m_, n_);" for one in captured
+        ),
+        element=kernels.called(f"{name}_element", body, ", ".join([*arguments, "y_"])),
+        sizes=", ".join(
+            f"{'bool' if isinstance(value, bool) else 'int'} {key}" for key, value in COMPUTED.fixed.items()
+        ),
+        parameters="".join(f", {one}" for one in parameters),
+        values="".join(f", {one}" for one in values),
+    )
+    device = kernels.element(
+        f"{name}_element", body, [*declaration.tensors, *scalars], declaration.outputs, nearly=True
+    )
+    domain: dict[str, Any] = {key: (value,) for key, value in COMPUTED.fixed.items()}
+    return replace(unit, dtypes=HALF).kernel(
+        f"{name}_wgmma",
+        "gemm/computed_wgmma.cuh",
+        device + text,
+        [body],
+        arch="sm_90a",
+        strided=True,
+        **domain,
+    )
+
+
+def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> int:
+    """How many pairs of each are loaded before they are used: as many as there are registers for, beside the sums."""
+    registers = sum(
+        (3 if columns == "Anyhow" else max(1, (one.dtype or HALF[0]).itemsize // 2)) / (1 if rows else 2)
+        for one, (rows, columns) in zip(captured, lies)
+        if columns != "Same"
+    )
+    return 16 if registers <= 1 else 8 if registers <= 2 else 4

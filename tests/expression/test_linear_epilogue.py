@@ -1,0 +1,302 @@
+"""cupyops.linear_epilogue: the contract, both routes against PyTorch, captured tensors however they lie, what is refused."""
+
+import copy
+from contextlib import ExitStack
+
+import gemms
+import pytest
+import torch
+from torch.nn import functional as F
+
+import cupyops
+from cupyops._dispatch import epilogues
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu
+
+# By name: the signature after it, the text, the same in PyTorch, and the shapes of what is captured, by rows and columns.
+EPILOGUES = {
+    "quick_gelu": (
+        "(T z, T r) -> T y",
+        "y = z * sigmoid(1.702 * z) + r",
+        lambda z, r: z * torch.sigmoid(1.702 * z) + r,
+        [lambda rows, n: (*rows, n)],
+    ),
+    "softplus": (
+        "(T z, float beta = 2.0) -> T y",
+        "float s = beta * z; if (s > 20) y = z; else y = log1p(exp(s)) / beta;",
+        lambda z: F.softplus(z, 2.0),
+        [],
+    ),
+    "softcap": ("(T z) -> T y", "y = 3 * tanh(z / 3)", lambda z: 3 * torch.tanh(z / 3), []),
+    "scaled": (
+        "(T z, T column, T row, T number, T r) -> T y",
+        "y = column * z; y += row; y = number * sin(y) + r;",
+        lambda z, column, row, number, r: torch.sin(z * column + row) * number + r,
+        [lambda rows, n: (*rows, 1), lambda rows, n: (n,), lambda rows, n: (), lambda rows, n: (*rows, n)],
+    ),
+}
+OPERATORS = {
+    name: cupyops.linear_epilogue(f"{name}{signature}", text) for name, (signature, text, *_) in EPILOGUES.items()
+}
+
+
+def by_torch(name):
+    epilogue = EPILOGUES[name][2]
+    return lambda x, weight, bias, *captured: epilogue(F.linear(x, weight, bias), *captured)
+
+
+def made(name, shape, n, dtype, device="cpu"):
+    """The arguments for x of that shape, near 1; they require gradients."""
+    torch.manual_seed(0)
+    *rows, k = shape
+    shapes = [shape, (n, k), (n,), *(of(rows, n) for of in EPILOGUES[name][3])]
+    found = [torch.randn(one, device=device, dtype=torch.float64) for one in shapes]
+    found[1] *= k**-0.5
+    return [one.to(dtype).requires_grad_() for one in found]
+
+
+def compare(op, theirs, inputs):
+    """Forward and gradients beside PyTorch's in float64."""
+    exact = [one if one is None else one.detach().double().requires_grad_() for one in inputs]
+    truth = theirs(*exact)
+    grad = torch.randn_like(truth).to(inputs[0].dtype)
+    given = [one for one in inputs if one is not None]
+    y = op(*inputs)
+    with torch.no_grad():
+        assert torch.equal(op(*inputs), y)  # with nothing kept for backward
+    found = [y, *torch.autograd.grad(y, given, grad)]
+    right = [truth, *torch.autograd.grad(truth, [one for one in exact if one is not None], grad.double())]
+    for index, (ours, wanted) in enumerate(zip(found, right)):
+        worst, unit = (ours.double() - wanted).abs().max(), gemms.UNITS[y.dtype] * torch.finfo(y.dtype).eps
+        # of a captured tensor the errors of so many terms near 1 add up as a random walk does
+        size = max(wanted.abs().max(), (y.numel() / wanted.numel()) ** 0.5 if index > 3 else 0)
+        assert ours.shape == wanted.shape and worst <= unit * size, (index, worst)
+
+
+@pytest.mark.parametrize("name, backends", [("quick_gelu", ("simulator",)), ("scaled", ("reference", "simulator"))])
+def test_the_contract(name, backends):
+    sample = made(name, (2, 3, 7), 6, torch.float32)
+    report = cupyops.testing.check(OPERATORS[name], sample, reference=by_torch(name), backends=backends, shrink=False)
+    report.raise_if_failed()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_a_product_and_a_kernel_after_it(name, dtype, device):
+    with cupyops.simulate() if device.type == "cpu" else cupyops.never_slower(False), cupyops.trace() as trace:
+        for shape, n in (((5, 33), 7), ((2, 3, 16), 24), ((40,), 6)):
+            compare(OPERATORS[name], by_torch(name), made(name, shape, n, dtype, device))
+    wide = dtype == torch.float64  # whose derivative kernels do not derive
+    kernels = {launch.kernel.partition("<")[0] for launch in trace.launches()}
+    assert wide or {f"{name}_fwd", f"{name}_bwd"} <= kernels, kernels
+    assert ("reference" in trace.routes()) == wide
+
+
+def on_hopper(stack, device):
+    """The fused kernel, whatever the size."""
+    stack.enter_context(use_form(f"linear_epilogue:{epilogues.COMPUTED.name}"))
+    if device == "cpu":
+        stack.enter_context(cupyops.simulate("sm_90"))
+    stack.enter_context(assume_gpu(**gemms.HOPPER) if device == "cpu" else assume_gpu())
+    return stack.enter_context(cupyops.trace())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_fused_on_hopper(name, dtype, backend):
+    """Several tiles in each direction, with tails; odd columns, which TMA does not store; few rows of a batch."""
+    device = "cuda" if backend == "gpu" else "cpu"
+    if device == "cuda" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is of compute capability 9.0")
+    with ExitStack() as stack:
+        trace = on_hopper(stack, device)
+        for shape, n in (((280, 136), 296), ((2, 20, 72), 301), ((1, 64), 2)):
+            compare(OPERATORS[name], by_torch(name), made(name, shape, n, dtype, device))
+    first = [launch.kernel.partition("<")[0] for launch in trace.launches()]
+    assert first.count(f"{name}_wgmma") == 6 and f"{name}_fwd" not in first
+
+
+def lying(m, n):
+    """(tensor, how the kernel takes it: None for one that it does not)."""
+    yield "contiguous", torch.randn(m, n), (True, "Pairs")
+    yield "transposed", torch.randn(n, m).T, (True, "Anyhow")
+    yield "sliced", torch.randn(m, n + 2)[:, :n], (True, "Pairs")
+    yield "odd rows", torch.randn(m, n + 1)[:, :n], (True, "Anyhow")
+    yield "off a pair", torch.randn(m * n + 1)[1:].view(m, n), (True, "Anyhow")
+    yield "row", torch.randn(n), (False, "Pairs")
+    yield "every second", torch.randn(2 * n)[::2], (False, "Anyhow")
+    yield "column", torch.randn(m, 1), (True, "Same")
+    yield "number", torch.randn(1, 1), (False, "Same")
+    yield "of a batch", torch.randn(2, m // 2, n)[:1].clone(), None
+
+
+@pytest.mark.parametrize("which", [name for name, *_ in lying(2, 2)])
+def test_however_a_captured_tensor_lies(which, monkeypatch):
+    m, n = 44, 258
+    r, lies = next((one, lies) for name, one, lies in lying(m, n) if name == which)
+    x, weight, bias, _ = (t.detach() for t in made("quick_gelu", (2, m // 2, 64), n, torch.float16))
+    made_for = []
+    plain = cupyops._expression.linear_text.fused
+    monkeypatch.setattr(
+        "cupyops._expression.linear_text.fused", lambda *args: made_for.append(args[-1]) or plain(*args)
+    )
+    op = cupyops.linear_epilogue("quick_gelu_of(T z, T r) -> T y", EPILOGUES["quick_gelu"][1])
+    lead = () if r.dim() < 2 or which == "of a batch" else (2, -1) if r.shape[0] == m else (1,)
+    r = r if not lead else r.unflatten(0, lead) if lead[0] == 2 else r.unsqueeze(0)
+    with ExitStack() as stack:
+        on_hopper(stack, "cpu")
+        half = torch.empty_strided(r.shape, r.stride(), dtype=torch.float16) if which != "off a pair" else None
+        r = (
+            torch.empty(r.numel() + 1, dtype=torch.float16)[1:].view(r.shape).copy_(r)
+            if half is None
+            else half.copy_(r)
+        )
+        y = op(x, weight, bias, r)
+    wanted = by_torch("quick_gelu")(*(t.double() for t in (x, weight, bias, r)))
+    assert (y.double() - wanted).abs().max() <= 2 * torch.finfo(y.dtype).eps * wanted.abs().max()
+    assert made_for == ([[lies]] if lies else [])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_captured_integers(dtype):
+    op = cupyops.linear_epilogue(
+        f"masked(T z, {str(dtype)[6:]}[] kept, float scale = 2.0, bool on = true) -> T y",
+        "y = on && kept != 0 ? z * scale : 0",
+    )
+    x, weight, bias = (t.detach().requires_grad_() for t in made("softcap", (44, 64), 258, torch.bfloat16))
+    kept = torch.randint(0, 2, (44, 258)).to(dtype)
+    with ExitStack() as stack:
+        on_hopper(stack, "cpu")
+        compare(
+            lambda x, w, b: op(x, w, b, kept), lambda x, w, b: torch.where(kept != 0, F.linear(x, w, b) * 2, 0.0),
+            [x, weight, bias],
+        )  # fmt: skip
+
+
+def test_what_is_kept_for_backward():
+    """What the product gave, where a gradient is wanted that reads it."""
+    linear = cupyops.linear_epilogue("with_r(T z, T r) -> T y", "y = 2 * z + r", "grad_z = 2 * grad_y; grad_r = grad_y")
+    x, weight, r = torch.randn(3, 5), torch.randn(4, 5), torch.randn(3, 4)
+    for op, wanted, size in [(linear, x, 0), (OPERATORS["quick_gelu"], x, 12), (OPERATORS["quick_gelu"], None, 0)]:
+        x.requires_grad_(wanted is not None)
+        kept = []
+        with (
+            cupyops.simulate(),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+        ):
+            y = op(x, weight, None, r)
+            found = [] if wanted is None else torch.autograd.grad(y.sum(), x)
+        if wanted is not None:
+            exact = 2 * F.linear(x, weight) + r if op is linear else by_torch("quick_gelu")(x, weight, None, r)
+            torch.testing.assert_close(found, torch.autograd.grad(exact.sum(), x))
+        known = {t.data_ptr() for t in (x, weight, r, y)}
+        assert sum(t.numel() for t in kept if t.data_ptr() not in known) == size
+
+
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("int whole = (int)z; y = z * whole", {}),
+        ("double wide = z; y = wide * wide", {}),
+        (
+            "y = twice(z)",
+            {"preamble": "__device__ float twice(float x) { return 2 * x; }", "reference": lambda z: 2 * z},
+        ),
+    ],
+)
+def test_what_kernels_do_not_derive_the_reference_does(text, options):
+    op = cupyops.linear_epilogue("underived(T z) -> T y", text, dtypes=torch.float32, **options)
+    x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(4, 5)
+    z = F.linear(x, weight)
+    wanted = 2 * z if options else z * z.detach().trunc() if "int" in text else z * z
+    with cupyops.simulate(), cupyops.trace() as trace:
+        y = op(x, weight)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(grad, torch.autograd.grad(wanted.sum(), x)[0])
+    assert "underived_fwd" in {launch.kernel.partition("<")[0] for launch in trace.launches()}
+
+
+def test_the_product_is_pytorch_s_where_it_may_be():
+    card = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+    inputs = made("scaled", (40, 136), 24, torch.bfloat16)
+    with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
+        compare(OPERATORS["scaled"], by_torch("scaled"), inputs)
+    assert [launch.kernel.partition("<")[0] for launch in trace.launches()][:2] == ["torch.addmm", "scaled_fwd"]
+
+
+def test_autocast_casts_what_is_multiplied():
+    """A captured tensor that is wider keeps its dtype, and the result has it: as PyTorch's."""
+    x, weight, bias, r = made("quick_gelu", (3, 8), 4, torch.float32)
+    op, theirs = OPERATORS["quick_gelu"], by_torch("quick_gelu")
+    with cupyops.simulate(), torch.autocast("cpu", torch.bfloat16):
+        for residual in (r, r.bfloat16()):
+            ours, wanted = op(x, weight, bias, residual), theirs(x, weight, bias, residual)
+            assert ours.dtype == wanted.dtype
+            torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=2e-2)
+        (grad,) = torch.autograd.grad(op(x, weight, bias, r.bfloat16()).sum(), weight)
+        assert grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shapes", [((2, 0), (4, 0)), ((0, 5), (4, 5)), ((2, 5), (0, 5))])
+def test_empty(shapes):
+    x, weight = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    bias, r = torch.randn(weight.shape[0]), torch.randn(x.shape[0], weight.shape[0])
+    with cupyops.simulate():
+        found = [OPERATORS["quick_gelu"](x, weight, bias, r)]
+        found += torch.autograd.grad(found[0].sum(), (x, weight))
+    wanted = [by_torch("quick_gelu")(x, weight, bias, r)]
+    wanted += torch.autograd.grad(wanted[0].sum(), (x, weight))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_in_a_module():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.epilogue = torch.nn.Linear(5, 4), OPERATORS["softcap"]
+
+        def forward(self, x):
+            return self.epilogue(x, self.linear.weight, self.linear.bias)
+
+    layer, x = Layer(), torch.randn(3, 5)
+    y = layer(x)
+    torch.testing.assert_close(copy.deepcopy(layer)(x), y)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), y)
+
+
+@pytest.mark.parametrize(
+    "signature, text, words",
+    [
+        ("f(T z, T r) -> T y", "y = z + q", "'q' is neither a parameter nor declared"),
+        ("f(T z) -> T y", "y = z **", "f.epilogue"),
+        ("f(T z) -> T y", "x = z", "f.epilogue"),
+        ("f(T z) -> T y, T w", "y = z; w = z", "one output of type T"),
+        ("f(T z) -> bool y", "y = z > 0", "one output of type T"),
+        ("f(bool[] m, T z) -> T y", "y = z", "the product first"),
+        ("f(T z, T bias) -> T y", "y = z", "'bias' is what the layer takes"),
+    ],
+)
+def test_bad_definitions(signature, text, words):
+    with pytest.raises(cupyops.InputError, match=words):
+        cupyops.linear_epilogue(signature, text)
+
+
+def test_bad_input(device):
+    op = OPERATORS["quick_gelu"]
+    x, weight, bias, r = (t.detach() for t in made("quick_gelu", (2, 3), 4, torch.float32, device))
+    for args, words in [
+        ((x, weight[0], None, r), "weight is .*out_features, in_features"),
+        ((x, weight.T.contiguous(), bias, r), r"weight has shape \(3, 4\), expected in_features 3"),
+        ((x, weight, bias, x), r"r is .*broadcasts to \(2, 4\), that of the result"),
+        ((x, weight, bias, r.expand(1, 2, 4)), r"r is .*broadcasts to \(2, 4\)"),
+        ((x, weight, bias, r.double()), "r is torch.float64"),
+        ((x, weight, bias, 1.0), "r is 1.0"),
+        ((x, weight, bias.half(), r), "bias is torch.float16"),
+        ((x.long(), weight.long(), None, r), "input is .*torch.int64"),
+    ]:
+        with pytest.raises(cupyops.InputError, match=words):
+            op(*args)
+    with pytest.raises(cupyops.InputError, match="beta is 'two'"):
+        OPERATORS["softplus"](x, weight, bias, beta="two")
