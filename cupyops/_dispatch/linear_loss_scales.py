@@ -16,7 +16,7 @@ linear_cross_entropy_sum = kernel("sum<T>", T=(torch.float32, torch.float64))  #
 linear_cross_entropy_scale = kernel("scale<T>", T=FLOATING)
 
 ONCE = 8  # in `wanted`, beside the bits of the gradients: backward may return the very tensors that forward has made
-_ELEMENTWISE = 256
+_ELEMENTWISE, _BLOCKS = 256, 1 << 12
 
 
 def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
@@ -53,7 +53,7 @@ def scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str
     if gradient is None:
         return None
     y, n, dtype = gradient if ours else torch.empty_like(gradient), gradient.numel(), gradient.dtype
-    grid = ceil_div(n, _ELEMENTWISE * 16 // dtype.itemsize)
+    grid = min(ceil_div(n, _ELEMENTWISE * 16 // dtype.itemsize), _BLOCKS)
     lift = 1 / _lift(dtype, reduction, given.x.shape[0])
     linear_cross_entropy_scale[grid, _ELEMENTWISE](gradient, y, grad_y, lift, n, T=dtype)
     return y

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, gemm, library, shardings, small_conv
+from .._dispatch import convolution, gemm, library, pointwise, shardings, small_conv
 from .._dispatch.forms import Forms
 from .._dispatch.gpu import gpu
 from .._dispatch.implicit_gemm import Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
@@ -28,18 +28,19 @@ WEIGHT: dict[str, Any] = dict(NF=(1, 4), where=lambda T, K, NF: NF == 1 or K == 
 conv2d_direct = Kernel("conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, **FORMS)
 conv2d_direct_bwd_weight = Kernel("conv2d_direct.cu", "conv2d_direct_bwd_weight<T, K, NF>", **DIRECT, **WEIGHT)
 
+PRODUCT = pointwise.Product()
 FORWARD, BACKWARD = (
     Forms(
         "conv2d",
         direction,
-        [*(Direct(Fma(conv2d_direct, filters, FORWARD=forward)) for filters in (8, 1, 4)), *cudnn, *tiles(conv2d_fwd)],
+        [*(Direct(Fma(conv2d_direct, n, FORWARD=forward)) for n in (8, 1, 4)), PRODUCT, *cudnn, *tiles(conv2d_fwd)],
     )
     for direction, forward, cudnn in (("forward", True, [Library(lambda problem, gpu: None)]), ("backward", False, []))
 )
 BACKWARD_WEIGHT = Forms(
     "conv2d",
     "backward_weight",
-    [*(Direct(FmaWeight(conv2d_direct_bwd_weight, filters)) for filters in (4, 1)), *tiles(conv2d_bwd_weight)],
+    [*(Direct(FmaWeight(conv2d_direct_bwd_weight, filters)) for filters in (4, 1)), PRODUCT, *tiles(conv2d_bwd_weight)],
 )
 
 
@@ -145,13 +146,9 @@ def conv2d(
     return _conv2d(input, weight, bias, *geometry)
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last)
-
-
 def _channels_last(x: Tensor) -> Tensor:
     """The same image, or filter, with channels contiguous."""
-    if _is_channels_last(x):
+    if pointwise.is_channels_last(x):
         return x
     copy = torch.empty_like(x, memory_format=torch.channels_last)
     images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
@@ -166,10 +163,12 @@ def _correlate(out, image, weight, bias, of, transposed):
         return
     if of.in_vectors:
         image = _channels_last(image)
-    last = _is_channels_last(image) and (_is_channels_last(out) or not image.is_contiguous())
-    out_last = last and _is_channels_last(out)
+    last = pointwise.is_channels_last(image) and (pointwise.is_channels_last(out) or not image.is_contiguous())
+    out_last = last and pointwise.is_channels_last(out)
     problem = Correlation(of, tuple(out.shape), tuple(image.shape), last, out_last, transposed)
     launch = (BACKWARD if transposed else FORWARD).launch(problem, gpu(out.device))
+    if pointwise.serves(launch):
+        return pointwise.correlate(out, image, weight, bias, transposed)
     if library.serves(launch):  # where a call is explained: others have taken the reference
         return library.call("torch.conv2d", out, lambda: out.copy_(torch.conv2d(image, weight, bias, *of[1:5])))
     if launch.kernel is conv2d_direct:
@@ -187,11 +186,13 @@ def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, of):
     """grad_weight and grad_bias; either may be None."""
     if of.in_vectors:
         x, grad_y = _channels_last(x), _channels_last(grad_y)
-    last, weight_last = _is_channels_last(x) and _is_channels_last(grad_y), _is_channels_last(weight)
+    last, weight_last = all(map(pointwise.is_channels_last, (x, grad_y))), pointwise.is_channels_last(weight)
     wanted = (grad_weight is not None, grad_bias is not None)
     problem = PatchSums(of, tuple(grad_y.shape), tuple(x.shape), last, weight_last, *wanted)
     launch = BACKWARD_WEIGHT.launch(problem, gpu(x.device))
-    if launch.kernel is conv2d_direct_bwd_weight:
+    if pointwise.serves(launch):
+        pointwise.sum_pixels(grad_weight, grad_bias, grad_y, x)
+    elif launch.kernel is conv2d_direct_bwd_weight:
         small_conv.sum_partials(launch, (grad_y, x), grad_weight, grad_bias)
     else:
         gemm.run(launch, grad_y, x, grad_weight, column=grad_bias)

@@ -1,3 +1,4 @@
+import contextlib
 import importlib
 
 import few_channels
@@ -9,7 +10,7 @@ from contract import Make, OperatorContract, Sample, misaligned, sliced, transpo
 
 import cupyops
 from cupyops._dispatch import gemm, small_conv
-from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.gpu import assume_gpu, gpu
 from cupyops._dispatch.small_conv import FmaWeight
 
 module = importlib.import_module("cupyops.ops._conv2d")
@@ -184,3 +185,113 @@ def test_bad_input(device):
     ]:
         with pytest.raises(cupyops.InputError, match=words):
             cupyops.conv2d(*args, **kwargs)
+
+
+# --- one tap, channels_last: a product ---
+
+POINTWISE = [  # images, channels, filters, height, width, with a bias
+    (2, 64, 72, 9, 15, True),
+    (1, 136, 264, 19, 16, False),
+    (3, 16, 8, 1, 1, True),
+    (1, 5, 3, 4, 4, True),
+    (0, 8, 8, 3, 3, True),
+]
+
+
+def pointwise_layer(sizes, dtype, device):
+    images, channels, filters, height, width, biased = sizes
+    torch.manual_seed(channels)
+    x = channels_last(torch.randn(images, channels, height, width, device=device).to(dtype))
+    weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).to(dtype)
+    inputs = [x, weight] + [torch.randn(filters, device=device).to(dtype)] * biased
+    return [one.requires_grad_() for one in inputs]
+
+
+def compare_pointwise(inputs):
+    """y and the gradients beside float64, the same bits twice, in channels_last."""
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    truth, found = F.conv2d(*exact), []
+    grad = torch.linspace(-1, 1, truth.numel(), dtype=inputs[0].dtype, device=truth.device).view(truth.shape)
+    for _ in range(2):
+        y = cupyops.conv2d(*inputs)
+        found.append([y, *torch.autograd.grad(y, inputs, grad)])
+    assert y.is_contiguous(memory_format=torch.channels_last) or not y.numel()
+    theirs = [truth, *torch.autograd.grad(truth, exact, grad.double())]
+    for a, again, b in zip(*found, theirs):
+        assert torch.equal(a, again) and a.shape == b.shape
+        if b.numel():
+            assert (a.double() - b).abs().max() <= UNITS[a.dtype] * torch.finfo(a.dtype).eps * b.abs().max()
+
+
+@pytest.mark.parametrize("sizes", POINTWISE, ids=str)
+@pytest.mark.parametrize("dtype", gemm.HALF)
+def test_one_tap_is_a_product(device, dtype, sizes):
+    """On every card and engine; odd numbers of channels, whose rows are no whole vectors, too."""
+    simulated = cupyops.simulate() if device.type == "cpu" else contextlib.nullcontext()
+    with cupyops.use_form("conv2d:product"), simulated:
+        compare_pointwise(pointwise_layer(sizes, dtype, device))
+
+
+@pytest.mark.parametrize("form", ["wgmma_128x256", "wgmma_128x128"])
+def test_one_tap_by_wgmma(form):
+    """As on Hopper: y with its bias in the epilogue, and both gradients."""
+    inputs = pointwise_layer(POINTWISE[1], torch.bfloat16, "cpu")
+    asked = cupyops.use_form("conv2d:product", f"linear:{form}")
+    with cupyops.simulate("sm_90"), assume_gpu(**gemms.HOPPER), asked, cupyops.trace() as trace:
+        compare_pointwise(inputs)
+        with torch.no_grad():
+            bias = torch.randn(inputs[1].shape[0]).bfloat16()
+            y, exact = cupyops.conv2d(*inputs, bias), F.conv2d(*(t.double() for t in (*inputs, bias)))
+    assert (y.double() - exact).abs().max() <= 2 * torch.finfo(y.dtype).eps * exact.abs().max()
+    assert {record.kernel.partition("<")[0] for record in trace.launches()} == {"gemm_wgmma"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "layer", [(2, 64, 256, 56, 56, True), (2, 512, 128, 28, 28, False), (8, 96, 64, 33, 31, True)], ids=str
+)
+def test_one_tap_as_called_on_a_gpu(layer):
+    """Where PyTorch's products may be taken: first calls, recorded plans, and their replay."""
+    inputs = pointwise_layer(layer, torch.bfloat16, "cuda")
+    with cupyops.never_slower():
+        for _ in range(3):
+            compare_pointwise(inputs)
+
+
+def test_which_convolutions_are_products():
+    """Beside cuDNN where that was measured, in forward; the gradients follow."""
+
+    def chosen(library, *sizes, forms=module.FORWARD, dtype=torch.bfloat16, memory=torch.channels_last, **options):
+        x, weight = (
+            torch.empty(sizes[:4], device="meta", dtype=dtype),
+            torch.empty(sizes[4:], device="meta", dtype=dtype),
+        )
+        window = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1} | options
+        problem = module.forward_problem(x.to(memory_format=memory), weight, **window)
+        with assume_gpu(**gemms.HOPPER, capability=9, library=library):
+            return forms.choose(problem, gpu(torch.device("cpu"))).name
+
+    layer = (64, 64, 56, 56, 256, 64, 1, 1)
+    for library in (False, True):
+        assert chosen(library, *layer) == chosen(library, *layer, forms=module.BACKWARD) == "product"
+    other = [
+        chosen(True, *layer, stride=[2, 2]),
+        chosen(True, *layer, padding=[1, 1]),
+        chosen(True, *layer, dtype=torch.float32),
+        chosen(True, *layer, memory=torch.contiguous_format),
+        chosen(True, 64, 64, 56, 56, 256, 32, 1, 1, groups=2),
+        chosen(True, 64, 64, 56, 56, 256, 64, 3, 3, padding=[1, 1]),
+        chosen(True, 1, 64, 7, 7, 256, 64, 1, 1),
+        chosen(True, 64, 8, 56, 56, 256, 8, 1, 1),
+    ]
+    assert other == ["pytorch"] * len(other)
+
+
+def test_one_tap_by_pytorch_s_product():
+    """On a card where that is faster, a trace says so."""
+    inputs = pointwise_layer((3, 64, 64, 29, 31, True), torch.bfloat16, "cpu")
+    card = assume_gpu(capability=9, shared=232448, multiprocessors=132, library=True)
+    with cupyops.simulate("sm_90"), card, cupyops.trace() as trace:
+        compare_pointwise(inputs)
+    ran = {record.kernel.partition("<")[0] for record in trace.launches()}
+    assert ran == {"torch.mm", "torch.addmm", "sum_fwd_fold", "sum_fwd_finalize"}, ran

@@ -155,16 +155,62 @@ def test_logits_are_the_same_the_second_time(size, monkeypatch):
     assert all(torch.equal(a[1], b[1]) for a, b in zip(*by_place))
 
 
-def test_tiles_use_rows_that_were_kept():
+@pytest.mark.parametrize(
+    ("size", "rows", "features", "classes", "kept", "stored", "again"),
+    [
+        (1 << 20, 40, 24, 37, 0, 0, 0),
+        (400, 40, 24, 37, 24, 0, 2),
+        (60000, 97, 16, 1500, 16, 9, 0),
+        (60000, 97, 8, 1500, 8, 12, 1),
+    ],
+)
+def test_tiles_use_rows_that_were_kept(monkeypatch, size, rows, features, classes, kept, stored, again):
     """What waits in the memory of the weight's gradient makes tiles as good as those of logits that are computed again."""
-    call = make_call(torch.bfloat16, rows=40, size=24)
-    for size in (1 << 20, 400):
-        with cupyops.simulate(), assume_gpu(scratch=size), cupyops.trace() as trace:
-            compare(call)
-        names = {record.kernel.partition("<")[0] for record in trace.launches()}
-        assert {"linear_cross_entropy_keep", "linear_cross_entropy_tile"} & names == (
-            set() if size > 400 else {"linear_cross_entropy_keep", "linear_cross_entropy_tile"}
-        )
+    monkeypatch.setattr(MODULE, "TILE", 256)
+    monkeypatch.setattr(MODULE, "_division", MODULE._division.__wrapped__)
+    call = make_call(torch.bfloat16, "cpu", rows, features, classes)
+    division = MODULE._division(rows, features, classes, torch.bfloat16, size)
+    assert (division.kept, division.stored, division.tiled - division.kept - division.stored) == (kept, stored, again)
+    with cupyops.simulate(), assume_gpu(scratch=size), cupyops.trace() as trace:
+        compare(call)
+    names = {record.kernel.partition("<")[0] for record in trace.launches()}
+    assert ("linear_cross_entropy_tile" in names) is (again > 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "scratch"), [(4100, 12 << 20), (3900, 12 << 20), (5000, 6 << 20)])
+def test_rows_that_were_kept_on_a_gpu(rows, scratch):
+    """By copy engines, beside products: the same bits each time, also in a CUDA graph."""
+    features, classes = 1024, 8003
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, features, device="cuda"), torch.randn(classes, features, device="cuda") / 32
+    x, weight = (t.bfloat16().requires_grad_() for t in (x, weight))
+    target = torch.randint(classes, (rows,), device="cuda")
+    division = MODULE._division(rows, features, classes, torch.bfloat16, scratch)
+    assert division.kept
+
+    def step(function=cupyops.fused_linear_cross_entropy, tensors=(x, weight)):
+        y = function(*tensors, target)
+        return [y.detach(), *torch.autograd.grad(y, tensors)]
+
+    def whole(x, weight, target):
+        return F.cross_entropy(F.linear(x, weight), target)
+
+    with assume_gpu(scratch=scratch):
+        found = [step() for _ in range(4)]
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step()
+        for one in captured:
+            one.fill_(7)
+        graph.replay()
+        found.append(captured)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+    exact = step(whole, tuple(t.detach().double().requires_grad_() for t in (x, weight)))
+    plain = step(whole)
+    for ours, theirs, truth in zip(found[0], plain, exact):
+        assert (ours - truth).abs().max() <= 1.5 * (theirs - truth).abs().max() + 1e-6 * truth.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +230,7 @@ def test_division(rows, features, classes, dtype):
     division = MODULE._division(rows, features, classes, dtype, scratch)
     assert division.stride % (16 // dtype.itemsize) == 0 and 0 <= division.stride - classes < 16
     assert division.rows == 1 or division.rows * division.stride * dtype.itemsize <= scratch
-    used = division.tiled * division.classes + division.stored * division.stride
+    used = 2 * division.room * bool(division.tiled) + division.stored * division.stride
     assert used * dtype.itemsize <= scratch
     assert division.kept <= features and division.kept + division.stored <= division.tiled <= rows
     added = -(-(rows - division.tiled) // division.rows)

@@ -1,0 +1,83 @@
+"""Convolutions by one tap of images in channels_last: products of matrices whose rows are pixels, and so their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import gemm, linear
+from .forms import Form, Launch
+from .gpu import Gpu
+from .implicit_gemm import Correlation, PatchSums
+
+LEAST_PIXELS = 2048  # fewer are not measured
+LEAST_CHANNELS = 64  # the same
+
+
+class Product(Form[Any]):
+    """The product of a linear layer, by the form that the layer's has: the filters are its weight."""
+
+    name = "product"
+    summary = "one tap, channels_last: the product of linear, whose rows are the pixels, or of its gradients"
+
+    def why_not(self, problem: Correlation | PatchSums, gpu: Gpu) -> str | None:
+        """It multiplies images as they lie in memory."""
+        of = problem.geometry
+        if of.taps != 1 or of.stride != (1, 1) or of.padding != (0, 0) or of.groups != 1:
+            return "it is for one tap, stride 1, no padding and one group"
+        if of.dtype not in gemm.HALF:
+            return "it is for half types"
+        ends = problem.last, problem.out_last if isinstance(problem, Correlation) else problem.weight_last
+        return None if all(ends) else "an image is not in channels_last"
+
+    def why_slower(self, problem: Correlation | PatchSums, gpu: Gpu) -> str | None:
+        """Beside cuDNN, and where that may not be taken beside the kernels that read patches."""
+        if gpu.capability != 9:
+            return "it is measured on Hopper alone"
+        if (
+            not gpu.library or isinstance(problem, PatchSums) or problem.transposed
+        ):  # these follow what forward has chosen
+            return None
+        filters, channels = problem.geometry.weight[:2]
+        if problem.gemm.n < LEAST_PIXELS or min(filters, channels) < LEAST_CHANNELS:
+            return "it is not measured to be faster than cuDNN for so few pixels or channels"
+        return None
+
+    def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
+        """That of linear, which it chooses by itself."""
+        return Launch(None, 0, 0, extra={self.name: True})  # type: ignore[arg-type]
+
+
+def is_channels_last(image: Tensor) -> bool:
+    """Whether an image, or a filter, has its channels contiguous, and no gaps."""
+    return image.is_contiguous(memory_format=torch.channels_last)
+
+
+def serves(launch: Launch) -> bool:
+    """Whether a launch is that of products."""
+    return Product.name in launch.extra
+
+
+def correlate(out: Tensor, image: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
+    """The pixels of `out` from those of `image`; transposed: from the gradient of a result that of its image."""
+    linear.multiply(_pixels(image), _matrix(weight), bias, _pixels(out), turn_b=not transposed)
+
+
+def sum_pixels(grad_weight: Tensor | None, grad_bias: Tensor | None, grad_y: Tensor, x: Tensor) -> None:
+    """The gradients of filters and bias; either may be None."""
+    rows, pixels = _pixels(grad_y), _pixels(x)
+    if grad_weight is not None:
+        linear.multiply(rows, pixels, None, _matrix(grad_weight), turn_a=True)
+    if grad_bias is not None:
+        linear.multiply(rows, pixels[:, :0], None, None, grad_bias, turn_a=True)
+
+
+def _pixels(image: Tensor) -> Tensor:
+    """A row of channels for each pixel: a view."""
+    return image.permute(0, 2, 3, 1).view(-1, image.shape[1])
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    return weight.permute(0, 2, 3, 1).view(weight.shape[:2])
