@@ -58,12 +58,6 @@ struct AddRmsNorm {
   static constexpr bool CENTRED = false;
   static constexpr int INPUTS = 2;
 };
-// That as which the forms of a thread per row and of two passes are compiled: all but LayerNorm have one code, for which
-// residual or grad_summed may be null.
-template <bool CENTRED> struct CodeOf;
-template <> struct CodeOf<true> : LayerNorm {};
-template <> struct CodeOf<false> : AddRmsNorm {};
-
 // Of norm_fwd_block: threads of a block, at most, and blocks of a multiprocessor, at least; 0: any number. layer_norm of half
 // types is bound by latency: it gets fewer registers, and so more blocks, as far as it does without spills.
 template <typename Op, typename T, bool ALIGNED>
@@ -86,15 +80,16 @@ template <typename Op, typename T> __device__ __forceinline__ Backward<T> tensor
 // --- forward: grid, block, shared memory and ownership are those of the function that a kernel calls -----------------------
 //
 // All take the same tensors: residual and summed are null but in AddRmsNorm, bias and mean but in LayerNorm; weight and bias
-// may be null.
+// may be null. The forms of a thread per row and of two passes know the operator by what is null.
 
-template <typename T, bool CENTRED>
-__global__ void __launch_bounds__(kSmallRows)
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows, 6)
     norm_fwd_thread_per_row(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                             const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                             acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_thread_per_row<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  if (mean) norm_thread_per_row<true>(tensors_of<LayerNorm>(to));
+  else norm_thread_per_row<false>(tensors_of<AddRmsNorm>(to));
 }
 
 template <typename T, typename Op>
@@ -124,13 +119,13 @@ __global__ void __launch_bounds__(SHARED_MEMORY_THREADS, 2)
   norm_shared_memory<Op::CENTRED, Op::INPUTS>(tensors_of<Op>(to));
 }
 
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(1024)
     norm_fwd_two_pass(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                       const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_two_pass<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  norm_two_pass(to);
 }
 
 // For a forward of unaligned rows: see shift_parameter(). blockIdx.z is 0 for a parameter, 1 for another, where there is one.
@@ -147,7 +142,7 @@ __global__ void __launch_bounds__(SHIFT_THREADS)
 // grad_summed is null but in AddRmsNorm, mean and bias_partials but in LayerNorm. In AddRmsNorm x is what forward calls
 // summed.
 
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     norm_bwd_thread_per_row(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                             const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
@@ -155,7 +150,9 @@ __global__ void __launch_bounds__(kSmallRows)
                             acc_t<T>* __restrict__ weight_partials, acc_t<T>* __restrict__ bias_partials,
                             long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
-  norm_thread_per_row_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  __shared__ RowStatistics<acc_t<T>> statistics[kSmallRows];
+  if (mean) norm_thread_per_row_bwd<true>(tensors_of<LayerNorm>(to), statistics);
+  else norm_thread_per_row_bwd<false>(tensors_of<AddRmsNorm>(to), statistics);
 }
 
 template <typename T, typename Op>
@@ -179,23 +176,23 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
 }
 
 // grad_x alone.
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(BACKWARD_THREADS)
     norm_bwd_two_pass(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                       const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
                       const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, nullptr, nullptr, rows, size};
-  norm_two_pass_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  norm_two_pass_bwd(to);
 }
 
 // The partials alone; weight_partials or bias_partials may be null.
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(BACKWARD_THREADS)
     norm_bwd_strided(const T* __restrict__ grad_y, const T* __restrict__ x, const acc_t<T>* __restrict__ mean,
                      const acc_t<T>* __restrict__ rstd, acc_t<T>* __restrict__ weight_partials,
                      acc_t<T>* __restrict__ bias_partials, long long rows, long long size) {
   const Backward<T> to{grad_y, x, nullptr, nullptr, mean, rstd, nullptr, weight_partials, bias_partials, rows, size};
-  norm_strided_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  norm_strided_bwd(to);
 }
 
 // grad_weight and grad_bias from the partials; one of them may be null.

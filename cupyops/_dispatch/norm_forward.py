@@ -33,11 +33,11 @@ PIPELINED_ROWS = 2  # that a block takes at least: one is read while the other i
 PIPELINED_THREADS = 256  # of a row, at least: of shorter rows, other blocks' are read meanwhile
 PIPELINED_BLOCKS = 16  # for each multiprocessor, at least: only then do blocks take several rows
 
-fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T, CENTRED>", **NARROW, CENTRED=BOTH)
+fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T>", **NARROW)
 fwd_sub_warp = kernel("norm_fwd_sub_warp<T, Op>", **EACH)
 fwd_block = kernel("norm_fwd_block<T, Op, K, ALIGNED>", **EACH, K=PACKS, ALIGNED=BOTH, where=is_block)
 fwd_shared_memory = kernel("norm_fwd_shared_memory<T, Op>", **EACH)
-fwd_two_pass = kernel("norm_fwd_two_pass<T, CENTRED>", **ALL, CENTRED=BOTH)
+fwd_two_pass = kernel("norm_fwd_two_pass<T>", **ALL)
 fwd_shift = kernel("norm_fwd_shift<T>", **NARROW)
 
 
@@ -46,9 +46,8 @@ class _ThreadPerRow(ThreadPerRow):
         return SMALL_ROWS * problem.row * problem.operator.inputs + padded(2 * problem.size * problem.acc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        template = {"CENTRED": problem.operator.centred}
         grid = blocks_for(problem.rows, SMALL_ROWS, gpu)
-        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
+        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_thread_per_row,)
@@ -159,8 +158,7 @@ class _TwoPass(Form[Problem]):
     summary = "the threads of a block share a row of any length, and read it twice"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        threads, template = two_pass_threads(problem), {"CENTRED": problem.operator.centred}
-        return Launch(fwd_two_pass, blocks_for(problem.rows, 1, gpu), threads, template=template)
+        return Launch(fwd_two_pass, blocks_for(problem.rows, 1, gpu), two_pass_threads(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_two_pass,)
