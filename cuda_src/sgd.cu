@@ -42,13 +42,14 @@ __global__ void __launch_bounds__(OPTIM_THREADS)
              acc_t<T> momentum, acc_t<T> undamped, acc_t<T> weight_decay, int first, int nesterov, int maximize,
              const float* grad_scale, const float* found_inf, const acc_t<T>* clip) {
   if (found_inf != nullptr && *found_inf != 0.0f) return;
+  const Chunk chunk = own_chunk<T>(table, tensors);
   const Sgd<T> rule{Gradient<T>(grad_scale, maximize != 0, clip),
                     lr_tensor != nullptr ? *lr_tensor : lr,
                     momentum,
                     undamped,
                     weight_decay,
-                    momentum != acc_t<T>(0),
+                    table.arrays[2][chunk.tensor] != nullptr,
                     first != 0,
                     nesterov != 0};
-  update<T>(table, own_chunk<T>(table, tensors), rule);
+  update<T>(table, chunk, rule);
 }
