@@ -47,7 +47,8 @@ template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
   // Loads all vectors before any is waited for; those that are not there are 0.
   __device__ __forceinline__ void load(const T* tensor, One (&vectors)[K]) const {
 #pragma unroll
-    for (int k = 0; k < K; ++k) vectors[k] = any(k) ? load_aligned<T, BYTES>(tensor + first + k * threads() * W) : One{};
+    for (int k = 0; k < K; ++k)
+      vectors[k] = any(k) ? load_aligned<T, BYTES>(tensor + first + k * threads() * W) : One{};
   }
 
   // tensor[...] = of(k, value)(e), by the value of e's channel; `values` has one more behind the last channel. There are no

@@ -85,8 +85,8 @@ template <typename T> __device__ __forceinline__ void norm_two_pass(const Forwar
   __shared__ Moments<acc_t<T>> shared[kWarp];
   const bool aligned = to.aligned(), centred = to.mean != nullptr;
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    const auto of = centred ? aligned ? norm_row_in_two_passes<true, 4, true>(to, row, shared)
-                                      : norm_row_in_two_passes<true, 2, false>(to, row, shared)
+    const auto of = centred   ? aligned ? norm_row_in_two_passes<true, 4, true>(to, row, shared)
+                                        : norm_row_in_two_passes<true, 2, false>(to, row, shared)
                     : aligned ? norm_row_in_two_passes<false, 4, true>(to, row, shared)
                               : norm_row_in_two_passes<false, 2, false>(to, row, shared);
     if (threadIdx.x == 0) to.save(row, of);

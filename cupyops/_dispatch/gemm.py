@@ -113,7 +113,7 @@ class Tile(Form[Any]):
         wide: whether the family's list has the wide tile.
     """
 
-    one_tile: tuple[torch.dtype, ...] = (torch.float64,)  # the dtypes that have ONE_TILE alone
+    sizes: dict[str, tuple[int, ...]] = {"mma": TILES, "fma": TILES}  # by engine; fp64 has ONE_TILE alone
 
     def __init__(self, kernel: Kernel, engine: str, tile: int, wide: bool) -> None:
         self.kernel, self.engine, self.tile, self.wide = kernel, engine, tile, wide
@@ -125,15 +125,15 @@ class Tile(Form[Any]):
         p = gemm_of(problem)
         if (p.dtype in HALF) != (self.engine == "mma"):
             return f"{p.dtype} is multiplied by {'mma' if p.dtype in HALF else 'fma'}"
-        if p.dtype in self.one_tile and self.tile != ONE_TILE:
-            return f"{p.dtype} has the tile of {ONE_TILE} alone"
+        if p.dtype is torch.float64 and self.tile != ONE_TILE:
+            return f"fp64 has the tile of {ONE_TILE} alone"
         return _why_not_wide(p, gpu) if self.tile == WIDE else None
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
         """A model of the time chooses the tile."""
         p = gemm_of(problem)
         wide = self.wide and _why_not_wide(p, gpu) is None
-        among = (ONE_TILE,) if p.dtype in self.one_tile else tiles_for(p.dtype, wide)
+        among = tuple(tile for tile in tiles_for(p.dtype, wide) if tile == WIDE or tile in self.sizes[self.engine])
         best = choose(p.m, p.columns, p.k, p.batches, among, p.dtype, gpu.multiprocessors)[0]
         return None if best == self.tile else f"the tile of {best} should take less time"
 
@@ -159,8 +159,8 @@ class Tile(Form[Any]):
 def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -> list[Tile]:
     """The forms of a family's GEMM."""
     found = [] if wide is None else [form(wide, "mma", WIDE, True)]
-    sizes = sorted(TILES, reverse=True)
-    return [*found, *(form(kernel, engine, tile, wide is not None) for engine in ("mma", "fma") for tile in sizes)]
+    each = [(engine, tile) for engine, sizes in form.sizes.items() for tile in sorted(sizes, reverse=True)]
+    return [*found, *(form(kernel, engine, tile, wide is not None) for engine, tile in each)]
 
 
 gemm_fwd = Kernel("gemm.cu", "gemm_fwd<T, TILE>", **TILED)

@@ -197,7 +197,7 @@ class Direct(Form[Any]):
 class PatchTile(Tile):
     """A tile of a GEMM whose B is patches. Half types, of which cuDNN takes nearly all on a GPU, have one tile."""
 
-    one_tile = (*gemm.HALF, torch.float64)
+    sizes = {**Tile.sizes, "mma": (gemm.ONE_TILE,)}
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
         """With `struct Image`."""
@@ -206,7 +206,7 @@ class PatchTile(Tile):
 
 
 # what their kernels are compiled for
-TILED = gemm.TILED | {"where": lambda T, TILE: T not in PatchTile.one_tile or TILE == gemm.ONE_TILE}
+TILED = gemm.TILED | {"where": lambda T, TILE: T is torch.float32 or TILE == gemm.ONE_TILE}
 
 
 def tiles(kernel: Kernel) -> list[Tile]:

@@ -44,9 +44,9 @@ _ROW_SUMS = 256  # numbers of each row sum: see RowAdderBuffer
 _MBARRIERS = 16  # bytes of those that are with them, of unaligned rows
 
 bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T>", **NARROW)
-bwd_sub_warp = kernel("norm_bwd_sub_warp<T, Op>", **EACH)
+bwd_sub_warp = kernel("norm_bwd_sub_warp<T, CENTRED>", **EACH)
 bwd_block = kernel(
-    "norm_bwd_block<T, Op, K, ALIGNED, PREFETCH_LATE>",
+    "norm_bwd_block<T, CENTRED, K, ALIGNED, PREFETCH_LATE>",
     **EACH,
     K=PACKS,
     ALIGNED=BOTH,
@@ -73,7 +73,7 @@ class _ThreadPerRow(ThreadPerRow):
 class _SubWarp(SubWarp):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid, block = self.blocks(problem, gpu, BACKWARD_ROWS)
-        return Launch(bwd_sub_warp, grid, block, template={"Op": problem.operator.struct})
+        return Launch(bwd_sub_warp, grid, block, template={"CENTRED": problem.operator.centred})
 
     def kernels(self) -> tuple[Kernel, ...]:
         return bwd_sub_warp, bwd_finalize
@@ -100,7 +100,7 @@ class _OnePass(Shared):
         least, stage = _least(problem), 16 * problem.gradients
         stages = 2 if vectors * (least + stage) <= gpu.shared - RESERVED else 1
         shared = vectors * (least + stage * (stages - 1))
-        template = {"Op": problem.operator.struct, "K": threads.packs, "ALIGNED": problem.aligned}
+        template = {"CENTRED": problem.operator.centred, "K": threads.packs, "ALIGNED": problem.aligned}
         return Launch(
             bwd_block,
             _groups(problem, gpu, shared, threads.block, blocks) * blocks,

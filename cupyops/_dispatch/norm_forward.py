@@ -34,9 +34,16 @@ PIPELINED_THREADS = 256  # of a row, at least: of shorter rows, other blocks' ar
 PIPELINED_BLOCKS = 16  # for each multiprocessor, at least: only then do blocks take several rows
 
 fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T>", **NARROW)
-fwd_sub_warp = kernel("norm_fwd_sub_warp<T, Op>", **EACH)
-fwd_block = kernel("norm_fwd_block<T, Op, K, ALIGNED>", **EACH, K=PACKS, ALIGNED=BOTH, where=is_block)
-fwd_shared_memory = kernel("norm_fwd_shared_memory<T, Op>", **EACH)
+fwd_sub_warp = kernel("norm_fwd_sub_warp<T, CENTRED>", **EACH)
+fwd_block = kernel(
+    "norm_fwd_block<T, CENTRED, INPUTS, K, ALIGNED>",
+    **EACH,
+    INPUTS=(1, 2),
+    K=PACKS,
+    ALIGNED=BOTH,
+    where=lambda CENTRED, INPUTS, K, ALIGNED: is_block(K, ALIGNED) and not (CENTRED and INPUTS == 2),
+)
+fwd_shared_memory = kernel("norm_fwd_shared_memory<T, CENTRED>", **EACH)
 fwd_two_pass = kernel("norm_fwd_two_pass<T>", **ALL)
 fwd_shift = kernel("norm_fwd_shift<T>", **NARROW)
 
@@ -56,7 +63,7 @@ class _ThreadPerRow(ThreadPerRow):
 class _SubWarp(SubWarp):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid, block = self.blocks(problem, gpu, FORWARD_ROWS)
-        return Launch(fwd_sub_warp, grid, block, template={"Op": problem.operator.struct})
+        return Launch(fwd_sub_warp, grid, block, template={"CENTRED": problem.operator.centred})
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_sub_warp,)
@@ -83,7 +90,12 @@ class _Block(Shared):
             blocks_for(problem.rows, (PIPELINED_ROWS if stages == 2 else 1) * division.rows, gpu),
             division.block,
             stages * self.vector(problem) * vectors,
-            {"Op": problem.operator.struct, "K": division.packs, "ALIGNED": problem.aligned},
+            {
+                "CENTRED": problem.operator.centred,
+                "INPUTS": problem.operator.inputs,
+                "K": division.packs,
+                "ALIGNED": problem.aligned,
+            },
             overlap=problem.parameters and not problem.aligned,
             extra={"stages": stages},
         )
@@ -145,7 +157,7 @@ class _SharedMemory(Shared):
             blocks_for(problem.rows, 1, gpu),
             (SHARED_MEMORY_THREADS, 1),
             problem.row // 16 * 16,
-            {"Op": problem.operator.struct},
+            {"CENTRED": problem.operator.centred},
             overlap=problem.parameters and not problem.aligned,
         )
 

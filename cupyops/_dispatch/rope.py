@@ -43,7 +43,7 @@ rope_heads = Kernel(
     T=FLOATING,
     NEIGHBOURS=(False, True),
     N=(1, 2, 4, 8),
-    where=lambda T, NEIGHBOURS, N: N == vector_of_heads(T, NEIGHBOURS) if N > 1 else not NEIGHBOURS,
+    where=lambda T, NEIGHBOURS, N: vector_of_heads(T, NEIGHBOURS) == N if N > 1 else not NEIGHBOURS,
 )
 
 Walk = tuple[int, tuple[int, ...]]  # of a dimension: its size, and strides

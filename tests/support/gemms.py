@@ -20,10 +20,10 @@ ALL = (*gemm.TILES, gemm.WIDE)
 
 @contextmanager
 def tiled(operator: str, dtype: torch.dtype, tile: int) -> Iterator[None]:
-    """Every problem takes this tile, whatever its size, or the one that there is; those of the widest must be whole vectors."""
+    """Every problem takes this tile, or the one there is, whatever its size; those of the widest must be whole vectors."""
     engine = "mma" if dtype in gemm.HALF else "fma"
-    one = PatchTile.one_tile if operator == "conv2d" else gemm.Tile.one_tile
-    tile = gemm.ONE_TILE if dtype in one else tile
+    sizes = (PatchTile if operator == "conv2d" else gemm.Tile).sizes[engine]
+    tile = tile if tile in gemm.tiles_for(dtype, wide=True) and tile in (*sizes, gemm.WIDE) else gemm.ONE_TILE
     with use_form(f"{operator}:{engine}_{tile}"), assume_gpu(shared=232448):
         yield
 
