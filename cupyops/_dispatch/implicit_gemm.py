@@ -195,12 +195,18 @@ class Direct(Form[Any]):
 
 
 class PatchTile(Tile):
-    """A tile of a GEMM whose B is patches."""
+    """A tile of a GEMM whose B is patches. Half types, of which cuDNN takes nearly all on a GPU, have one tile."""
+
+    sizes = {**Tile.sizes, "mma": (gemm.ONE_TILE,)}
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
         """With `struct Image`."""
         launch = super().launch(problem, gpu)
         return replace(launch, args=(*launch.args, problem.packed))
+
+
+# what their kernels are compiled for
+TILED = gemm.TILED | {"where": lambda T, TILE: T is torch.float32 or TILE == gemm.ONE_TILE}
 
 
 def tiles(kernel: Kernel) -> list[Tile]:
