@@ -60,9 +60,13 @@ def _line(d: int) -> int:
     return ceil_div(d, PANEL) * PANEL * 2
 
 
-# narrower first
-FORWARD = Shape(64, 64, 128, 3), Shape(96, 96, 128, 2), Shape(128, 128, 128, 2), Shape(192, 128, 128, 2)
-FORWARD = *FORWARD, Shape(256, 256, 80, 2)
+FORWARD = (  # narrower ones first
+    Shape(64, 64, 128, 3),
+    Shape(96, 96, 128, 2),
+    Shape(128, 128, 128, 2),
+    Shape(192, 128, 128, 2),
+    Shape(256, 256, 80, 2),
+)
 # by D: rows of a panel of the queries' role, and of the keys' role
 BACKWARD = {64: (128, 96), 128: (96, 64)}
 CELLS = {
