@@ -22,7 +22,7 @@ __device__ __forceinline__ uint4 stream16_or_zero(const void* from, bool exists)
 // The lines of the first `rows` of kStep rows, of which a warp has what is loaded next: L2 gets them meanwhile, which takes no
 // registers.
 template <typename T, int D> __device__ __forceinline__ void into_l2(const T* from, long long stride, int rows,
-                                                                         int width) {
+                                                                     int width) {
   constexpr int kLine = 128 / sizeof(T), kLines = D / kLine;
 #pragma unroll
   for (int i = threadIdx.x % 32; i < kStep * kLines; i += 32) {
@@ -174,16 +174,14 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
 
 #pragma unroll
     for (int p = 0; p < PIECES; ++p) {
-      const float(*own)[4] = scores + 2 * p;
+      const float (*own)[4] = scores + 2 * p;
       const unsigned weights[4] = {attention::pack<T>(own[0][0], own[0][1]), attention::pack<T>(own[0][2], own[0][3]),
                                    attention::pack<T>(own[1][0], own[1][1]), attention::pack<T>(own[1][2], own[1][3])};
 #pragma unroll
       for (int c = 0; c < D / 64; ++c) {
         const uint4 *a = &values[p][0][c], *b = &values[p][1][c], *d = &values[p][2][c], *e = &values[p][3][c];
-        const unsigned words[4][4] = {{a->x, a->y, a->z, a->w},
-                                      {b->x, b->y, b->z, b->w},
-                                      {d->x, d->y, d->z, d->w},
-                                      {e->x, e->y, e->z, e->w}};
+        const unsigned words[4][4] = {
+            {a->x, a->y, a->z, a->w}, {b->x, b->y, b->z, b->w}, {d->x, d->y, d->z, d->w}, {e->x, e->y, e->z, e->w}};
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           const unsigned halves = e % 2 ? 0x7632 : 0x5410;

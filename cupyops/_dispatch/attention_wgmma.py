@@ -36,8 +36,8 @@ class Shape(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Bytes of the tile as it comes, and, where there is room, as it leaves."""
-        return self.rows * (_line(self.d) + (_line(self.values) if self.d <= 128 else 0))
+        """Bytes of tiles of queries: two where there is room."""
+        return self.rows * _line(self.d) * (2 if self.d <= 128 else 1)
 
     @property
     def panels(self) -> int:
@@ -163,7 +163,7 @@ class WgmmaForward(Forward):
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
 
     def shared(self, shape: Shape) -> int:
-        """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
+        """Bytes: tiles, in whose place results leave, the ring of panels, the barriers."""
         return shape.tiles + shape.stages * shape.panels + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
