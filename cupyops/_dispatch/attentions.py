@@ -28,8 +28,8 @@ BACKWARD = Forms(
 class Variant(NamedTuple):
     """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones.
 
-    starts: where sequences of queries, and of keys, begin, and where the last ends. of: the variant's launch in place of a plain one, by a map of the mask where there is one. masked: what makes maps.
-    drops: weights are dropped at random.
+    of: the variant's launch in place of a plain one, by a map of the mask where there is one. starts: where sequences of
+    queries, and of keys, begin, and where the last ends. masked: what makes maps. drops: weights are dropped at random.
     """
 
     of: Callable[[Launch, Maps | None], Launch]

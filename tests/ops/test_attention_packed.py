@@ -143,7 +143,7 @@ def test_nothing_leaks(arch):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_what_no_sequence_has(dtype):
-    """Tokens before the first sequence, after the last, and of one beyond the longest that was promised: cleared each time."""
+    """Tokens before the first sequence, after the last, and of one beyond the longest that was promised: cleared."""
     x, lse = (
         torch.full((1, 2, 300, 24), math.nan).half().transpose(1, 2).contiguous().transpose(1, 2),
         torch.zeros(1, 2, 300),
