@@ -241,7 +241,7 @@ class WgmmaBackward(Backward):
         found = super().launch(problem, gpu)
         if problem.d < WIDE:
             return found
-        return replace(found, extra=found.extra | {"values": self.role(problem, gpu, True, OF_VALUES)})
+        return replace(found, extra={**found.extra, "values": self.role(problem, gpu, True, OF_VALUES)})
 
     def padded(self, p: Problem) -> int:
         """Whole tiles, and whole panels; of packed sequences the last ones may begin anywhere."""
