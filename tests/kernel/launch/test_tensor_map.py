@@ -133,7 +133,7 @@ def test_a_description_has_no_address_and_is_equal_for_tensors_alike():
 
 
 def test_a_map_of_segments_begins_before_its_tensor():
-    """By as many rows as a box may have: a row that is `n` before a segment's end is at SEGMENT - n, from n rows further on."""
+    """By as many rows as a box may have: a row that is `n` before a segment's end is at SEGMENT - n, seen from that end."""
     x = torch.zeros(1, 40, 3, 64, dtype=torch.float16).transpose(1, 2)
     found = tensor_map.segment_map(x, (32, 64), swizzle=128).description
     rows = 3 * 64 * 2
