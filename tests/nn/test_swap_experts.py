@@ -82,6 +82,24 @@ def test_experts_that_no_token_chooses():
     assert not any(one.isnan().any() for one in grads.values())
 
 
+@pytest.mark.parametrize("rows", [0, 1, 6])
+def test_rows_and_indices_of_any_kind(rows):
+    model, _ = made("qwen3_moe")
+    module = model.model.layers[0].mlp.experts
+    x, index = torch.randn(rows, 32, requires_grad=True), torch.randint(0, 4, (rows, 2))
+    weights = torch.rand(rows, 2)
+    results = []
+    ways = (type(module).forward, torch.int64), (experts.experts, torch.int64), (experts.experts, torch.int32)
+    for function, kind in ways:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(module, x, index.to(kind), weights)
+        results.append((y, *torch.autograd.grad(y, (x, module.down_proj), torch.ones_like(y))))
+    for found in results[1:]:
+        for a, b in zip(found, results[0]):
+            assert a.dtype is b.dtype and a.shape == b.shape
+            assert (a - b).norm() <= 0.03 * b.norm() + 1e-6
+
+
 def test_what_is_left_alone_and_put_back():
     model, _ = made("qwen3_moe")
     for options in ({"exact": True}, {"skip": ""}):

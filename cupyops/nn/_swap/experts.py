@@ -36,14 +36,15 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
         return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights, **more)  # type: ignore[no-any-return]
     tokens, each = top_k_index.shape
     chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    ends = torch.searchsorted(chosen, torch.arange(1, module.num_experts + 1, device=chosen.device), out_int32=True)
+    after = torch.arange(1, module.num_experts + 1, device=chosen.device, dtype=chosen.dtype)
+    ends = torch.searchsorted(chosen, after, out_int32=True)  # of each expert's rows
     rows = embedding(order // each, hidden_states.to(half))
     found = grouped_mm(rows, _matrices(module, module.gate_up_proj, half), offs=ends)
     found = swiglu(*found.chunk(2, dim=-1)) if _is_swiglu(module) else module._apply_gate(found)
     found = grouped_mm(found.to(half), _matrices(module, module.down_proj, half), offs=ends)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    found = embedding(back, found).view(tokens, each, -1) * top_k_weights.unsqueeze(-1)
+    found = embedding(back, found).view(tokens, each, found.shape[1]) * top_k_weights.unsqueeze(-1)
     return found.sum(1).to(hidden_states.dtype)
 
 
