@@ -12,7 +12,7 @@
 // 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. What is lost: each chunk of rows that is added to the
 // weight's gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left,
 // these are computed twice.
-#include "common/elementwise/elementwise.cuh"
+#include "common/core/vector.cuh"
 #include "loss/persistent_row.cuh"
 
 // What a row's gradients are made of.
