@@ -84,6 +84,7 @@ class Problem(NamedTuple):
     batch_inner: int = 1
     ones: bool = False  # b has one more column, of ones
     bias_along_m: bool = False
+    tf32: bool = False  # PyTorch's flags allow that
 
     @property
     def columns(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel
-from . import convolution, gemm, small_conv
+from . import convolution, gemm, linear, small_conv
 from .forms import Form, Launch
 from .gemm import Layout, Tile, divisor
 from .gpu import Gpu
@@ -66,6 +66,7 @@ class Correlation(NamedTuple):
     Attributes:
         last: whether channels of the image are neighbours, and are read so.
         out_last: the same of what is written.
+        for_backward: whether the gradients will be asked for.
     """
 
     geometry: Geometry
@@ -74,6 +75,7 @@ class Correlation(NamedTuple):
     last: bool
     out_last: bool
     transposed: bool
+    for_backward: bool = False
 
     @property
     def small(self) -> small_conv.Problem:
@@ -113,13 +115,20 @@ class Correlation(NamedTuple):
 
 
 def forward_problem(
-    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Correlation:
     """Of a forward, whose output lies as its inputs do."""
     last = convolution.memory_format(x, weight) is torch.channels_last
     size = convolution.output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     geometry = geometry_of(x, weight, stride, padding, dilation, groups)
-    return Correlation(geometry, (x.shape[0], weight.shape[0], *size), tuple(x.shape), last, last, False)
+    gradient = linear.wants_gradient(x, weight, bias)
+    return Correlation(geometry, (x.shape[0], weight.shape[0], *size), tuple(x.shape), last, last, False, gradient)
 
 
 class PatchSums(NamedTuple):

@@ -101,7 +101,7 @@ def unsupported(x, weight, bias, stride, padding, dilation, groups):
         return reason
     if is_symbolic(*x.shape, *weight.shape) or not x.is_cuda or not x.numel():
         return None
-    return library.faster(FORWARD, forward_problem(x, weight, stride, padding, dilation, groups), x.device)
+    return library.faster(FORWARD, forward_problem(x, weight, bias, stride, padding, dilation, groups), x.device)
 
 
 @_conv2d.interface(twin=torch.nn.functional.conv2d)
