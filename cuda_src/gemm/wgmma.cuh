@@ -430,8 +430,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   }
 
   // What an epilogue of its own makes of sums + bias, rounded once, to `results`.
-  __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2],
-                                          const float (&bias)[kBiases]) {
+  __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
     const E& epilogue = *static_cast<const E*>(p.computed);
     share(bias);
 #pragma unroll
@@ -453,7 +452,8 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
           const float2 add =
               *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
           const float2 z = {pair[0] + add.x, pair[1] + add.y};
-          const float low = captured.template of<0>(epilogue, z.x, at), high = captured.template of<1>(epilogue, z.y, at);
+          const float low = captured.template of<0>(epilogue, z.x, at),
+                      high = captured.template of<1>(epilogue, z.y, at);
           results[i][c] = packed<T>(low, high);
           kept[c] = packed<T>(z.x, z.y);
         }

@@ -143,6 +143,7 @@ class Layer:
         self.product, *self.captured = declaration.tensors
         self.is_derived = derived
         self.keeps = gradient is not None and self.product.name in gradient.body.words
+        self.ones: frozenset[str] = getattr(gradient and gradient.body, "ones", frozenset())
         self._apart = kernels.pointwise(
             unit, "fwd", body, declaration.tensors, declaration.scalars, declaration.outputs
         )
@@ -232,10 +233,17 @@ class Layer:
         assert gradient is not None
         grad_y = values[gradient.first]
         through = needs.input or needs.weight or needs.bias
-        wanted = {one.name: getattr(needs, one.name) for one in self.captured}
-        values = values | {self.product.name: values["saved"][0] if values["saved"] else grad_y}
-        values["needs_grad"] = SimpleNamespace(**wanted, **{self.product.name: through})
-        grad_z, *others = gradient.launch(self._slopes, values, grad_y)
+        wanted = {self.product.name: through} | {one.name: getattr(needs, one.name) for one in self.captured}
+        computed = {name: need and name not in self.ones for name, need in wanted.items()}
+        found: list[Tensor | None] = [None] * len(self.declaration.tensors)
+        if any(computed.values()):
+            values = values | {self.product.name: values["saved"][0] if values["saved"] else grad_y}
+            values["needs_grad"] = SimpleNamespace(**computed)
+            found = gradient.launch(self._slopes, values, grad_y)
+        for index, one in enumerate(self.declaration.tensors):
+            if one.name in self.ones and wanted[one.name]:
+                found[index] = grad_y if index == 0 else _summed(grad_y, values[one.name])
+        grad_z, *others = found
         if grad_z is None:
             return [None, None, None, *others]
         layer = SimpleNamespace(x=needs.input, weight=needs.weight, bias=needs.bias)
@@ -282,6 +290,11 @@ def _public(op: Operator, layer: Layer, meaning: Callable[..., Any], module: str
     function.__doc__, function.__module__ = doc, module
     shown: Callable[..., Any] = op.interface(function)
     return shown
+
+
+def _summed(grad_y: Tensor, like: Tensor) -> Tensor:
+    """The gradient of what is added, which may have been broadcast."""
+    return grad_y if like.shape == grad_y.shape else grad_y.sum_to_size(like.shape)
 
 
 def _check_broadcasts(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
