@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm
+from .._dispatch import gemm, shardings
 from .._dispatch.broadcast import expanded, launched
 from .._dispatch.epilogues import LINEAR_EPILOGUE, fused, rows_and_columns
 from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
@@ -97,7 +97,7 @@ def linear_epilogue(
     elif (slopes := linear_text.derived(declaration, body)) is not None:
         gradient, of_slopes = Gradient(declaration, slopes), linear_text.slopes(unit, declaration, body)
     layer = Layer(declaration, body, unit, gradient, of_slopes, derived=gradient is not None and backward is None)
-    op = operator(declaration.name, autocast="lower")(layer.reference(meaning))
+    op = operator(declaration.name, autocast="lower", sharding=layer.sharding)(layer.reference(meaning))
     op.forward(layer.forward)
     op.unsupported(layer.unsupported)
     if gradient is not None:
@@ -173,6 +173,11 @@ class Layer:
         first, second = len(LAYER), len(LAYER) + len(self.captured)
         input, weight, bias = args[:first]
         return Call(input, weight, bias, tuple(args[first:second]), tuple(args[second:-1]), args[-1])
+
+    def sharding(self, *args: Any) -> str:
+        """How the work on DTensors may be split."""
+        call = self._call(args)
+        return shardings.linear_epilogue(call.weight, call.captured)
 
     def unsupported(self, *args: Any) -> str | None:
         """Why kernels do not compute this."""
