@@ -81,9 +81,15 @@ _FUSED = """
 template <typename T> struct {name}_epilogue : wgmma_gemm::Computed {{
   using A = acc_t<T>;
   static constexpr int AT_ONCE = {at_once};
+  static constexpr bool AHEAD = {ahead};
   {members}
 
+  __device__ __forceinline__ void prefetch(int row_, int column_, int columns_) const {{
+    {prefetches}
+  }}
+
   template <int N> struct Captured {{
+    static constexpr int PAIRS = N;
     {pairs}
     template <bool WHOLE>
     __device__ __forceinline__ void load(const {name}_epilogue& all_, int row_, int column_, int m_, int n_) {{
@@ -139,6 +145,8 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
     text = _FUSED.format(
         name=name,
         at_once=_at_once(captured, lies),
+        ahead=str((True, "Pairs") in lies).lower(),
+        prefetches="\n    ".join(f"{one.name}.prefetch(row_, column_, columns_);" for one in captured),
         members="\n  ".join(members),
         pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
         loads="\n      ".join(
@@ -173,4 +181,4 @@ def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) ->
         for one, (rows, columns) in zip(captured, lies)
         if columns != "Same"
     )
-    return 16 if registers <= 1 else 8 if registers <= 2 else 4
+    return 16 if not registers else 8 if registers <= 1 else 4 if registers <= 2 else 2
