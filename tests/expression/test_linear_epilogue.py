@@ -107,7 +107,7 @@ def on_hopper(stack, device):
 @pytest.mark.parametrize("name", EPILOGUES)
 @pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_fused_on_hopper(name, dtype, backend):
-    """A tile with tails, few rows of a batch, odd columns, which TMA does not store; of some several tiles in each direction."""
+    """A tile with tails, few rows of a batch, odd columns, which TMA does not store; of some several tiles each way."""
     device = "cuda" if backend == "gpu" else "cpu"
     if device == "cuda" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
