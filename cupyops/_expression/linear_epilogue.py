@@ -31,6 +31,10 @@ from .gradients import Gradient, check_assigned
 from .kernels import Generated, Unit
 from .python import caller
 from .syntax import Body
+from .values import KNOWN
+
+# The functions of epilogues that were measured in the product's kernel; of others it may have to wait for more.
+MEASURED = frozenset({"exp", "sigmoid", "sqrt", "rsqrt", "fabs", "abs", "max", "min", "fmax", "fmin", "fma"})
 
 LAYER = ("input", "weight", "bias")  # what every such operator takes before what its text names
 
@@ -142,6 +146,7 @@ class Layer:
         self.declaration, self.body, self.unit, self.gradient = declaration, body, unit, gradient
         self.product, *self.captured = declaration.tensors
         self.is_derived = derived
+        self.is_measured = not (body.words & KNOWN - MEASURED or unit.preamble)
         self.keeps = gradient is not None and self.product.name in gradient.body.words
         self.ones: frozenset[str] = getattr(gradient and gradient.body, "ones", frozenset())
         self._apart = kernels.pointwise(
@@ -196,7 +201,7 @@ class Layer:
         kept = torch.empty_like(y) if call.keep else None
         found = [rows_and_columns(one, y.shape) for one in call.captured]
         lies = [one for one in found if one is not None]
-        plan = fused(LINEAR_EPILOGUE, rows, (weight,)) if len(lies) == len(found) else None
+        plan = fused(LINEAR_EPILOGUE, rows, (weight,), measured=self.is_measured) if len(lies) == len(found) else None
         if plan is not None:
             kernel = self._kernel(call.captured, lies)
             strided = [value for one, (row, column) in zip(call.captured, lies) for value in (one, row, column)]
