@@ -231,6 +231,19 @@ def test_the_product_is_pytorch_s_where_it_may_be():
     assert [launch.kernel.partition("<")[0] for launch in trace.launches()][:2] == ["torch.addmm", "scaled_fwd"]
 
 
+def test_fused_where_it_was_measured(monkeypatch):
+    """Large products, and epilogues of functions that take few instructions."""
+    monkeypatch.setattr(epilogues.COMPUTED, "_least", (2, 64, 64))
+    card = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+    epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
+    for name, n, first in (("quick_gelu", 72, "_wgmma"), ("quick_gelu", 40, "_fwd"), ("softcap", 72, "_fwd")):
+        inputs = [one.detach() for one in made(name, (2, 72), n, torch.float16)]
+        with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
+            OPERATORS[name](*inputs)
+        assert trace.launches()[-1].kernel.partition("<")[0] == f"{name}{first}"
+    epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
+
+
 def test_autocast_casts_what_is_multiplied():
     """A captured tensor that is wider keeps its dtype, and the result has it: as PyTorch's."""
     x, weight, bias, r = made("quick_gelu", (3, 8), 4, torch.float32)
