@@ -406,7 +406,7 @@ def test_variants_on_a_gpu(name, engine, dtype):
 
 
 def test_wide_rows_by_both_engines():
-    """Scores, a mask and dropout at once, where on Hopper each gradient has a kernel: what mma.sync gives, to its rounding."""
+    """Scores, a mask and dropout, where on Hopper each gradient has a kernel: what mma.sync gives, to its rounding."""
     found = []
     for forms, arch in (("forward:wgmma backward:wgmma", "sm_90"), ("forward:mma backward:mma_16", "sm_80")):
         torch.manual_seed(0)
