@@ -405,3 +405,17 @@ def test_variants_on_a_gpu(name, engine, dtype):
         pytest.skip("wgmma is of compute capability 9.0")
     for width in (64, 128) if engine != "mma_32" else (128,):
         compared(name, engine, dtype, width, "cuda")
+
+
+def test_wide_rows_by_both_engines():
+    """Scores, a mask and dropout, where on Hopper each gradient has a kernel: what mma.sync gives, to its rounding."""
+    found = []
+    for forms, arch in (("forward:wgmma backward:wgmma", "sm_90"), ("forward:mma backward:mma_16", "sm_80")):
+        torch.manual_seed(0)
+        given = [torch.randn(1, 2, 140, width).half().requires_grad_() for width in (192, 192, 128)]
+        asked = (f"attention.{form}" for form in forms.split())
+        with cupyops.simulate(arch), assume_gpu(**HOPPER), cupyops.use_form(*asked):
+            y = cupyops.attention(*given, score="s * 0.5 + q * 0.01", mask="(q + k) % 5 != 0", dropout_p=0.2)
+            found.append((y, *torch.autograd.grad(y.sin().sum(), given)))
+    for a, b in zip(*found, strict=True):
+        assert (a - b).abs().max() <= 2e-3 * b.abs().max()
