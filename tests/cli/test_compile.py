@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import cupyops
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler
+from cupyops._kernel.compile.source import cuda_src
 from cupyops.cli import jobs
 from cupyops.cli.app import app
 
@@ -67,6 +68,19 @@ def test_what_it_writes_is_what_a_launch_finds(shift, cubins):
     assert compiler.build(shift.source, "shift<float, 1>", "sm_86").origin == "precompiled"  # sm_80's runs there
     assert compiler.build(shift.source, "shift<float, 1>", "sm_90").origin == "nvrtc"
     assert len(list(cubins.iterdir())) == 2 * 8  # a .cubin and a .json each, nothing left over
+
+
+def test_float64_of_the_built_in_kernels_is_left_to_a_first_call(monkeypatch, cubins):
+    """That of a user's own kernels is made, as of any dtype that they declare."""
+    relu = [one for one in kernel.kernels(cuda_src()) if one.base == "relu_fwd"]
+    monkeypatch.setattr(kernel, "kernels", lambda: relu)
+    result = command("--arch", "sm_80", "--out", cubins)
+    assert "left out: 1 for float64, which a first call compiles; with --fp64 they are made too" in result.output
+    assert len(list(cubins.glob("*.cubin"))) == 3 and not list(cubins.glob("*double*"))
+    assert compiler.build(relu[0].source, "relu_fwd<double>", "sm_80", relu[0].options).origin == "nvrtc"
+    result = command("--arch", "sm_80", "--out", cubins, "--fp64")
+    assert result.exit_code == 0 and "left out" not in result.output
+    assert len(list(cubins.glob("*.cubin"))) == 4 and list(cubins.glob("*double*"))
 
 
 def test_the_variable_is_one_that_a_shell_takes(shift, cubins):
