@@ -123,7 +123,9 @@ def like_its_twin(name, case, mesh, first):
     rounding = 2 * torch.finfo(expected.dtype).eps if expected.dtype in (torch.float16, torch.bfloat16) else None
 
     def near(wanted):
-        return {} if rounding is None else dict(rtol=rounding, atol=rounding * max(1, float(wanted.detach().abs().max())))
+        return (
+            {} if rounding is None else dict(rtol=rounding, atol=rounding * max(1, float(wanted.detach().abs().max())))
+        )
 
     torch.testing.assert_close(y.full_tensor(), expected, **near(expected))
     weights = expected.detach().cos()
