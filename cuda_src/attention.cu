@@ -17,10 +17,9 @@
 //
 // Products are of half types, summed in fp32; P and dS are rounded to the half type before theirs. For sm_80 and later.
 // Bytes: each of q, k, v, y once where the others stay in L2; flops: 4 queries keys D forward, 14 backward, per head.
-// Reached on an H100: on Hopper attention_wgmma.cu runs in its place, but for packed sequences, here in bf16, D = 128, causal, 16
-// heads and 16 of 512 to 1,536 rows: forward 193 TFLOP/s and backward 113, where PyTorch takes one sequence after the other at
-// 143 and 122.
+// On Hopper attention_wgmma.cu runs in its place.
 #include "attention/backward_mma.cuh"
+#include "attention/clear.cuh"
 #include "attention/forward_mma.cuh"
 #include "attention/map.cuh"
 #include "attention/prepare.cuh"
@@ -59,6 +58,13 @@ __global__ void __launch_bounds__(32 * WARPS)
   attention::backward_mma<T, D, BN, WARPS, KEYS, BOUNDS>({own_first, own_second, first, second, out_first, out_second},
                                                          lse2, delta, scale, strides, sizes);
 #endif
+}
+
+// Grid, block: any. starts: where each of the sequences begins, and where the last ends. `of` is in units of 16 bytes.
+template <typename I>
+__global__ void attention_clear(const I* __restrict__ starts, uint4* __restrict__ rows, float* __restrict__ lse,
+                                attention::Strides of, attention::Cleared cleared) {
+  attention::clear(starts, rows, lse, of, cleared);
 }
 
 // Grid: a warp for each tile of `side` of each of the maps. Block: any whole warps.

@@ -18,10 +18,9 @@
 #include "decode_attention/mma.cuh"
 
 // Grid: splits * batches * kv_heads * tiles of 16 rows, at most 2^31 - 1. Block: 32 * WARPS. Shared memory: q, 16 rows of D + 32
-// elements; in its place afterwards 2 * WARPS * 16 floats and 16 rows of D. A warp has every WARPS-th 16 keys, from the first on,
-// or of narrow rows 32.
+// elements; in its place afterwards 2 * WARPS * 16 floats and 16 rows of D. A warp has every WARPS-th 16 keys, from the first on.
 template <typename T, int D, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, D == 64 ? DECODE_BLOCKS : D <= 128 ? 3 : 2)
+__global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
     decode_attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,

@@ -6,13 +6,13 @@
 //
 // The products are PyTorch's own GEMMs, of cuBLAS; the kernels here do what lies between. Bytes per logit: twice
 // sizeof(T) where shared memory or a cache keeps a row, three times where it is too long for both (read, read again,
-// written); twice in linear_cross_entropy_tile, and in each of the two copies that copy engines make.
+// written); twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
 // Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 637, 4096x4096x32000 bf16
 // 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. What is lost: each chunk of rows that is added to the
 // weight's gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left,
 // these are computed twice.
-#include "common/elementwise/elementwise.cuh"
+#include "common/core/vector.cuh"
 #include "loss/persistent_row.cuh"
 
 // What a row's gradients are made of.
@@ -198,16 +198,44 @@ __global__ void linear_cross_entropy_parts(const long long* __restrict__ target,
       smoothing == 0 ? loss : loss + smoothing * ((part.max - part.total / options.classes) + log_sum);
 }
 
-// Grid: a block for each row from `again` on of a tile: `count` classes from `begin` on, rows `stride` apart. Block: one
-// dimension. The logits in the row become their gradients.
+// Copies N consecutive numbers to another row.
+template <typename T> struct Copy {
+  T* to;
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    write_vec<T, N>(to + c, x);
+  }
+};
+
+// Grid: a block for each row of a chunk, whose first is number `first` of `rows`; block: one dimension. Deals the
+// gradients of its logits to tiles of so many classes: tile i is [rows x its classes], from weight `i * tile` of
+// grad_weight on.
 template <typename T>
-__global__ void linear_cross_entropy_tile(T* logits, const long long* __restrict__ target,
+__global__ void linear_cross_entropy_keep(const T* __restrict__ d, T* __restrict__ grad_weight, long long first,
+                                          long long rows, int classes, int tile, long long features, long long stride) {
+  const T* row = d + blockIdx.x * stride;
+  for (int begin = 0; begin < classes; begin += tile) {
+    const int count = min(tile, classes - begin);
+    T* to = grad_weight + begin * features + (first + blockIdx.x) * count;
+    read_row(row + begin, to, 0, count, threadIdx.x, blockDim.x, Copy<T>{to});
+  }
+}
+
+// Grid: a block for each row of a tile: `count` classes from `begin` on, rows `stride` apart. Block: one dimension. What is
+// in the tile's row becomes the logits' gradients: of the first rows a copy of `kept`, whose rows are `count` apart; from
+// row `first` on one of `stored`, rows `stored_stride` apart; from row `again` on its own logits are replaced.
+template <typename T>
+__global__ void linear_cross_entropy_tile(T* logits, const T* __restrict__ kept, const T* __restrict__ stored,
+                                          const long long* __restrict__ target,
                                           const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
-                                          const acc_t<T>* __restrict__ stats, long long again, long long positions,
-                                          int begin, int count, long long stride,
-                                          const __grid_constant__ Options options) {
-  const long long position = again + blockIdx.x;
+                                          const acc_t<T>* __restrict__ stats, long long first, long long again,
+                                          long long positions, int begin, int count, long long stride,
+                                          long long stored_stride, const __grid_constant__ Options options) {
+  const long long position = blockIdx.x;
   T* row = logits + position * stride;
+  if (position < again) {
+    const T* from = position < first ? kept + position * count : stored + (position - first) * stored_stride;
+    return read_row(from, row, 0, count, threadIdx.x, blockDim.x, Copy<T>{row});
+  }
   const int t = class_at(target, position, options.classes, options.ignore_index);
   if (t < 0) return zero_row(row, 0, count, threadIdx.x, blockDim.x);
   const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);

@@ -10,8 +10,8 @@
 #include "group_norm/sub_warp.cuh"
 #include "common/hw/dependent_launch.cuh"
 
-// y, and for backward mean and rstd, one of each for a row. Grid: ceil(rows / blockDim.y). Block: (THREADS, SUB_WARP_THREADS /
-// THREADS), see sub_warp.cuh. Shared memory: for each of the block's rows a SharedAffine for each channel and one behind the
+// y, and for backward mean and rstd, one of each for a row. Grid: ceil(rows / blockDim.y). Block: see sub_warp.cuh, of
+// SUB_WARP_THREADS. Shared memory: for each of the block's rows a SharedAffine for each channel and one behind the
 // last. Tensors begin at boundaries of BYTES; weight and bias may be null.
 template <typename T, int BYTES, int THREADS, int K>
 __global__ void __launch_bounds__(SUB_WARP_THREADS, kSubWarpBlocks<T, BYTES, K>)
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, kSubWarpBlocks<T, BYTES, K>)
   if constexpr (kExact) mu = statistics<true>(about, {centred[kExact], centred[0]}, A(size), eps, r);
   else r = rsqrtf(average<T>(centred[0], size) + eps);
   SharedAffine<T>* const affines = reinterpret_cast<SharedAffine<T>*>(bytes) + threadIdx.y * (channels + 1);
-  for (int c = threadIdx.x; c <= channels; c += THREADS) {
+  for (int c = threadIdx.x; c <= channels; c += Row::threads()) {
     if (c > threadIdx.x) load_parameters(c);
     affines[c] = SharedAffine<T>(GroupAffine<T>(mu, r, of_weight, of_bias));
   }
@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, kSubWarpBlocksBwd<BYTES, K>)
   using A = acc_t<T>;
   using Row = SubWarpRow<T, BYTES, THREADS, K>;
   using One = Vector<T, BYTES>;
-  constexpr int W = Row::W, kCount = K * THREADS;
+  constexpr int W = Row::W;
+  const int threads = Row::threads(), count = K * threads;
   extern __shared__ __align__(16) unsigned char bytes[];
   const Row own(rows, size);
   const int channels = int(groups.channels);
@@ -91,15 +92,15 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, kSubWarpBlocksBwd<BYTES, K>)
   One grads[K], inputs[K];
   own.load(grad_y, grads);
   own.load(x, inputs);
-  Pair<A>* const vectors = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * (kCount + 3 * (channels + 1));
-  Pair<A>*const fronts = vectors + kCount, *const rests = fronts + channels + 1;
+  Pair<A>* const vectors = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * (count + 3 * (channels + 1));
+  Pair<A>*const fronts = vectors + count, *const rests = fronts + channels + 1;
   A* const weights = reinterpret_cast<A*>(rests + channels + 1);
   const T* const of_group = own.of_group(weight, groups, images);
   const Mean<A> mu = own.live ? mean[own.row] : Mean<A>{};
   const A r = own.live ? rstd[own.row] : A(0);
   const SplitMean<T> centre(mu.first, r, mu.second);
   const auto add = [&](Pair<A>& to, A grad, A value) { to.first += grad, to.second += grad * (value - centre.about); };
-  for (int c = threadIdx.x; c <= channels; c += THREADS) {
+  for (int c = threadIdx.x; c <= channels; c += Row::threads()) {
     weights[c] = own.live && c < channels ? parameter(of_group, c, 1) : A(0);
     const int border = start(c) % W;  // there is none where a vector is one element, nor at the row's ends
     Pair<A> front = {}, rest = {};
@@ -119,11 +120,11 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, kSubWarpBlocksBwd<BYTES, K>)
     Pair<A> sum = {};
 #pragma unroll
     for (int e = 0; e < W; ++e) add(sum, grads[k][e], inputs[k][e]);
-    vectors[k * THREADS + threadIdx.x] = own.any(k) ? sum : Pair<A>{};
+    vectors[k * threads + threadIdx.x] = own.any(k) ? sum : Pair<A>{};
   }
   Row::wait();
   Pair<A> total = {};
-  const int lane = threadIdx.x & (lanes - 1), step = THREADS / lanes;
+  const int lane = threadIdx.x & (lanes - 1), step = threads / lanes;
 #pragma unroll 1
   for (int first = 0; first < channels; first += step) {
     const int c = first + threadIdx.x / lanes;

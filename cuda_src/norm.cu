@@ -45,92 +45,84 @@
 #include "norm/two_pass_backward.cuh"
 #include "norm/two_pass_forward.cuh"
 
-// The operators. CENTRED: about the mean. INPUTS: tensors of rows that forward reads; backward reads one more.
-struct LayerNorm {
-  static constexpr bool CENTRED = true;
-  static constexpr int INPUTS = 1;
-};
-struct RmsNorm {
-  static constexpr bool CENTRED = false;
-  static constexpr int INPUTS = 1;
-};
-struct AddRmsNorm {
-  static constexpr bool CENTRED = false;
-  static constexpr int INPUTS = 2;
-};
-// That as which the forms of a thread per row and of two passes are compiled: all but LayerNorm have one code, for which
-// residual or grad_summed may be null.
-template <bool CENTRED> struct CodeOf;
-template <> struct CodeOf<true> : LayerNorm {};
-template <> struct CodeOf<false> : AddRmsNorm {};
-
+// CENTRED: about the mean, as layer_norm is; the others are about 0. INPUTS: tensors of rows that forward reads, two with a
+// residual; backward reads one more.
+//
 // Of norm_fwd_block: threads of a block, at most, and blocks of a multiprocessor, at least; 0: any number. layer_norm of half
 // types is bound by latency: it gets fewer registers, and so more blocks, as far as it does without spills.
-template <typename Op, typename T, bool ALIGNED>
-constexpr int kThreads = Op::CENTRED && sizeof(T) == 2 ? (ALIGNED ? CENTRED_HALF_THREADS : 640) : BLOCK_THREADS;
-template <typename Op, typename T, bool ALIGNED>
-constexpr int kBlocks = Op::CENTRED ? (sizeof(T) == 2 ? (ALIGNED ? 3 : 2) : 1) : 0;
+template <bool CENTRED, typename T, bool ALIGNED>
+constexpr int kThreads = CENTRED && sizeof(T) == 2 ? (ALIGNED ? CENTRED_HALF_THREADS : 640) : BLOCK_THREADS;
+template <bool CENTRED, typename T, bool ALIGNED>
+constexpr int kBlocks = CENTRED ? (sizeof(T) == 2 ? (ALIGNED ? 3 : 2) : 1) : 0;
 
 // The tensors, of which the compiler then knows those that an operator does not have.
-template <typename Op, typename T> __device__ __forceinline__ Forward<T> tensors_of(Forward<T> to) {
-  if (Op::INPUTS == 1) to.residual = to.summed = nullptr;
-  if (!Op::CENTRED) to.bias = nullptr, to.mean = nullptr;
+template <bool CENTRED, int INPUTS, typename T> __device__ __forceinline__ Forward<T> tensors_of(Forward<T> to) {
+  if (INPUTS == 1) to.residual = to.summed = nullptr;
+  if (!CENTRED) to.bias = nullptr, to.mean = nullptr;
   return to;
 }
-template <typename Op, typename T> __device__ __forceinline__ Backward<T> tensors_of(Backward<T> to) {
-  if (Op::INPUTS == 1) to.grad_summed = nullptr;
-  if (!Op::CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
+template <bool CENTRED, int INPUTS, typename T> __device__ __forceinline__ Backward<T> tensors_of(Backward<T> to) {
+  if (INPUTS == 1) to.grad_summed = nullptr;
+  if (!CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
   return to;
 }
 
 // --- forward: grid, block, shared memory and ownership are those of the function that a kernel calls -----------------------
 //
-// All take the same tensors: residual and summed are null but in AddRmsNorm, bias and mean but in LayerNorm; weight and bias
-// may be null.
+// All take the same tensors: residual and summed are null but in add_rms_norm, bias and mean but in layer_norm; weight and bias
+// may be null. What is no template parameter a kernel knows by what is null.
 
-template <typename T, bool CENTRED>
-__global__ void __launch_bounds__(kSmallRows)
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows, 6)
     norm_fwd_thread_per_row(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                             const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                             acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_thread_per_row<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  if (mean) norm_thread_per_row<true>(tensors_of<true, 1>(to));
+  else norm_thread_per_row<false>(tensors_of<false, 2>(to));
 }
 
-template <typename T, typename Op>
+template <typename T, bool CENTRED>
 __global__ void __launch_bounds__(SUB_WARP_THREADS, SUB_WARP_BLOCKS)
     norm_fwd_sub_warp(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                       const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_sub_warp<Op::CENTRED, Op::INPUTS>(tensors_of<Op>(to));
+  if constexpr (CENTRED) norm_sub_warp<true, 1>(tensors_of<true, 1>(to));
+  else if (residual) norm_sub_warp<false, 2>(tensors_of<false, 2>(to));
+  else norm_sub_warp<false, 1>(tensors_of<false, 1>(to));
 }
 
-template <typename T, typename Op, int K, bool ALIGNED>
-__global__ void __launch_bounds__(kThreads<Op, T, ALIGNED>, kBlocks<Op, T, ALIGNED>)
+template <typename T, bool CENTRED, int INPUTS, int K, bool ALIGNED>
+__global__ void __launch_bounds__(kThreads<CENTRED, T, ALIGNED>, kBlocks<CENTRED, T, ALIGNED>)
     norm_fwd_block(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                    const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                    acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps, int stages) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_block<Op::CENTRED, Op::INPUTS, K, ALIGNED>(tensors_of<Op>(to), stages);
+  norm_block<CENTRED, INPUTS, K, ALIGNED>(tensors_of<CENTRED, INPUTS>(to), stages);
 }
 
-template <typename T, typename Op>
+template <typename T, bool CENTRED>
 __global__ void __launch_bounds__(SHARED_MEMORY_THREADS, 2)
     norm_fwd_shared_memory(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                            const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                            acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_shared_memory<Op::CENTRED, Op::INPUTS>(tensors_of<Op>(to));
+  using Adder = RowAdder<acc_t<T>, 1, false>;
+  __shared__ typename Adder::Buffer buffer;
+  Adder adder(buffer);
+  if constexpr (CENTRED) norm_shared_memory<true, 1>(tensors_of<true, 1>(to), adder);
+  else if (residual) norm_shared_memory<false, 2>(tensors_of<false, 2>(to), adder);
+  else norm_shared_memory<false, 1>(tensors_of<false, 1>(to), adder);
 }
 
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(1024)
     norm_fwd_two_pass(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                       const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  norm_two_pass<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  norm_two_pass(to);
 }
 
 // For a forward of unaligned rows: see shift_parameter(). blockIdx.z is 0 for a parameter, 1 for another, where there is one.
@@ -144,10 +136,10 @@ __global__ void __launch_bounds__(SHIFT_THREADS)
 
 // --- backward: the same; weight, grad_x, weight_partials and bias_partials may be null --------------------------------------
 //
-// grad_summed is null but in AddRmsNorm, mean and bias_partials but in LayerNorm. In AddRmsNorm x is what forward calls
+// grad_summed is null but in add_rms_norm, mean and bias_partials but in layer_norm. In add_rms_norm x is what forward calls
 // summed.
 
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     norm_bwd_thread_per_row(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                             const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
@@ -155,47 +147,55 @@ __global__ void __launch_bounds__(kSmallRows)
                             acc_t<T>* __restrict__ weight_partials, acc_t<T>* __restrict__ bias_partials,
                             long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
-  norm_thread_per_row_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  __shared__ RowStatistics<acc_t<T>> statistics[kSmallRows];
+  if (mean) norm_thread_per_row_bwd<true>(tensors_of<true, 1>(to), statistics);
+  else norm_thread_per_row_bwd<false>(tensors_of<false, 2>(to), statistics);
 }
 
-template <typename T, typename Op>
+template <typename T, bool CENTRED>
 __global__ void __launch_bounds__(SUB_WARP_THREADS, SUB_WARP_BLOCKS)
     norm_bwd_sub_warp(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                       const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
                       const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_partials,
                       acc_t<T>* __restrict__ bias_partials, long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
-  norm_sub_warp_bwd<Op::CENTRED, Op::INPUTS + 1>(tensors_of<Op>(to));
+  __shared__ __align__(16) acc_t<T> shared[kVecWidth<T> * SUB_WARP_THREADS];
+  if constexpr (CENTRED) norm_sub_warp_bwd<true, 2>(tensors_of<true, 1>(to), shared);
+  else if (grad_summed) norm_sub_warp_bwd<false, 3>(tensors_of<false, 2>(to), shared);
+  else norm_sub_warp_bwd<false, 2>(tensors_of<false, 1>(to), shared);
 }
 
-template <typename T, typename Op, int K, bool ALIGNED, bool PREFETCH_LATE>
+template <typename T, bool CENTRED, int K, bool ALIGNED, bool PREFETCH_LATE>
 __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     norm_bwd_block(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
                    const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_partials,
                    acc_t<T>* __restrict__ bias_partials, long long rows, long long size, int stages) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
-  norm_block_bwd<Op::CENTRED, Op::INPUTS + 1, K, ALIGNED, PREFETCH_LATE>(tensors_of<Op>(to), stages);
+  __shared__ typename BackwardAdder<CENTRED, K, ALIGNED, acc_t<T>>::Buffer buffer;
+  if constexpr (CENTRED) norm_block_bwd<true, 2, K, ALIGNED, PREFETCH_LATE>(tensors_of<true, 1>(to), stages, buffer);
+  else if (grad_summed) norm_block_bwd<false, 3, K, ALIGNED, PREFETCH_LATE>(tensors_of<false, 2>(to), stages, buffer);
+  else norm_block_bwd<false, 2, K, ALIGNED, PREFETCH_LATE>(tensors_of<false, 1>(to), stages, buffer);
 }
 
 // grad_x alone.
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(BACKWARD_THREADS)
     norm_bwd_two_pass(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                       const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
                       const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, nullptr, nullptr, rows, size};
-  norm_two_pass_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  norm_two_pass_bwd(to);
 }
 
 // The partials alone; weight_partials or bias_partials may be null.
-template <typename T, bool CENTRED>
+template <typename T>
 __global__ void __launch_bounds__(BACKWARD_THREADS)
     norm_bwd_strided(const T* __restrict__ grad_y, const T* __restrict__ x, const acc_t<T>* __restrict__ mean,
                      const acc_t<T>* __restrict__ rstd, acc_t<T>* __restrict__ weight_partials,
                      acc_t<T>* __restrict__ bias_partials, long long rows, long long size) {
   const Backward<T> to{grad_y, x, nullptr, nullptr, mean, rstd, nullptr, weight_partials, bias_partials, rows, size};
-  norm_strided_bwd<CENTRED>(tensors_of<CodeOf<CENTRED>>(to));
+  norm_strided_bwd(to);
 }
 
 // grad_weight and grad_bias from the partials; one of them may be null.

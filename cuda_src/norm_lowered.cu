@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
                      float* __restrict__ bias_partials, long long rows, long long size, int stages) {
   Backward<float, O> to{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
   if (!CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
-  norm_block_bwd<CENTRED, 2, 4, true, false>(to, stages);
+  __shared__ typename BackwardAdder<CENTRED, 4, true, float>::Buffer buffer;
+  norm_block_bwd<CENTRED, 2, 4, true, false>(to, stages, buffer);
 }
 
 // The same with a residual. Rows of forward go to registers, CENTRED or not, so that no shared memory is needed; grad_x, of O,
@@ -66,5 +67,6 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
   Backward<float, O> to{grad_y,        summed,          weight,        grad_summed, mean, rstd,
                         grad_residual, weight_partials, bias_partials, rows,        size, grad_x};
   if (!CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
-  norm_block_bwd<CENTRED, 3, 4, true, false>(to, stages);
+  __shared__ typename BackwardAdder<CENTRED, 4, true, float>::Buffer buffer;
+  norm_block_bwd<CENTRED, 3, 4, true, false>(to, stages, buffer);
 }

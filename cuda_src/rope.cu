@@ -102,21 +102,21 @@ struct HeadGroups {
   long long x_stride, y_stride;  // from a head to the next
   int groups, chunk;  // groups of blockDim.y positions; heads of a thread
   int turned, units;  // units of a row that turn, and all units
+  int apart, step;  // elements from the first of a pair to its second, and from a pair to the next
 };
 
-// A unit that turns: N elements of each half of a row, or N neighbours.
-template <typename T, bool INTERLEAVED, int N> struct Pairs {
-  static constexpr bool NEIGHBOURS = INTERLEAVED && N > 1;
+// A unit that turns: N elements of each half of a row, or N neighbours, or of any row two elements.
+template <typename T, bool NEIGHBOURS, int N> struct Pairs {
   static constexpr int ANGLES = NEIGHBOURS ? N / 2 : N;
   Vec<T, N> first, second;
 
-  __device__ __forceinline__ void load(const T* x, int half) {
+  __device__ __forceinline__ void load(const T* x, int apart) {
     first = load_vec<T, N>(x);
-    if (!NEIGHBOURS) second = load_vec<T, N>(x + (INTERLEAVED ? 1 : half));
+    if (!NEIGHBOURS) second = load_vec<T, N>(x + apart);
   }
-  __device__ __forceinline__ void store(T* y, int half) const {
+  __device__ __forceinline__ void store(T* y, int apart) const {
     store_vec<T, N>(y, first);
-    if (!NEIGHBOURS) store_vec<T, N>(y + (INTERLEAVED ? 1 : half), second);
+    if (!NEIGHBOURS) store_vec<T, N>(y + apart, second);
   }
   __device__ __forceinline__ void turn_all(const Vec<T, ANGLES>& cosines, const Vec<T, ANGLES>& sines, acc_t<T> sign) {
 #pragma unroll
@@ -138,17 +138,17 @@ template <typename T, int N> struct Copied {
 
 // Applies f to a unit of each of `heads` heads at x, and stores it to y; U units are loaded before the first is stored.
 template <int U, typename Unit, typename T, typename F>
-__device__ __forceinline__ void each_head(const HeadGroups& of, int heads, int half, const T* x, T* y, F f) {
+__device__ __forceinline__ void each_head(const HeadGroups& of, int heads, const T* x, T* y, F f) {
 #pragma unroll 1
   for (int left = heads; left > 0; left -= U) {
     Unit unit[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if (u < left) unit[u].load(x + u * of.x_stride, half);
+      if (u < left) unit[u].load(x + u * of.x_stride, of.apart);
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if (u < left) f(unit[u]), unit[u].store(y + u * of.y_stride, half);
+      if (u < left) f(unit[u]), unit[u].store(y + u * of.y_stride, of.apart);
     }
     x += U * of.x_stride, y += U * of.y_stride;
   }
@@ -160,13 +160,13 @@ __device__ __forceinline__ void each_head(const HeadGroups& of, int heads, int h
 // loads single elements of several heads before it stores the first.
 // `layout` says where the first head of a position begins in x, which position it is, and where it begins in y. N divides the
 // size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope_rows().
-template <typename T, bool INTERLEAVED, int N>
+template <typename T, bool NEIGHBOURS, int N>
 __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
                            const long long* __restrict__ positions, T* __restrict__ y, long long limit, long long apart,
                            int back, const __grid_constant__ HeadGroups heads, int half,
                            const __grid_constant__ Layout<3> layout) {
   constexpr int U = N * sizeof(T) >= 16 ? 1 : N > 1 ? 2 : 4;
-  using Turning = Pairs<T, INTERLEAVED, N>;
+  using Turning = Pairs<T, NEIGHBOURS, N>;
   const unsigned chunk = blockIdx.x / heads.groups;
   const long long r = (blockIdx.x - chunk * heads.groups) * (long long)blockDim.y + threadIdx.y;
   if (r >= heads.rows) return;
@@ -179,14 +179,14 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
   const acc_t<T> sign = back ? -1 : 1;
   for (int unit = threadIdx.x; unit < heads.units; unit += blockDim.x) {
     if (unit < heads.turned) {
-      const int at = unit * Turning::ANGLES, begin = INTERLEAVED ? 2 * at : at;
+      const int at = unit * Turning::ANGLES, begin = at * heads.step;
       const auto cosines = load_vec<T, Turning::ANGLES>(cosine + angles + at);
       const auto sines = load_vec<T, Turning::ANGLES>(sine + angles + at);
-      each_head<U, Turning>(heads, here, half, row_x + begin, row_y + begin,
+      each_head<U, Turning>(heads, here, row_x + begin, row_y + begin,
                             [&](Turning& pairs) { pairs.turn_all(cosines, sines, sign); });
     } else {
       const int begin = 2 * half + (unit - heads.turned) * N;
-      each_head<U, Copied<T, N>>(heads, here, half, row_x + begin, row_y + begin, [](Copied<T, N>&) {});
+      each_head<U, Copied<T, N>>(heads, here, row_x + begin, row_y + begin, [](Copied<T, N>&) {});
     }
   }
 }

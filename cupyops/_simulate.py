@@ -174,9 +174,9 @@ class Simulation:
         from .simulator import TensorMap as Simulated
 
         assert map_.description is not None
-        *numbers, _, before = map_.description  # how much the L2 cache fetches makes no difference
+        numbers = map_.description[:-2]  # how much the L2 cache fetches makes no difference
         with _one_at_a_time:
-            return Simulated(_pointer(map_.tensor, "memory").address - before, *numbers).encode()
+            return Simulated(_pointer(map_.tensor, "memory").address - map_.description.before, *numbers).encode()
 
 
 def simulate(

@@ -12,10 +12,10 @@ struct RoleMaps {
 };
 
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
-// MORE: bytes after the panels.
-template <int D, int BN, int STAGES, int MORE = 0> struct BackwardLayout {
+// MORE: bytes after the panels. OWNED: tiles.
+template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct BackwardLayout {
   static constexpr int OWN = 128 * D * 2, STREAM = BN * D * 2, ROW = BN * 4;
-  static constexpr int STREAM_AT = 2 * OWN, MORE_AT = STREAM_AT + 2 * STAGES * STREAM, ROWS_AT = MORE_AT + MORE;
+  static constexpr int STREAM_AT = OWNED * OWN, MORE_AT = STREAM_AT + 2 * STAGES * STREAM, ROWS_AT = MORE_AT + MORE;
   static constexpr int BARRIERS_AT = ROWS_AT + 4096;
   static_assert(2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   unsigned base, barriers;
@@ -102,16 +102,21 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
   }
 };
 
+// What of a role a kernel computes. Wide rows leave a thread no registers for both results of the keys' role: a kernel has grad_k,
+// and another grad_v, for which v is not owned.
+enum Part { kAll, kOfKeys, kOfValues };
+
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
-template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename At, typename Variant = Plain>
+template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, int PART = kAll, typename At, typename Variant = Plain>
 __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
                                         const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
-  mbarrier::arrive_and_expect(at.owned(), 2 * At::OWN);
+  mbarrier::arrive_and_expect(at.owned(), (PART == kOfValues ? 1 : 2) * At::OWN);
   const Place own = place_of<Variant>(work.own_row, work.own_rows, work.own_start, work.batch);
   for (int x = 0; x < D; x += 64) {
     tma::load(at.base + x * 256, given.own_first, x, own.row, work.head, own.batch, at.owned());
+    if (PART == kOfValues) continue;
     tma::load(at.base + At::OWN + x * 256, given.own_second, x, own.row, work.head, own.batch, at.owned());
   }
   Ring<STAGES> ring;
@@ -147,11 +152,12 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
 
 // A consumer, a warpgroup: owns 64 rows. P and dS go from the sums of one product into the registers of the next.
 template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS, typename Variant = Plain,
-          typename At = BackwardLayout<D, BN, STAGES>>
+          typename At = BackwardLayout<D, BN, STAGES>, int PART = kAll>
 struct Gradient {
+  static constexpr bool FIRST_OUT = PART != kOfValues, SECOND_OUT = KEYS && PART != kOfKeys;
   // In flight while P is computed: dP and, where there are registers for it, the sums over dS of the panel before. While dS is
   // computed: the sums over P.
-  static constexpr bool DELAYED = !KEYS || D < 128;
+  static constexpr bool DELAYED = FIRST_OUT && (!KEYS || D < 128 || PART == kOfKeys);
   static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
 
   const At& at;
@@ -163,7 +169,7 @@ struct Gradient {
   Ring<STAGES> ring;
   int before = 0;  // the stage of the panel before
   int columns_from = 0;  // of the panel that passes, this thread's first column
-  float s[BN / 2], dp[BN / 2], d_first[D / 2], d_second[KEYS ? D / 2 : 1];
+  float s[BN / 2], dp[BN / 2], d_first[FIRST_OUT ? D / 2 : 1], d_second[SECOND_OUT ? D / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
   Kept<BN / 2> kept;
@@ -182,11 +188,10 @@ struct Gradient {
         scale(Variant::kScores ? natural_scale : natural_scale * kLog2E),
         variant(variant) {
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) d_first[i] = 0;
-    if constexpr (KEYS) {
+    for (float& x : d_first) x = 0;
 #pragma unroll
-      for (int i = 0; i < D / 2; ++i) d_second[i] = 0;
-    } else {
+    for (float& x : d_second) x = 0;
+    if constexpr (!KEYS) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const long long of = work.template line<Variant>(sizes, work.head) + row + 8 * r;
@@ -203,7 +208,8 @@ struct Gradient {
       if (++panel == work.end) panel = work.begin;
       step<false>(i, panel);
     }
-    if (DELAYED && work.all > 0) {
+    if constexpr (DELAYED) {
+      if (work.all == 0) return;
       wgmma::fence();
       begin_along<T, D, BN>(d_first, ds, at.first(before));
       finish<0>(d_first);
@@ -212,17 +218,18 @@ struct Gradient {
 
   // Each warpgroup's results take the place of the rows that only it has read.
   __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
-    put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
+    if constexpr (FIRST_OUT) put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
     float of_second = 1;
     if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
-    if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, of_second, of_second);
+    const unsigned second_at = own_at + FIRST_OUT * At::OWN;
+    if constexpr (SECOND_OUT) put<T, D>(second_at, 128 * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
         for (int x = 0; x < D; x += 64) {
-          tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
-          if (KEYS) tma::store(given.out_second, x, to.row, work.head, to.batch, own_at + At::OWN + x * 256);
+          if (FIRST_OUT) tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
+          if (SECOND_OUT) tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * 256);
         }
       }
       tma::end_stores();
@@ -241,10 +248,11 @@ struct Gradient {
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
-    begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    if constexpr (FIRST_OUT) begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     draw(now);
     if constexpr (Variant::kScores) {
-      finish<0>(s), finish<0>(dp);
+      finish<0>(s);
+      if constexpr (FIRST_OUT) finish<0>(dp);
       if constexpr (DELAYED && !FIRST) {
         finish<0>(d_first);
         release(before);
@@ -253,7 +261,7 @@ struct Gradient {
       drop();
       changed(now.head, now.panel * BN + lane % 4 * 2);
     } else {
-      finish<DELAYED && !FIRST ? 2 : 1>(s);
+      finish<(DELAYED && !FIRST) + FIRST_OUT>(s);
       mask(now);
       probabilities();
       if constexpr (DELAYED && !FIRST) {
@@ -261,19 +269,20 @@ struct Gradient {
         release(before);
       }
     }
-    if constexpr (KEYS) {
+    if constexpr (SECOND_OUT) {
       weigh();
       wgmma::fence();
       begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
     }
-    if constexpr (!Variant::kScores) {
-      finish<KEYS ? 1 : 0>(dp);
+    if constexpr (FIRST_OUT && !Variant::kScores) {
+      finish<SECOND_OUT>(dp);
       drop();
       differences();
     }
-    if constexpr (KEYS) finish<0>(d_second);
-    round<T>(ds, dp);
-    if constexpr (!DELAYED) {
+    if constexpr (SECOND_OUT) finish<0>(d_second);
+    if constexpr (FIRST_OUT) round<T>(ds, dp);
+    else release(ring.stage);
+    if constexpr (FIRST_OUT && !DELAYED) {
       wgmma::fence();
       begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
       finish<0>(d_first);
@@ -338,7 +347,7 @@ struct Gradient {
 
   // dp of weights that were dropped is 0, and of the others as much larger as they are.
   __device__ __forceinline__ void drop() {
-    if constexpr (Variant::kDrops) {
+    if constexpr (FIRST_OUT && Variant::kDrops) {
 #pragma unroll
       for (int e = 0; e < BN / 2; ++e) dp[e] = kept.of(e, dp[e] * variant.dropout.scale);
     }
@@ -355,7 +364,7 @@ struct Gradient {
         const int e = 4 * i + j, r = j / 2, mine = row + 8 * r, other = column + 8 * i + j % 2;
         const bool outside = s[e] == -infinity<float>();
         const auto found = weights_of(variant, s[e] * scale, work.batch, head, KEYS ? other : mine, KEYS ? mine : other,
-                                      KEYS ? j % 2 ? column_lse.y : column_lse.x : own_lse[r], dp[e],
+                                      KEYS ? j % 2 ? column_lse.y : column_lse.x : own_lse[r], FIRST_OUT ? dp[e] : 0,
                                       KEYS ? j % 2 ? column_delta.y : column_delta.x : own_delta[r]);
         s[e] = outside ? 0 : found.p, dp[e] = outside ? 0 : found.ds;
       }

@@ -21,14 +21,14 @@ struct alignas(16) Tile {
 };
 
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does. D, DV: elements of a row of keys and of
-// values. APART: results have a place of their own; else they take that of the queries.
+// values. Results take the place of their queries; where there is room for two, the next ones arrive meanwhile.
 template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
-  static constexpr bool APART = D <= 128;
+  static constexpr int PLACES = D <= 128 ? 2 : 1;
   static constexpr int ROWS = 64 * CONSUMERS, LINES = (D + 63) / 64, V_LINES = (DV + 63) / 64;
   static constexpr int Q = ROWS * LINES * kLine, K = BN * LINES * kLine, V = BN * V_LINES * kLine;
-  static constexpr int Y_AT = APART ? Q : 0, K_AT = Q + APART * ROWS * V_LINES * kLine, V_AT = K_AT + STAGES * K;
-  static constexpr int BARRIERS_AT = V_AT + STAGES * V;
-  static_assert(APART || DV <= D, "results take the place of the queries");
+  static constexpr int K_AT = PLACES * Q, V_AT = K_AT + STAGES * K, BARRIERS_AT = V_AT + STAGES * V;
+  static_assert(DV <= D, "results take the place of the queries");
+  static_assert(STAGES <= 4, "barriers");
   unsigned base, barriers;
   Tile* next;
 
@@ -36,12 +36,18 @@ template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout
     base = (shared_address(memory) + 1023) & ~1023u, barriers = base + BARRIERS_AT;
     next = reinterpret_cast<Tile*>(memory + (barriers - shared_address(memory)) + 512);
   }
-  __device__ __forceinline__ unsigned q_full() const { return barriers; }
-  __device__ __forceinline__ unsigned q_free() const { return barriers + 8; }
+  // Of the turn-th tile, by two bits of its number: where its queries are, and the parity of that place's phase.
+  static __device__ __forceinline__ int place(int turn) { return PLACES == 2 ? turn & 1 : 0; }
+  static __device__ __forceinline__ int parity(int turn) { return PLACES == 2 ? turn >> 1 & 1 : turn & 1; }
+  __device__ __forceinline__ unsigned q(int turn) const { return base + place(turn) * Q; }
+  __device__ __forceinline__ unsigned q_full(int turn) const { return barriers + 160 * place(turn); }
+  __device__ __forceinline__ unsigned q_free(int turn) const { return barriers + 160 * place(turn) + 8; }
   __device__ __forceinline__ unsigned next_full() const { return barriers + 16; }
   __device__ __forceinline__ unsigned next_free() const { return barriers + 24; }
   __device__ __forceinline__ unsigned entry(int i) const { return barriers + 528 + 8 * i; }
-  __device__ __forceinline__ Sequence* sequence() const { return reinterpret_cast<Sequence*>(next + 4); }  // of that tile
+  __device__ __forceinline__ Sequence* sequence() const {
+    return reinterpret_cast<Sequence*>(next + 4);
+  }  // of that tile
   __device__ __forceinline__ unsigned k_full(int i) const { return barriers + 32 + 32 * i; }
   __device__ __forceinline__ unsigned k_free(int i) const { return barriers + 40 + 32 * i; }
   __device__ __forceinline__ unsigned v_full(int i) const { return barriers + 48 + 32 * i; }
@@ -49,7 +55,7 @@ template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout
 
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
-      mbarrier::init(q_full(), 1), mbarrier::init(q_free(), 4 * CONSUMERS);
+      for (int i = 0; i < PLACES; ++i) mbarrier::init(q_full(i), 1), mbarrier::init(q_free(i), CONSUMERS);
       mbarrier::init(next_full(), 1), mbarrier::init(next_free(), 4 * CONSUMERS);
       for (int i = 0; i < STAGES; ++i) {
         mbarrier::init(k_full(i), 1), mbarrier::init(v_full(i), 1);
@@ -74,7 +80,7 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
   const auto following = [&] {
     return counter ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : number + static_cast<int>(gridDim.x);
   };
-  for (int turn = 0;; turn ^= 1) {
+  for (int turn = 0;; turn = (turn + 1) % 4) {
     Tile tile(number, whole, tiles_each);
     if constexpr (Variant::kPacked) {  // tiles are those of the longest sequence; past the end of a shorter one is none
       while (number < tiles && tile.rows * ROWS >= variant.sequence(whole, tile.batch).sizes.queries) {
@@ -91,7 +97,7 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
       if (number < tiles) list = variant.map.of(tile.batch, tile.head, tile.rows), found = *list++;
     }
     const int panels = tile.panels = number < tiles ? found : -1;
-    mbarrier::wait(at.next_free(), turn ^ 1);
+    mbarrier::wait(at.next_free(), turn % 2 ^ 1);
     *at.next = tile;
     if constexpr (Variant::kPacked) *at.sequence() = sequence;
     mbarrier::arrive(at.next_full());
@@ -107,11 +113,11 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
       }
     };
     const auto load_queries = [&] {
-      mbarrier::wait(at.q_free(), turn ^ 1);
-      mbarrier::arrive_and_expect(at.q_full(), At::Q);
+      mbarrier::wait(at.q_free(turn), At::parity(turn) ^ 1);
+      mbarrier::arrive_and_expect(at.q_full(turn), At::Q);
       const Place place = place_of<Variant>(first, sizes.queries, sequence.query, tile.batch);
       for (int x = 0; x < D; x += 64) {
-        tma::load(at.base + x * ROWS * 2, q, x, place.row, tile.head, place.batch, at.q_full());
+        tma::load(at.q(turn) + x * ROWS * 2, q, x, place.row, tile.head, place.batch, at.q_full(turn));
       }
     };
     for (int i = panels - 1; i >= 0; --i) {
@@ -143,14 +149,15 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // the compiler then knows that a warp shares it
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int own_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS, own_meeting = 4 + group;
-  const unsigned q_at = at.base, k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
-  const unsigned y_at = at.base + At::Y_AT + group * 64 * kLine;
+  const unsigned k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
+  const bool storer = threadIdx.x % 128 == 0;
   const float score_scale = Variant::kScores ? 1 : natural_scale, scale = score_scale * kLog2E;
   Ring<STAGES> ring;
+  bool started = false;
   if (group == CONSUMERS - 1) signal(1, 256);  // the first warpgroup begins
 
-  for (int turn = 0;; turn ^= 1) {
-    mbarrier::wait(at.next_full(), turn);
+  for (int turn = 0;; turn = (turn + 1) % 4) {
+    mbarrier::wait(at.next_full(), turn % 2);
     const Tile tile = *at.next;
     const auto sequence = [&] {
       if constexpr (Variant::kPacked) return Sequence(*at.sequence());
@@ -165,7 +172,10 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
     const int begun_by_all = keys_begin<BOUNDS>(sizes, first_row + 63);
     const int first_panel = Variant::kMaps ? 0 : keys_begin<BOUNDS>(sizes, tile.rows * ROWS) / BN;
 
-    float sums[BN / 2], out[DV / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0}, shrink[2];
+    const unsigned own_at = at.q(turn) + group * 64 * kLine;
+
+    float sums[BN / 2], out[DV / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0},
+                                     shrink[2];
     unsigned weights[BN / 4];
     Kept<BN / 2> kept;  // of the panel that comes
 #pragma unroll
@@ -173,7 +183,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
 
     const auto scores = [&] {  // sums = q k^T, begun
       wgmma::fence();
-      begin_across<T, D, BN, ROWS>(sums, q_at + group * 64 * kLine, k_at + ring.stage * At::K);
+      begin_across<T, D, BN, ROWS>(sums, own_at, k_at + ring.stage * At::K);
     };
     const auto values = [&](int stage) {  // out += weights v, begun
       wgmma::fence();
@@ -256,7 +266,16 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       }
     };
 
-    mbarrier::wait(at.q_full(), turn);
+    // The results of the tile before have left their place, for the queries of the next one.
+    const auto leave = [&](int of) {
+      if (storer) tma::wait_for_stores<0>(), mbarrier::arrive(at.q_free(of));
+    };
+    const auto leave_before = [&] {
+      if (At::PLACES == 2 && started) leave(turn + 1);
+      started = true;
+    };
+
+    mbarrier::wait(at.q_full(turn), At::parity(turn));
     int unseen = 0;  // of the tile's panels, those that pass first and that no row of this warpgroup sees
     if constexpr (CONSUMERS == 3 && BOUNDS && !Variant::kMaps) {
       const int end = first_row < sizes.queries ? max(0, keys_end<BOUNDS>(sizes, first_row + 63)) : 0;
@@ -278,6 +297,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       draw(first);
       finish<0>(sums);
       release(at.k_free(ring.stage));
+      leave_before();
       softmax(first);
       drop();
       round<T>(weights, sums);
@@ -303,13 +323,12 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
         before = ring;
         ring.advance();
       }
-      if constexpr (At::APART) release(at.q_free());
       mbarrier::wait(at.v_full(before.stage), before.phase);
       values(before.stage);
       finish<0>(out);
       release(at.v_free(before.stage));
-    } else if constexpr (At::APART) {
-      release(at.q_free());
+    } else {
+      leave_before();
     }
 
     float inverse[2];
@@ -320,30 +339,23 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
-        const long long of = Variant::kPacked ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
-                                              : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) *
-                                                    sizes.queries;
-        lse[of + row + 8 * r] =
-            total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
+        const long long of = Variant::kPacked
+                                 ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
+                                 : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) * sizes.queries;
+        lse[of + row + 8 * r] = total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
       }
     }
-    const bool storer = threadIdx.x % 128 == 0;
-    if (storer) tma::wait_for_stores<0>();  // the tile before has left
-    meet(own_meeting, 128);
-    put<T, DV>(y_at, kLine * ROWS, out, inverse[0], inverse[1]);
+    meet(own_meeting, 128);  // all have read their queries
+    put<T, DV>(own_at, kLine * ROWS, out, inverse[0], inverse[1]);
     meet(own_meeting, 128);
     if (storer) {
       if (first_row < sizes.queries) {
         const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
-        for (int x = 0; x < DV; x += 64) tma::store(y, x, place.row, tile.head, place.batch, y_at + x * 2 * ROWS);
+        for (int x = 0; x < DV; x += 64) tma::store(y, x, place.row, tile.head, place.batch, own_at + x * 2 * ROWS);
       }
       tma::end_stores();
-      if constexpr (!At::APART) tma::wait_for_stores<0>();
     }
-    if constexpr (!At::APART) {  // the next queries may come
-      meet(own_meeting, 128);
-      release(at.q_free());
-    }
+    if constexpr (At::PLACES == 1) leave(turn);
   }
   if (group == 0) meet(1, 256);  // takes the last signal, so that none is left over
   tma::finish_stores();

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
   }
 }
 
-template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS>
+template <typename T, int D, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_wgmma_variant(const __grid_constant__ TensorMap own_first,
                                 const __grid_constant__ TensorMap own_second, const __grid_constant__ TensorMap first,
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(384, 1)
                                 const void* __restrict__ c3, const int* __restrict__ lists,
                                 const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
-  const attention::BackwardLayout<D, BN, STAGES> at(memory);
+  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2>;
+  const At at(memory);
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
@@ -52,11 +53,12 @@ __global__ void __launch_bounds__(384, 1)
   if constexpr (attention::Variant::kMaps) work.count(variant.map);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
-    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS>(at, work, maps, sizes, variant);
+    if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS, PART>(at, work, maps, sizes, variant);
   } else {
     wgmma::take_registers<240>();
-    attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, attention::Variant> gradient(at, work, maps, scale, sizes,
-                                                                                     variant);
+    using attention::Variant;
+    attention::Gradient<T, D, BN, STAGES, KEYS, BOUNDS, Variant, At, PART> gradient(at, work, maps, scale, sizes,
+                                                                                    variant);
     gradient.run();
     gradient.store(maps, scale);
   }

@@ -19,34 +19,6 @@ __device__ __forceinline__ uint4 stream16_or_zero(const void* from, bool exists)
   return x;
 }
 
-// The lines of the first `rows` of kStep rows, of which a warp has what is loaded next: L2 gets them meanwhile, which takes no
-// registers.
-template <typename T, int D> __device__ __forceinline__ void into_l2(const T* from, long long stride, int rows,
-                                                                         int width) {
-  constexpr int kLine = 128 / sizeof(T), kLines = D / kLine;
-#pragma unroll
-  for (int i = threadIdx.x % 32; i < kStep * kLines; i += 32) {
-    const int row = i / kLines, column = i % kLines * kLine;
-    if (row < rows && column < width) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + row * stride + column));
-  }
-}
-
-#ifndef DECODE_AHEAD
-#define DECODE_AHEAD 1
-#endif
-#ifndef DECODE_BLOCKS
-#define DECODE_BLOCKS 3
-#endif
-
-// Of narrow rows two pieces: enough bytes are under way then, and what a step costs besides is had once for both.
-template <int D> __host__ __device__ constexpr int pieces() {
-#ifdef DECODE_PIECES
-  return D == 64 ? DECODE_PIECES : 1;
-#else
-  return D == 64 ? 2 : 1;
-#endif
-}
-
 // A lane reads 16 bytes at a time, and the product takes them as they come: which element of a row is the how-manieth of the
 // sum over D does not matter, as long as it is the same of q and of k, and a column of v is that of a result wherever the
 // instruction has it. With g = lane / 4 and t = lane % 4:
@@ -56,8 +28,6 @@ template <typename T, int D, int WARPS>
 __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
                                             const Results<T>& to, float scale, float softcap, const Strides& qs,
                                             const Strides& ks, const Strides& vs, const Sizes& s) {
-  constexpr int PIECES = pieces<D>();  // of kStep keys, that a warp has at a time
-  constexpr int AHEAD = DECODE_AHEAD;
   constexpr int kRows = 16, kPitch = D + 32;  // of q in shared memory: eight neighbouring lanes meet no bank twice
   extern __shared__ __align__(16) float shared[];
   T* rows = reinterpret_cast<T*>(shared);
@@ -79,72 +49,49 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   const auto fetch = [](const T* from, bool exists) { return stream16_or_zero(from, exists); };
   const T* k_lane = k + w.kv_head * ks.head + g * ks.row + 8 * t;
   const T* v_lane = v + w.kv_head * vs.head + 2 * t * vs.row + 8 * g;
-  int block[PIECES];
-  const auto find_blocks = [&](int key) {
+  int block = block_of(s, w, table, w.from + kStep * warp);
+  for (int key = w.from + kStep * warp; key < w.to; key += kStep * WARPS) {
+    uint4 keys[2][D / 32], values[4][D / 64];
+    const T* k_step = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
+    const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) block[p] = block_of(s, w, table, key + kStep * p);
-  };
-  constexpr int kTurn = kStep * PIECES;
-  find_blocks(w.from + kTurn * warp);
-  for (int key = w.from + kTurn * warp; key < w.to; key += kTurn * WARPS) {
-    uint4 keys[PIECES][2][D / 32], values[PIECES][4][D / 64];
+    for (int i = 0; i < 2; ++i) {
+      const int row = 8 * i, at = key + row + g;
+      const bool exists = at >= w.begin && at < w.to;
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
-      const T* k_step = k_lane + offset_of(s, ks, w, table != nullptr, block[p], key + kStep * p);
+      for (int c = 0; c < D / 32; ++c)
+        keys[i][c] = fetch(k_step + row * ks.row + 32 * c, exists && 32 * c + 8 * t < s.width);
+    }
+    const auto fetch_values = [&] {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = 8 * i, at = key + kStep * p + row + g;
+      for (int i = 0; i < 4; ++i) {
+        const int row = i % 2 + i / 2 * 8, at = key + row + 2 * t;
         const bool exists = at >= w.begin && at < w.to;
 #pragma unroll
-        for (int c = 0; c < D / 32; ++c)
-          keys[p][i][c] = fetch(k_step + row * ks.row + 32 * c, exists && 32 * c + 8 * t < s.width);
-      }
-    }
-    const auto fetch_values = [&](const int (&block)[PIECES]) {
-#pragma unroll
-      for (int p = 0; p < PIECES; ++p) {
-        const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block[p], key + kStep * p);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = i % 2 + i / 2 * 8, at = key + kStep * p + row + 2 * t;
-          const bool exists = at >= w.begin && at < w.to;
-#pragma unroll
-          for (int c = 0; c < D / 64; ++c)
-            values[p][i][c] = fetch(v_step + row * vs.row + 64 * c, exists && 64 * c + 8 * g < s.width);
-        }
+        for (int c = 0; c < D / 64; ++c)
+          values[i][c] = fetch(v_step + row * vs.row + 64 * c, exists && 64 * c + 8 * g < s.width);
       }
     };
-    int now[PIECES];
-#pragma unroll
-    for (int p = 0; p < PIECES; ++p) now[p] = block[p];
-    if constexpr (D <= 128) fetch_values(now);  // wider rows have no registers for both at a time
-    find_blocks(key + kTurn * WARPS);           // of the next keys, so that nobody waits for it
-#pragma unroll
-    for (int p = 0; p < AHEAD * PIECES; ++p) {
-      const int next = key + kTurn * WARPS + kStep * p;
-      const T* k_next = k + w.kv_head * ks.head + offset_of(s, ks, w, table != nullptr, block[p], next);
-      const T* v_next = v + w.kv_head * vs.head + offset_of(s, vs, w, table != nullptr, block[p], next);
-      into_l2<T, D>(k_next, ks.row, w.to - next, s.width);
-      into_l2<T, D>(v_next, vs.row, w.to - next, s.width);
-    }
-    float scores[2 * PIECES][4] = {};
+    if constexpr (D <= 128) fetch_values();  // wider rows have no registers for both at a time
+    block = block_of(s, w, table, key + kStep * WARPS);  // of the next keys, so that nobody waits for it
+    float scores[2][4] = {};
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
       const uint4 low = *reinterpret_cast<const uint4*>(rows + g * kPitch + 32 * c + 8 * t);
       const uint4 high = *reinterpret_cast<const uint4*>(rows + (g + 8) * kPitch + 32 * c + 8 * t);
       const unsigned first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
-      for (int i = 0; i < 2 * PIECES; ++i) {
-        mma<T>(scores[i], first, keys[i / 2][i % 2][c].x, keys[i / 2][i % 2][c].y);
-        mma<T>(scores[i], second, keys[i / 2][i % 2][c].z, keys[i / 2][i % 2][c].w);
+      for (int i = 0; i < 2; ++i) {
+        mma<T>(scores[i], first, keys[i][c].x, keys[i][c].y);
+        mma<T>(scores[i], second, keys[i][c].z, keys[i][c].w);
       }
     }
 
-    if constexpr (D > 128) fetch_values(now);
+    if constexpr (D > 128) fetch_values();
 
     float most[2] = {top[0], top[1]}, factor[2];
 #pragma unroll
-    for (int i = 0; i < 8 * PIECES; ++i) {
+    for (int i = 0; i < 8; ++i) {
       const int r = i % 4 / 2, at = key + i / 4 * 8 + 2 * t + i % 2;
       float& score = scores[i / 4][i % 4];
       const bool is_seen = at >= seen[r].begin && at < seen[r].end && at < w.to;
@@ -160,7 +107,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       total[r] *= factor[r];
     }
 #pragma unroll
-    for (int i = 0; i < 8 * PIECES; ++i) {
+    for (int i = 0; i < 8; ++i) {
       const int r = i % 4 / 2;
       float& score = scores[i / 4][i % 4];
       score = fast_exp2(score - base_of(top[r]));
@@ -172,24 +119,20 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       for (int i = 0; i < 4; ++i) sums[n][i] *= factor[i / 2];
     }
 
+    const unsigned weights[4] = {
+        attention::pack<T>(scores[0][0], scores[0][1]), attention::pack<T>(scores[0][2], scores[0][3]),
+        attention::pack<T>(scores[1][0], scores[1][1]), attention::pack<T>(scores[1][2], scores[1][3])};
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
-      const float(*own)[4] = scores + 2 * p;
-      const unsigned weights[4] = {attention::pack<T>(own[0][0], own[0][1]), attention::pack<T>(own[0][2], own[0][3]),
-                                   attention::pack<T>(own[1][0], own[1][1]), attention::pack<T>(own[1][2], own[1][3])};
+    for (int c = 0; c < D / 64; ++c) {
+      const unsigned words[4][4] = {{values[0][c].x, values[0][c].y, values[0][c].z, values[0][c].w},
+                                    {values[1][c].x, values[1][c].y, values[1][c].z, values[1][c].w},
+                                    {values[2][c].x, values[2][c].y, values[2][c].z, values[2][c].w},
+                                    {values[3][c].x, values[3][c].y, values[3][c].z, values[3][c].w}};
 #pragma unroll
-      for (int c = 0; c < D / 64; ++c) {
-        const uint4 *a = &values[p][0][c], *b = &values[p][1][c], *d = &values[p][2][c], *e = &values[p][3][c];
-        const unsigned words[4][4] = {{a->x, a->y, a->z, a->w},
-                                      {b->x, b->y, b->z, b->w},
-                                      {d->x, d->y, d->z, d->w},
-                                      {e->x, e->y, e->z, e->w}};
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const unsigned halves = e % 2 ? 0x7632 : 0x5410;
-          mma<T>(sums[8 * c + e], weights, __byte_perm(words[0][e / 2], words[1][e / 2], halves),
-                 __byte_perm(words[2][e / 2], words[3][e / 2], halves));
-        }
+      for (int e = 0; e < 8; ++e) {
+        const unsigned halves = e % 2 ? 0x7632 : 0x5410;
+        mma<T>(sums[8 * c + e], weights, __byte_perm(words[0][e / 2], words[1][e / 2], halves),
+               __byte_perm(words[2][e / 2], words[3][e / 2], halves));
       }
     }
   }

@@ -204,7 +204,7 @@ template <typename T, class Epilogue = Rounded<T>> struct Output {
       for (int e = 0; e < W; ++e) z[e] = add_bias(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
       store_vec<T, W>(data + layout.offset(m, n), epilogue(m, n, z, true));
     } else {
-#pragma unroll
+#pragma unroll 1  // an epilogue is much code
       for (int e = 0; e < W; ++e) put(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
     }
   }

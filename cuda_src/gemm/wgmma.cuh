@@ -49,6 +49,18 @@ __device__ __forceinline__ void load_both(unsigned to, const TensorMap& first, c
   }
 }
 
+// A share of what an epilogue of its own will read of captured tensors for this tile, so that it is in L2 by then.
+template <class E, typename T, class S>
+__device__ __forceinline__ void prefetch_captured(const Block<T, S>& block, const Place& at, int part, int parts) {
+  if constexpr (E::AHEAD) {
+    const E& epilogue = *static_cast<const E*>(block.p.computed);
+    const int rows = (S::M + parts - 1) / parts, last = min(at.row + min((part + 1) * rows, S::M), block.p.m);
+    for (int row = at.row + part * rows; row < last; ++row) {
+      epilogue.prefetch(row, at.column, min(S::WIDTH, block.p.n - at.column));
+    }
+  }
+}
+
 // The producer: one thread.
 template <typename T, class S, bool A_MN, bool B_MN, class E>
 __device__ __forceinline__ void produce(const Block<T, S>& block) {
@@ -430,36 +442,41 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   }
 
   // What an epilogue of its own makes of sums + bias, rounded once, to `results`.
-  __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2],
-                                          const float (&bias)[kBiases]) {
+  __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
+    constexpr int ALL = S::PIECE / 4, AT_ONCE = E::AT_ONCE < ALL ? E::AT_ONCE : ALL, CHUNKS = ALL / AT_ONCE;
     const E& epilogue = *static_cast<const E*>(p.computed);
     share(bias);
+    typename E::template Captured<AT_ONCE> captured[2];  // one is loaded while the other is used
+    load_captured(captured[0], 0);
+    unsigned kept[ALL];
 #pragma unroll
-    for (int i = 0; i < S::PIECES; ++i) {
-      const int first = to.row + i / S::ACROSS * 64, left = to.column + i % S::ACROSS * S::PIECE;
-      const int row = first + thread / 32 * 16 + lane / 4, column = left + lane % 4 * 2;
-      const bool whole = first + 64 <= p.m && left + S::PIECE <= p.n;
-      unsigned kept[S::PIECE / 4];
-      constexpr int AT_ONCE = E::AT_ONCE < S::PIECE / 4 ? E::AT_ONCE : S::PIECE / 4;
+    for (int chunk = 0; chunk < S::PIECES * CHUNKS; ++chunk) {
+      if (chunk + 1 < S::PIECES * CHUNKS) load_captured(captured[(chunk + 1) % 2], chunk + 1);
+      const int i = chunk / CHUNKS;
 #pragma unroll
-      for (int from = 0; from < S::PIECE / 4; from += AT_ONCE) {
-        typename E::template Captured<AT_ONCE> captured;
-        if (whole) captured.template load<true>(epilogue, row, column + from * 4, p.m, p.n);
-        else captured.template load<false>(epilogue, row, column + from * 4, p.m, p.n);
-#pragma unroll
-        for (int at = 0; at < AT_ONCE; ++at) {
-          const int c = from + at;
-          const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
-          const float2 add =
-              *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
-          const float2 z = {pair[0] + add.x, pair[1] + add.y};
-          const float low = captured.template of<0>(epilogue, z.x, at), high = captured.template of<1>(epilogue, z.y, at);
-          results[i][c] = packed<T>(low, high);
-          kept[c] = packed<T>(z.x, z.y);
-        }
+      for (int at = 0; at < AT_ONCE; ++at) {
+        const int c = chunk % CHUNKS * AT_ONCE + at;
+        const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
+        const float2 add =
+            *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
+        const float2 z = {pair[0] + add.x, pair[1] + add.y};
+        const float low = captured[chunk % 2].template of<0>(epilogue, z.x, at);
+        results[i][c] = packed<T>(low, captured[chunk % 2].template of<1>(epilogue, z.y, at));
+        kept[c] = packed<T>(z.x, z.y);
       }
-      if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
+      if (p.kept && chunk % CHUNKS == CHUNKS - 1) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
     }
+  }
+
+  // Of captured tensors what a chunk of N pairs of a piece needs.
+  template <class C> __device__ __forceinline__ void load_captured(C& captured, int chunk) const {
+    constexpr int N = C::PAIRS;
+    const int i = chunk / (S::PIECE / 4 / N), first = to.row + i / S::ACROSS * 64;
+    const int left = to.column + i % S::ACROSS * S::PIECE + chunk % (S::PIECE / 4 / N) * N * 4;
+    const E& epilogue = *static_cast<const E*>(p.computed);
+    const int row = first + thread / 32 * 16 + lane / 4, column = left + lane % 4 * 2;
+    if (first + 64 <= p.m && left + N * 4 <= p.n) captured.template load<true>(epilogue, row, column, p.m, p.n);
+    else captured.template load<false>(epilogue, row, column, p.m, p.n);
   }
 
   // The residual of a piece, as its sums are held; zeros where there is none. Its rows are n long: pairs of an odd n are not

@@ -72,7 +72,8 @@ struct Partial : Plain { static constexpr bool PARTIAL = true; };
 struct Reduced : Plain { static constexpr bool REDUCED = true; };
 struct Computed : Plain {
   static constexpr bool COMPUTED = true;
-  static constexpr int AT_ONCE = 16;  // pairs of each captured tensor that a thread loads before it computes
+  static constexpr int AT_ONCE = 16;  // pairs of each captured tensor that a thread loads at once
+  static constexpr bool AHEAD = false;  // whether there is something to prefetch
 };
 struct OfRows : Plain { static constexpr bool ROWS = true; };
 struct OfShares : Plain { static constexpr bool SHARES = true; };

@@ -1,6 +1,7 @@
 // Groups short enough for a part of a warp, or for up to four warps, that are whole vectors of BYTES, 16 or 8.
 //
-//     blockDim.x   THREADS that share a row, with K vectors in each: 7 so that 8 threads have the 49 of planes of 7 x 7
+//     blockDim.x   threads that share a row, with K vectors in each: 7 so that 8 threads have the 49 of planes of 7 x 7. They
+//                  are THREADS; where that is 0, a power of two from 16 to SUB_WARP_THREADS
 //     blockDim.y   rows of a block, which has SUB_WARP_THREADS in all
 //
 // A plane has at least as many elements as a vector, which then has elements of one channel or of two. What the elements of a
@@ -17,8 +18,7 @@ template <int BYTES, int K> constexpr int kSubWarpBlocksBwd = BYTES == 16 && K =
 
 // What a thread has of a row.
 template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
-  static constexpr int W = BYTES / sizeof(T), kRows = SUB_WARP_THREADS / THREADS,
-                       kWarps = (THREADS + kWarp - 1) / kWarp;
+  static constexpr int W = BYTES / sizeof(T);
   using One = Vector<T, BYTES>;
   const int row;
   const bool live;
@@ -26,13 +26,16 @@ template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
   const long long first;  // this thread's first element in a tensor
 
   __device__ __forceinline__ SubWarpRow(int rows, int size)
-      : row(blockIdx.x * kRows + threadIdx.y),
+      : row(blockIdx.x * (SUB_WARP_THREADS / threads()) + threadIdx.y),
         live(row < rows),
         left(live ? size : 0),
         first(row * (long long)size + threadIdx.x * W) {}
 
+  static __device__ __forceinline__ int threads() { return THREADS ? THREADS : int(blockDim.x); }
+  static __device__ __forceinline__ int warps() { return (threads() + kWarp - 1) / kWarp; }
+
   // Where in the row vector k begins, and whether it is there.
-  static __device__ __forceinline__ int index(int k) { return (k * THREADS + threadIdx.x) * W; }
+  static __device__ __forceinline__ int index(int k) { return (k * threads() + threadIdx.x) * W; }
   __device__ __forceinline__ bool any(int k) const { return index(k) < left; }
 
   // Where a parameter's values for the row's channels begin; null stays null. `images` divides by the groups of an image.
@@ -44,7 +47,8 @@ template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
   // Loads all vectors before any is waited for; those that are not there are 0.
   __device__ __forceinline__ void load(const T* tensor, One (&vectors)[K]) const {
 #pragma unroll
-    for (int k = 0; k < K; ++k) vectors[k] = any(k) ? load_aligned<T, BYTES>(tensor + first + k * THREADS * W) : One{};
+    for (int k = 0; k < K; ++k)
+      vectors[k] = any(k) ? load_aligned<T, BYTES>(tensor + first + k * threads() * W) : One{};
   }
 
   // tensor[...] = of(k, value)(e), by the value of e's channel; `values` has one more behind the last channel. There are no
@@ -58,7 +62,7 @@ template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
       const auto front = of(k, values[c]), behind = of(k, values[c + 1]);
       unsigned word[BYTES / 4];
       round_to_words<T>(word, 0, [&](int e) { return e > 0 && e >= border ? behind(e) : front(e); });
-      T* const at = tensor + first + k * THREADS * W;
+      T* const at = tensor + first + k * threads() * W;
       if (!any(k)) continue;
       if constexpr (BYTES == 16) store_words(at, word[0], word[1], word[2], word[3]);
       else store_words(at, word[0], word[1]);
@@ -67,15 +71,15 @@ template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
 
   // A barrier of the row's threads.
   static __device__ __forceinline__ void wait() {
-    if constexpr (kWarps > 1) __syncthreads();
+    if (warps() > 1) __syncthreads();
     else __syncwarp();
   }
   // Sums over the row's threads, in each of them; `buffer` is used here alone.
   template <int N, typename A> static __device__ __forceinline__ void sum(A (&values)[N],
                                                                           A (&buffer)[N][kSubWarpWarps]) {
-    sum_over_lanes(values, kWarps > 1 ? kWarp : THREADS);
-    if constexpr (kWarps > 1) {
-      const int warp = (threadIdx.y * THREADS + threadIdx.x) / kWarp;
+    sum_over_lanes(values, min(threads(), kWarp));
+    if (warps() > 1) {
+      const int warp = (threadIdx.y * threads() + threadIdx.x) / kWarp;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         if (threadIdx.x % kWarp == 0) buffer[n][warp] = values[n];
@@ -85,7 +89,9 @@ template <typename T, int BYTES, int THREADS, int K> struct SubWarpRow {
       for (int n = 0; n < N; ++n) {
         values[n] = A(0);
 #pragma unroll
-        for (int i = 0; i < kWarps; ++i) values[n] += buffer[n][threadIdx.y * kWarps + i];
+        for (int i = 0; i < kSubWarpWarps; ++i) {
+          if (i < warps()) values[n] += buffer[n][threadIdx.y * warps() + i];
+        }
       }
     }
   }

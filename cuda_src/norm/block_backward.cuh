@@ -69,11 +69,9 @@ template <bool CENTRED, int TENSORS, typename T, typename G = T, typename A = ac
 //
 // It is longer than 80 lines: its parts share what each thread keeps in registers from row to row.
 template <bool CENTRED, int TENSORS, int K, bool ALIGNED, bool PREFETCH_LATE, typename T, typename G,
-          typename A = acc_t<T>>
-__device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int stages) {
+          typename Adder = BackwardAdder<CENTRED, K, ALIGNED, acc_t<T>>, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int stages, typename Adder::Buffer& buffer) {
   let_next_grid_begin();
-  using Adder = BackwardAdder<CENTRED, K, ALIGNED, A>;
-  __shared__ typename Adder::Buffer buffer;
   Adder adder(buffer);
   const bool two_stages = stages == 2;
   constexpr int W = kVecWidth<T>;

@@ -7,14 +7,11 @@
 // Each thread keeps its vectors of a row in shared memory, 16 bytes for each, and reads them there for itself; rows are
 // divided as UnalignedRow says. Grid: any. Block: SHARED_MEMORY_THREADS. Dynamic shared memory: the whole vectors of a row.
 // Where rows and tensors are aligned the parameters are as they come, else as shift_parameter() leaves them.
-template <bool CENTRED, int INPUTS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_shared_memory(const Forward<T>& to) {
+template <bool CENTRED, int INPUTS, typename T, typename Adder, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_shared_memory(const Forward<T>& to, Adder& adder) {
   constexpr int W = kVecWidth<T>, K = 4;  // vectors that are loaded at a time
   constexpr int STEP = SHARED_MEMORY_THREADS * W;
-  using Adder = RowAdder<A, 1, false>;
   extern __shared__ uint4 row_vectors[];
-  __shared__ typename Adder::Buffer buffer;
-  Adder adder(buffer);
   T* mine = reinterpret_cast<T*>(row_vectors + threadIdx.x);
   const int own = threadIdx.x * W;
   const A count = A(int(to.size)), scale = scale_for<A>(int(to.size));

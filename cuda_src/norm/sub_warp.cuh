@@ -160,13 +160,12 @@ template <bool CENTRED, int INPUTS, typename T> __device__ __forceinline__ void 
 }
 
 // Rows of backward, and the block's row of partials, as norm_block_bwd. Grid: as many blocks as there are rows of partials.
-// Block: see SubWarpRows, at most SUB_WARP_THREADS.
-template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void norm_sub_warp_bwd(
-    const Backward<T>& to) {
+// Block: see SubWarpRows, at most SUB_WARP_THREADS. `shared`: W values of each thread, on a 16-byte boundary.
+template <bool CENTRED, int TENSORS, typename T>
+__device__ __forceinline__ void norm_sub_warp_bwd(const Backward<T>& to, acc_t<T>* shared) {
   let_next_grid_begin();
   using A = acc_t<T>;
   constexpr int R = SUB_WARP_BACKWARD_ROWS, W = kVecWidth<T>, SUMS = CENTRED ? 2 : 1;
-  __shared__ __align__(16) A shared[W * SUB_WARP_THREADS];
   const SubWarpRows<R, T> own(to.size);
   const Vector<T> weight = own.parameter(to.weight, 1);
   const Divisor<T> by_size(A(own.size));

@@ -4,8 +4,8 @@
 
 #include "norm/backward.cuh"
 
-// See norm_two_pass_bwd: one row.
-template <bool CENTRED, int K, bool ALIGNED, typename T, typename Adder, typename A = acc_t<T>>
+// See norm_two_pass_bwd: one row. Where there is no mean it is 0, and so is c2.
+template <int K, bool ALIGNED, typename T, typename Adder, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_row_in_two_passes_bwd(const Backward<T>& to, long long row, Adder& adder) {
   constexpr int W = kVecWidth<T>;
   using Part = Tile<K, W, ALIGNED>;
@@ -13,7 +13,7 @@ __device__ __forceinline__ void norm_row_in_two_passes_bwd(const Backward<T>& to
   const RowStatistics<A> of = to.statistics(row);
   const T zero = from_acc<T>(0);
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
-  RowGradient<CENTRED, T> g[K];
+  RowGradient<true, T> g[K];
   const auto load = [&](const Part& part, int c) {
     const long long at = row * to.size + start(c);
 #pragma unroll
@@ -29,8 +29,8 @@ __device__ __forceinline__ void norm_row_in_two_passes_bwd(const Backward<T>& to
     each_element<K, W>([&](int k, int e) { g[k].add_to(own, e); });
     total.first += own.first, total.second += own.second;
   }
-  total = row_sum<CENTRED>(total, adder);
-  const A slope = of.rstd * (total.first / to.size), c2 = total.second / to.size;
+  total = row_sum<true>(total, adder);
+  const A slope = of.rstd * (total.first / to.size), c2 = to.mean ? total.second / to.size : A(0);
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, c);
@@ -48,19 +48,19 @@ __device__ __forceinline__ void norm_row_in_two_passes_bwd(const Backward<T>& to
 
 // grad_x of rows of any length; the parameters' gradients are norm_strided_bwd's work. Grid: any. Block: (a multiple of 32,
 // 1).
-template <bool CENTRED, typename T> __device__ __forceinline__ void norm_two_pass_bwd(const Backward<T>& to) {
-  using Adder = BackwardAdder<CENTRED, 1, true, acc_t<T>>;
+template <typename T> __device__ __forceinline__ void norm_two_pass_bwd(const Backward<T>& to) {
+  using Adder = BackwardAdder<true, 1, true, acc_t<T>>;
   __shared__ typename Adder::Buffer buffer;
   Adder adder(buffer);
   const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    if (aligned) norm_row_in_two_passes_bwd<CENTRED, 2, true>(to, row, adder);
-    else norm_row_in_two_passes_bwd<CENTRED, 1, false>(to, row, adder);
+    if (aligned) norm_row_in_two_passes_bwd<2, true>(to, row, adder);
+    else norm_row_in_two_passes_bwd<1, false>(to, row, adder);
   }
 }
 
-// See norm_strided_bwd.
-template <bool CENTRED, bool ALIGNED, typename T, typename A = acc_t<T>>
+// See norm_strided_bwd. Where there is no mean it is 0.
+template <bool ALIGNED, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to, A* shared) {
   constexpr int W = kVecWidth<T>;
   using Columns = Tile<1, W, ALIGNED>;
@@ -75,8 +75,8 @@ __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to, A* share
     const RowStatistics<A> of = to.statistics(row);
 #pragma unroll
     for (int e = 0; e < W; ++e) {
-      weight_sum[0][e] += g[e] * of.template xhat<CENTRED>(x[e]);
-      if (CENTRED) bias_sum[0][e] += g[e];
+      weight_sum[0][e] += g[e] * of.template xhat<true>(x[e]);
+      bias_sum[0][e] += g[e];
     }
   }
   if (to.weight_partials) store_partials(tile, weight_sum, to.weight_partials + place, shared);
@@ -86,8 +86,8 @@ __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to, A* share
 // Partials of the parameters' gradients, of rows of any length. Grid: (tiles of columns, rows of partials). Block: (threads,
 // 1), at most BACKWARD_THREADS; a thread owns one vector of columns, in every gridDim.y-th row, and the sums go to row
 // blockIdx.y of weight_partials and bias_partials, (gridDim.y, pitch_of(size)).
-template <bool CENTRED, typename T> __device__ __forceinline__ void norm_strided_bwd(const Backward<T>& to) {
+template <typename T> __device__ __forceinline__ void norm_strided_bwd(const Backward<T>& to) {
   __shared__ __align__(16) acc_t<T> shared[BACKWARD_THREADS * kVecWidth<T>];
-  if (all_aligned<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd<CENTRED, true>(to, shared);
-  else norm_columns_bwd<CENTRED, false>(to, shared);
+  if (all_aligned<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd<true>(to, shared);
+  else norm_columns_bwd<false>(to, shared);
 }

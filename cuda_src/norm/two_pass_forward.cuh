@@ -79,13 +79,16 @@ __device__ __forceinline__ RowStatistics<A> norm_row_in_two_passes(const Forward
   return of;
 }
 
-// Rows of any length, as norm_block, with the parameters as they come. Grid: any. Block: (a multiple of 32, 1).
-template <bool CENTRED, typename T> __device__ __forceinline__ void norm_two_pass(const Forward<T>& to) {
+// Rows of any length, as norm_block, with the parameters as they come; about the mean where it is saved. Grid: any. Block: (a
+// multiple of 32, 1).
+template <typename T> __device__ __forceinline__ void norm_two_pass(const Forward<T>& to) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
-  const bool aligned = to.aligned();
+  const bool aligned = to.aligned(), centred = to.mean != nullptr;
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    const auto of = aligned ? norm_row_in_two_passes<CENTRED, 4, true>(to, row, shared)
-                            : norm_row_in_two_passes<CENTRED, 2, false>(to, row, shared);
+    const auto of = centred   ? aligned ? norm_row_in_two_passes<true, 4, true>(to, row, shared)
+                                        : norm_row_in_two_passes<true, 2, false>(to, row, shared)
+                    : aligned ? norm_row_in_two_passes<false, 4, true>(to, row, shared)
+                              : norm_row_in_two_passes<false, 2, false>(to, row, shared);
     if (threadIdx.x == 0) to.save(row, of);
   }
 }

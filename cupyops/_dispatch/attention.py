@@ -18,7 +18,7 @@ from .._kernel.kernel import Kernel, ceil_div
 from .._util import torch_private
 from .._util.strides import aligned
 from .forms import Form, Launch
-from .gpu import Gpu
+from .gpu import Gpu, gpu
 from .library import FASTER
 
 HALF = (torch.float16, torch.bfloat16)
@@ -60,6 +60,9 @@ attention_bwd_mma = Kernel(
         (D, BN, WARPS) in ((64, 64, 8), (128, 64, 8), (128, 32, 8)) or (D, BN, WARPS, BOUNDS) == (WIDE, 16, 4, 2)
     ),
 )
+
+
+attention_clear = Kernel("attention.cu", "attention_clear<I>", I=(torch.int32, torch.int64))
 
 
 class Blocks(NamedTuple):
@@ -167,6 +170,16 @@ def empty(like: Tensor) -> Tensor:
     """What kernels write: dense, its dimensions in the order of those of `like`, where that leaves rows contiguous."""
     found = torch.empty_like(like)
     return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def clear(x: Tensor, starts: Tensor, longest: int, lse: Tensor | None = None) -> None:
+    """Rows of `x`, (1, heads, tokens, width), that no packed sequence has become zeros, and -inf in lse."""
+    _, heads, tokens, width = x.shape
+    if not x.numel():
+        return
+    of = np.array([stride // VECTOR for stride in _strides(x)], dtype=np.int64)
+    sizes = np.array((tokens, heads, width // VECTOR, starts.shape[0] - 1, longest), dtype=np.int32)
+    attention_clear[2 * gpu(x.device).multiprocessors, BLOCK](starts.contiguous(), x, lse, of, sizes, I=starts.dtype)
 
 
 def empty_result(q: Tensor, v: Tensor) -> Tensor:

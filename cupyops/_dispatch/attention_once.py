@@ -14,8 +14,8 @@ from .gpu import Gpu
 
 PANEL = {64: 128, 128: 64}  # by D: queries that pass at a time
 # By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
-FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 4096, (128, 2): 4096}
-VARIANT_FASTER = {64: 4096, 128: 4096}  # the same of scores, masks and dropout, by D
+FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 1024, (128, 2): 4096}
+VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
 
 

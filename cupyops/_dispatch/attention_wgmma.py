@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,8 @@ class Shape(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Bytes of the tile as it comes, and, where there is room, as it leaves."""
-        return self.rows * (_line(self.d) + (_line(self.values) if self.d <= 128 else 0))
+        """Bytes of tiles of queries: two where there is room."""
+        return self.rows * _line(self.d) * (2 if self.d <= 128 else 1)
 
     @property
     def panels(self) -> int:
@@ -60,14 +61,21 @@ def _line(d: int) -> int:
     return ceil_div(d, PANEL) * PANEL * 2
 
 
-# narrower first
-FORWARD = Shape(64, 64, 128, 3), Shape(96, 96, 128, 2), Shape(128, 128, 128, 2), Shape(192, 128, 128, 2)
-FORWARD = *FORWARD, Shape(256, 256, 80, 2)
+FORWARD = (  # narrower ones first
+    Shape(64, 64, 128, 3),
+    Shape(96, 96, 128, 2),
+    Shape(128, 128, 128, 2),
+    Shape(192, 128, 128, 2),
+    Shape(256, 256, 80, 2),
+)
 # by D: rows of a panel of the queries' role, and of the keys' role
-BACKWARD = {64: (128, 96), 128: (96, 64)}
+BACKWARD = {64: (128, 96), 128: (96, 64), WIDE: (32, 32)}
+ALL, OF_KEYS, OF_VALUES = range(3)  # Part of the CUDA
+VALUES = 64  # rows of a panel of the keys' role, where it is of values alone
 CELLS = {
     64: (32, 128),
     128: (64, 32),
+    WIDE: (32, 32),
 }  # of a map, in backward: queries and keys that divide tiles and panels of both roles
 
 
@@ -76,16 +84,27 @@ def shape_of(p: Problem) -> Shape:
     return next(one for one in FORWARD if p.width <= one.d and p.value_width <= one.values)
 
 
-def _backward_stages(d: int, panel: int) -> int:
-    return min(STAGES, (MOST - ROWS - 2 * TILE * d * 2) // (2 * panel * d * 2))
+def _panel(d: int, keys: bool, part: int) -> int:
+    return VALUES if part == OF_VALUES else BACKWARD[d][keys]
+
+
+def _owned(d: int, part: int) -> int:
+    """Bytes of what is owned."""
+    return (1 if part == OF_VALUES else 2) * TILE * d * 2
+
+
+def _backward_stages(d: int, keys: bool, part: int) -> int:
+    return min(STAGES, (MOST - ROWS - _owned(d, part)) // (2 * _panel(d, keys, part) * d * 2))
 
 
 def _is_forward(D: int, DV: int, BN: int, CONSUMERS: int, STAGES: int, BOUNDS: int, **_: Any) -> bool:
     return any((*one, one.stages) == (D, DV, BN, CONSUMERS, STAGES) and BOUNDS in one.bounds for one in FORWARD)
 
 
-def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
-    return BACKWARD[D][KEYS] == BN and _backward_stages(D, BN) == STAGES
+def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, PART: int, BOUNDS: int, **_: Any) -> bool:
+    parts = (OF_KEYS, OF_VALUES) if KEYS and D == WIDE else (ALL,)
+    found = _panel(D, KEYS, PART), _backward_stages(D, KEYS, PART)
+    return PART in parts and found == (BN, STAGES) and (D < WIDE or BOUNDS == 2)
 
 
 attention_fwd_wgmma = Kernel(
@@ -103,13 +122,14 @@ attention_fwd_wgmma = Kernel(
 )
 attention_bwd_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_bwd_wgmma<T, D, BN, STAGES, KEYS, BOUNDS>",
+    "attention_bwd_wgmma<T, D, BN, STAGES, KEYS, PART, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=(64, 128),
-    BN=(64, 96, 128),
-    STAGES=(3, 4),
+    D=(64, 128, WIDE),
+    BN=(32, 64, 96, 128),
+    STAGES=(2, 3, 4),
     KEYS=(True, False),
+    PART=(ALL, OF_KEYS, OF_VALUES),
     BOUNDS=BOUNDS,
     where=_is_backward,
 )
@@ -159,7 +179,7 @@ class WgmmaForward(Forward):
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
 
     def shared(self, shape: Shape) -> int:
-        """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
+        """Bytes: tiles, in whose place results leave, the ring of panels, the barriers."""
         return shape.tiles + shape.stages * shape.panels + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
@@ -209,22 +229,29 @@ class WgmmaBackward(Backward):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
-        if problem.d == WIDE:
-            return TOO_WIDE
-        return why_not_by_tma(problem, gpu, max(self.shared(problem.d, panel) for panel in BACKWARD[problem.d]))
+        return why_not_by_tma(problem, gpu, max(self.shared(problem.d, keys, ALL) for keys in (False, True)))
 
-    def shared(self, d: int, panel: int) -> int:
-        """Bytes: two tiles, the ring of two panels each, lse2 and delta of their rows, the barriers."""
-        return 2 * TILE * d * 2 + 2 * _backward_stages(d, panel) * panel * d * 2 + ROWS + SPARE
+    def shared(self, d: int, keys: bool, part: int) -> int:
+        """Bytes: what is owned, the ring of two panels each, lse2 and delta of their rows, the barriers."""
+        panels = 2 * _backward_stages(d, keys, part) * _panel(d, keys, part) * d * 2
+        return _owned(d, part) + panels + ROWS + SPARE
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """That of the keys' role; `extra` has the queries' role, of wide rows the part of values, and what prepares."""
+        found = super().launch(problem, gpu)
+        if problem.d < WIDE:
+            return found
+        return replace(found, extra={**found.extra, "values": self.role(problem, gpu, True, OF_VALUES)})
 
     def padded(self, p: Problem) -> int:
         """Whole tiles, and whole panels; of packed sequences the last ones may begin anywhere."""
         unit = math.lcm(TILE, BACKWARD[p.d][True])
         return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
-    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
-        """A block for each tile of each head of what is owned."""
-        panel = BACKWARD[p.d][keys]
+    def role(self, p: Problem, gpu: Gpu, keys: bool, part: int = ALL) -> Launch:
+        """A block for each tile of each head of what is owned; wide rows have a part for each result of the keys' role."""
+        part = OF_KEYS if keys and p.d == WIDE and part == ALL else part
+        panel = _panel(p.d, keys, part)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
         held = L2 // (p.width * 4)
         if not p.bounds:
@@ -233,13 +260,13 @@ class WgmmaBackward(Backward):
             section = max(1, held // (p.queries * p.group))
         else:
             section = max(1, held // p.keys) * p.group
-        fixed = {"BN": panel, "STAGES": _backward_stages(p.d, panel), "KEYS": keys, "BOUNDS": p.bounds}
+        fixed = {"BN": panel, "STAGES": _backward_stages(p.d, keys, part), "KEYS": keys, "PART": part}
         return Launch(
             attention_bwd_wgmma,
             ceil_div(rows, TILE) * heads * p.batches,
             3 * 128,
-            self.shared(p.d, panel),
-            {"T": p.dtype, "D": p.d, **fixed},
+            self.shared(p.d, keys, part),
+            {"T": p.dtype, "D": p.d, **fixed, "BOUNDS": p.bounds},
             extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d]), "packed": p.tokens is not None},
             args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
         )
@@ -251,3 +278,5 @@ class WgmmaBackward(Backward):
         owned = (box_map(x, TILE, packed=packed) for x in six[:2])
         passing = (box_map(x, panel, packed=packed) for x in six[2:4])
         launch(*owned, *passing, first, first if second is None else second, lse2, delta, scale)
+        if "values" in launch.extra:
+            self.run_role(launch.extra["values"], six, lse2, delta, scale)

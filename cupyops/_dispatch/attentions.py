@@ -28,12 +28,13 @@ BACKWARD = Forms(
 class Variant(NamedTuple):
     """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones.
 
-    of: the variant's launch in place of a plain one, by a map of the mask where there is one. masked: what makes maps.
-    drops: weights are dropped at random.
+    of: the variant's launch in place of a plain one, by a map of the mask where there is one. starts: where sequences of
+    queries, and of keys, begin, and where the last ends. masked: what makes maps. drops: weights are dropped at random.
     """
 
     of: Callable[[Launch, Maps | None], Launch]
     packed: tuple[int, int, int] | None = None
+    starts: tuple[Tensor, ...] = ()
     masked: Masked | None = None
     drops: bool = False
 
@@ -59,8 +60,8 @@ def forward(
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if is_dry(q):
         return y, lse
-    if variant is not None and variant.packed is not None:  # tokens may be left over after the last sequence
-        y.zero_(), lse.fill_(-math.inf)
+    if variant is not None and variant.packed is not None:
+        attention.clear(y, variant.starts[0], variant.packed[1], lse)
     q, k, v = (attention.readable(x) for x in (q, k, v))
     problem, card = _problem(q, k, v, y, low, high, variant), gpu(q.device)
     launch = FORWARD.launch(problem, card)
@@ -93,9 +94,9 @@ def backward(
         grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
     if not is_dry(q):
         if variant is not None and variant.packed is not None:
-            for grad in (grad_q, grad_k, grad_v):
+            for grad, side in ((grad_q, 0), (grad_k, 1), (grad_v, 1)):
                 if grad is not None:
-                    grad.zero_()
+                    attention.clear(grad, variant.starts[side], variant.packed[1 + side])
         q, k, v = (attention.readable(x) for x in (q, k, v))
         (y, lse), grad_y = results, grads[0]
         if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):

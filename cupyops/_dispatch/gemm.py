@@ -21,7 +21,7 @@ from .gpu import Gpu
 
 TILES = (32, 64, 128)  # the square tiles of the result that a block can own
 WIDE = 256  # 128 x 256, on tensor cores alone
-FP64_TILE = 64  # the one tile of fp64
+ONE_TILE = 64  # where there is one alone, as of fp64
 HALF = (torch.float16, torch.bfloat16)
 MAX_INDEX = 2**31 - 2**16  # the kernels index each dimension of a matrix with 32 bits, and tiles hang over the edge
 
@@ -33,7 +33,7 @@ SMALL_FP32 = 2**25  # multiply-adds: 64x128x3136 takes 14.8 us, 30.7 by cuBLAS o
 LARGE_UNALIGNED = 2**33  # 4097x4095x4088 takes 294 us, 1333 by cuBLAS on an H100
 
 TILED: dict[str, Any] = dict(  # what the kernels are compiled for
-    T=FLOATING, TILE=TILES, where=lambda T, TILE: T is not torch.float64 or TILE == FP64_TILE
+    T=FLOATING, TILE=TILES, where=lambda T, TILE: T is not torch.float64 or TILE == ONE_TILE
 )
 
 
@@ -46,7 +46,7 @@ class Speed(NamedTuple):
 
 _TENSOR_CORES = Speed({32: 0.3e6, 64: 0.8e6, 128: 1.3e6, WIDE: 1.6e6}, 0.015)
 _FMA = Speed({32: 0.7e5, 64: 1.15e5, 128: 1.5e5}, 0.08)
-_FMA64 = Speed({FP64_TILE: 0.6e5}, 0.05)
+_FMA64 = Speed({ONE_TILE: 0.6e5}, 0.05)
 
 
 class Layout(NamedTuple):
@@ -84,6 +84,7 @@ class Problem(NamedTuple):
     batch_inner: int = 1
     ones: bool = False  # b has one more column, of ones
     bias_along_m: bool = False
+    tf32: bool = False  # PyTorch's flags allow that
 
     @property
     def columns(self) -> int:
@@ -113,6 +114,8 @@ class Tile(Form[Any]):
         wide: whether the family's list has the wide tile.
     """
 
+    sizes: dict[str, tuple[int, ...]] = {"mma": TILES, "fma": TILES}  # by engine; fp64 has ONE_TILE alone
+
     def __init__(self, kernel: Kernel, engine: str, tile: int, wide: bool) -> None:
         self.kernel, self.engine, self.tile, self.wide = kernel, engine, tile, wide
         self.name = f"{engine}_{tile}"
@@ -123,15 +126,16 @@ class Tile(Form[Any]):
         p = gemm_of(problem)
         if (p.dtype in HALF) != (self.engine == "mma"):
             return f"{p.dtype} is multiplied by {'mma' if p.dtype in HALF else 'fma'}"
-        if p.dtype is torch.float64 and self.tile != FP64_TILE:
-            return f"fp64 has the tile of {FP64_TILE} alone"
+        if p.dtype is torch.float64 and self.tile != ONE_TILE:
+            return f"fp64 has the tile of {ONE_TILE} alone"
         return _why_not_wide(p, gpu) if self.tile == WIDE else None
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
         """A model of the time chooses the tile."""
         p = gemm_of(problem)
         wide = self.wide and _why_not_wide(p, gpu) is None
-        best = choose(p.m, p.columns, p.k, p.batches, tiles_for(p.dtype, wide), p.dtype, gpu.multiprocessors)[0]
+        among = tuple(tile for tile in tiles_for(p.dtype, wide) if tile == WIDE or tile in self.sizes[self.engine])
+        best = choose(p.m, p.columns, p.k, p.batches, among, p.dtype, gpu.multiprocessors)[0]
         return None if best == self.tile else f"the tile of {best} should take less time"
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
@@ -156,8 +160,8 @@ class Tile(Form[Any]):
 def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -> list[Tile]:
     """The forms of a family's GEMM."""
     found = [] if wide is None else [form(wide, "mma", WIDE, True)]
-    sizes = sorted(TILES, reverse=True)
-    return [*found, *(form(kernel, engine, tile, wide is not None) for engine in ("mma", "fma") for tile in sizes)]
+    each = [(engine, tile) for engine, sizes in form.sizes.items() for tile in sorted(sizes, reverse=True)]
+    return [*found, *(form(kernel, engine, tile, wide is not None) for engine, tile in each)]
 
 
 gemm_fwd = Kernel("gemm.cu", "gemm_fwd<T, TILE>", **TILED)
@@ -316,7 +320,7 @@ def _best(
 def tiles_for(dtype: torch.dtype, wide: bool = False) -> tuple[int, ...]:
     """The tiles that there are kernels for."""
     if dtype == torch.float64:
-        return (FP64_TILE,)
+        return (ONE_TILE,)
     return (*TILES, WIDE) if wide and dtype in HALF else TILES
 
 

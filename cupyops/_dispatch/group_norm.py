@@ -35,6 +35,7 @@ from .segments import CLUSTER, FEWEST, Segments
 # prefers fewer vectors, since it holds two tensors
 SUB_WARP_FORWARD = {16: ((8, 7), (16, 7), (32, 7), (64, 7), (128, 7)), 8: ((8, 7),)}
 SUB_WARP_BACKWARD = {16: ((16, 4), (32, 4), (64, 4), (128, 4), (128, 7)), 8: ((8, 7),)}
+FEW_THREADS = 8  # of a group, for which there are kernels of their own; others ask how many threads there are
 SHORTEST = 64  # bytes of a group for which sub_warp pays
 MOST_ROWS = 1 << 30  # that an int counts, with those of a block behind them
 
@@ -54,10 +55,15 @@ def _sub_warp(name: str, divisions: dict[int, tuple[tuple[int, int], ...]]) -> K
         f"{name}<T, BYTES, THREADS, K>",
         T=HALF_AND_FLOAT,
         BYTES=tuple(divisions),
-        THREADS=(8, 16, 32, 64, 128),
+        THREADS=(0, FEW_THREADS),
         K=(4, 7),
-        where=lambda T, BYTES, THREADS, K: (THREADS, K) in divisions[BYTES],
+        where=lambda BYTES, THREADS, K: any((_unrolled(one), k) == (THREADS, K) for one, k in divisions[BYTES]),
     )
+
+
+def _unrolled(threads: int) -> int:
+    """The template value for so many threads: 0 is any number."""
+    return FEW_THREADS if threads == FEW_THREADS else 0
 
 
 def _persistent(name: str) -> Kernel:
@@ -131,7 +137,7 @@ class SubWarp(GroupNormForm):
         assert division is not None
         threads, vectors = division
         rows = SUB_WARP_THREADS // threads
-        template = {"BYTES": self._vector(problem), "THREADS": threads, "K": vectors}
+        template = {"BYTES": self._vector(problem), "THREADS": _unrolled(threads), "K": vectors}
         shared = rows * self._shared(problem, threads, vectors)
         extra = {"lanes": lanes_for(threads, problem)}
         return Launch(self.kernel, ceil_div(problem.rows, rows), (threads, rows), shared, template, extra=extra)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel
-from . import convolution, gemm, small_conv
+from . import convolution, gemm, linear, small_conv
 from .forms import Form, Launch
 from .gemm import Layout, Tile, divisor
 from .gpu import Gpu
@@ -66,6 +66,7 @@ class Correlation(NamedTuple):
     Attributes:
         last: whether channels of the image are neighbours, and are read so.
         out_last: the same of what is written.
+        for_backward: whether the gradients will be asked for.
     """
 
     geometry: Geometry
@@ -74,6 +75,7 @@ class Correlation(NamedTuple):
     last: bool
     out_last: bool
     transposed: bool
+    for_backward: bool = False
 
     @property
     def small(self) -> small_conv.Problem:
@@ -113,13 +115,20 @@ class Correlation(NamedTuple):
 
 
 def forward_problem(
-    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Correlation:
     """Of a forward, whose output lies as its inputs do."""
     last = convolution.memory_format(x, weight) is torch.channels_last
     size = convolution.output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     geometry = geometry_of(x, weight, stride, padding, dilation, groups)
-    return Correlation(geometry, (x.shape[0], weight.shape[0], *size), tuple(x.shape), last, last, False)
+    gradient = linear.wants_gradient(x, weight, bias)
+    return Correlation(geometry, (x.shape[0], weight.shape[0], *size), tuple(x.shape), last, last, False, gradient)
 
 
 class PatchSums(NamedTuple):
@@ -195,12 +204,18 @@ class Direct(Form[Any]):
 
 
 class PatchTile(Tile):
-    """A tile of a GEMM whose B is patches."""
+    """A tile of a GEMM whose B is patches. Half types, of which cuDNN takes nearly all on a GPU, have one tile."""
+
+    sizes = {**Tile.sizes, "mma": (gemm.ONE_TILE,)}
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
         """With `struct Image`."""
         launch = super().launch(problem, gpu)
         return replace(launch, args=(*launch.args, problem.packed))
+
+
+# what their kernels are compiled for
+TILED = gemm.TILED | {"where": lambda T, TILE: T is torch.float32 or TILE == gemm.ONE_TILE}
 
 
 def tiles(kernel: Kernel) -> list[Tile]:

@@ -13,12 +13,12 @@ from .._kernel.kernel import ceil_div
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
-from . import gemm, library, sum_var, wgmma
+from . import gemm, library, sum_var, tf32, wgmma
 from .forms import Forms
 from .gemm import Layout, Problem
 from .gpu import gpu
 
-PRODUCT = Forms("linear", "product", wgmma.forms(gemm.DENSE))
+PRODUCT = Forms("linear", "product", [tf32.InVectors(), *wgmma.forms(gemm.DENSE)])
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -77,11 +77,12 @@ def multiply(
     if is_dry(a):
         return
     found = problem(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, column is not None, a.dtype)
-    launch = PRODUCT.launch(found, gpu(a.device))
+    launch = PRODUCT.launch(tf32.asked(found), gpu(a.device))
     if library.serves(launch):
         a = a.T if turn_a else a
         if y is not None:
-            library.multiply(a, b.T if turn_b else b, bias, y)
+            by = tf32 if tf32.serves(launch) else library
+            by.multiply(a, b.T if turn_b else b, bias, y)
         if column is not None:  # by kernels, which are measured faster than torch.sum
             sum_var.sum_into(column, a, 1)
         return None

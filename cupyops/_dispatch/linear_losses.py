@@ -8,8 +8,7 @@ at most half a last place, so that no more than ADDED are. What the rows before 
 tiles of classes, each from the gradients of all these rows. Those of the first are kept, in the memory of the weight's
 gradient itself, which has room for as many rows as the input has features, and those of the next in what the tiles leave
 of the scratch; the logits of the rows after these are computed again. Both times they are the same, bit for bit, as the
-GEMM is the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied. What is kept goes
-there, and comes back to one of two tiles in turn, by the GPU's copy engines, beside GEMMs.
+GEMM is the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied.
 
 A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
 a GEMM of their own, with weights of zero up to the next multiple.
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util.strides import is_dry
-from . import aside, linear_loss_parts, losses, persistent
+from . import linear_loss_parts, losses, persistent
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
@@ -41,13 +40,14 @@ def kernel(name: str, **domain: Any) -> Kernel:
     return Kernel("fused_linear_cross_entropy.cu", f"linear_cross_entropy_{name}", define=losses.DEFINE, **domain)
 
 
+linear_cross_entropy_keep = kernel("keep<T>", T=HALF)
 linear_cross_entropy_tile = kernel("tile<T>", T=HALF)
 linear_cross_entropy_bias = kernel("bias<T>", T=FLOATING)
 
 ADDED = 4  # chunks that are added to a half type's weight gradient: without them the logits would be computed twice
 CLASS_STEP = 256  # the number of classes of a tile is a multiple of it, which suits a GEMM
 ROW_STEP = 64  # the same of the rows of a chunk: with more rows in the chunks that are added, fewer are computed twice
-TILE = 2048  # classes of a tile: enough for a GEMM of all rows
+TILE = 4096  # classes of a tile: enough for a GEMM of all rows, and few enough tiles that the host is ahead
 LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
 PERSISTENT_BYTES = 1 << 14  # of a row from which on shared memory is faster than a cache
 ROW_BLOCK = 1024
@@ -154,12 +154,7 @@ class Division(NamedTuple):
     tiled: int = 0  # first rows, whose part of the weight's gradient is made in tiles
     classes: int = 1  # of a tile
     kept: int = 0  # the first of these, whose gradients wait in the memory of the weight's gradient
-    stored: int = 0  # and the next, whose gradients wait at the end of the scratch, behind the tiles
-
-    @property
-    def room(self) -> int:
-        """Elements from one tile in the scratch to the other."""
-        return ceil_div(self.tiled * self.classes, LINE) * LINE
+    stored: int = 0  # and the next, whose gradients wait at the end of the scratch, behind the tile
 
 
 class Tail(NamedTuple):
@@ -182,10 +177,10 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
     needed = ceil_div(max(rows - waiting, 0), step) * step
     tiled = max(rows - min(needed, ADDED * most), 0)
-    tile = ceil_div(_even(stride, min(elements // (2 * tiled), TILE), CLASS_STEP), width) * width
-    division = Division(most, stride, tiled, tile, min(features, tiled))
-    stored = min(max(elements - 2 * division.room, 0) // stride, tiled - division.kept)
-    return division._replace(stored=stored)
+    tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
+    kept = min(features, tiled)
+    stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
+    return Division(most, stride, tiled, tile, kept, stored)
 
 
 def _even(count: int, most: int, step: int) -> int:
@@ -248,9 +243,7 @@ class Work:
         self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
         _, stride, tiled, tile, kept, stored = self.division
         least = LINE + tile + stride if tiled else 0
-        size = max(
-            min(division.rows, self.rows) * stride, 2 * self.division.room * bool(tiled) + stored * stride, least
-        )
+        size = max(min(division.rows, self.rows) * stride, tiled * tile + stored * stride, least)
         self.scratch = torch.empty(size, dtype=x.dtype, device=x.device)
         self.store = self.scratch[size - stored * stride :]
         self.buffer, self.twice = self.scratch, list[tuple[int, int]]()
@@ -269,15 +262,11 @@ class Work:
         for begin, end in self.twice:
             self.first_time(begin, end)
         for begin, end in _waiting(self.division):
-            self.chunk(begin, end, min(end, kept) - begin)
-        tiles = list(self.tiles())
-        for number, tile in enumerate(tiles):
-            if number == 0:
-                self.bring(*tile)
-            aside.end_(self.scratch)
-            if number + 1 < len(tiles):
-                self.bring(*tiles[number + 1])
-            self.tile(*tile)
+            d = self.chunk(begin, end)
+            if begin < kept:
+                self.keep(begin, min(end, kept), d)
+        for first, last, tile in self.tiles():
+            self.tile(first, last, tile)
         for begin, end in _parts(tiled, self.rows, most):
             d = self.chunk(begin, end)
             self.weight_gradient(d, 0, self.classes, slice(begin, end), int(begin > 0))
@@ -287,9 +276,9 @@ class Work:
     def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
         """First and last class, and the place of the tile: a row for each of `tiled`, as long as a multiple of 16 bytes."""
         _, stride, tiled, width, _, _ = self.division
-        for number, first in enumerate(range(0, self.classes if tiled else 0, width)):
-            columns, place = min(width, stride - first), self.scratch[number % 2 * self.division.room :]
-            yield first, min(first + width, self.classes), place[: tiled * columns].view(tiled, columns)
+        for first in range(0, self.classes if tiled else 0, width):
+            columns = min(width, stride - first)
+            yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
 
     def first_buffer(self) -> tuple[Tensor, int]:
         """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
@@ -311,60 +300,48 @@ class Work:
             words[0].copy_(words[1])
         self.losses(begin, end, d)
 
-    def chunk(self, begin: int, end: int, kept: int = 0) -> Tensor:
-        """Rows whose logits are computed once, at the end of the scratch. Gives the gradients of those; so many are kept."""
+    def chunk(self, begin: int, end: int) -> Tensor:
+        """Rows whose logits are computed once, at the end of the scratch. Gives the gradients of those."""
         d = self.logits_in(self.scratch[-(end - begin) * self.division.stride :], begin, end)
         self.logits(begin, end, 0, self.classes, d)
-        self.losses(begin, end, d, kept)
+        self.losses(begin, end, d)
         return d
 
     def logits_in(self, buffer: Tensor, begin: int, end: int) -> Tensor:
         stride = self.division.stride
         return buffer[: (end - begin) * stride].view(end - begin, stride)
 
-    def losses(self, begin: int, end: int, d: Tensor, kept: int = 0) -> None:
-        """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's.
-
-        Beside these the first `kept` rows of gradients are copied, each tile's part to the tile's own part of the weight's.
-        """
+    def losses(self, begin: int, end: int, d: Tensor) -> None:
+        """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's."""
         gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
         problem = Problem(rows, self.classes, dtype, self.given.label_smoothing > 0)
         launch, wanted = ROWS.launch(problem, gpu(device)), int(gradients != (None, None, None))
         sizes = begin, self.rows, stride, *launch.extra.values()
         launch(d, *self.tensors, *sizes, self.options, wanted)
-        if kept > 0 and gradients.weight is not None:
-            aside.begin_(d)
-            step = self.division.classes * self.given.x.shape[1]
-            aside.deal_(
-                gradients.weight, d[:kept, : self.classes], begin, self.division.kept, self.division.classes, step
-            )
         if gradients.x is not None:
             self.input_gradient(d, gradients.x[begin:end])
         if self.sums is not None:
             add = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
             add(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
-        if kept > 0:
-            aside.end_(d)
 
-    def bring(self, first: int, last: int, tile: Tensor) -> None:
-        """Begin to copy to a tile the gradients of logits that wait for it; the product before the last has read it."""
-        _, stride, _, _, kept, stored = self.division
-        to, weight = tile[:, : last - first], self.gradients.weight
-        assert weight is not None
-        aside.begin_(tile)
-        aside.copy_(to[:kept], weight[first:last].view(-1)[: kept * (last - first)].view(kept, -1))
-        aside.copy_(to[kept : kept + stored], self.logits_in(self.store, 0, stored)[:, first:last])
+    def keep(self, begin: int, end: int, d: Tensor) -> None:
+        """The gradients of rows' logits, each tile's in the tile's own part of the weight's gradient."""
+        to, division = self.gradients.weight, self.division
+        assert to is not None
+        launch = linear_cross_entropy_keep[end - begin, TILE_BLOCK]
+        launch(d, to, begin, division.kept, self.classes, division.classes, to.shape[1], division.stride, T=d.dtype)
 
     def tile(self, first: int, last: int, tile: Tensor) -> None:
         """The gradient of some classes' weights, from those of the logits of all rows in tiles."""
-        _, _, tiled, _, kept, stored = self.division
+        gradients, (_, stride, tiled, _, kept, stored) = self.gradients, self.division
+        assert gradients.weight is not None
         for begin, end in self.twice:
             self.logits(begin, end, first, last, tile[begin:end])
-        if self.twice:
-            target, class_weight, factors, _, stats = self.tensors
-            where = kept + stored, self.rows, first, last - first, tile.shape[1]
-            launch = linear_cross_entropy_tile[tiled - kept - stored, TILE_BLOCK]
-            launch(tile, target, class_weight, factors, stats, *where, self.options, T=tile.dtype)
+        target, class_weight, factors, _, stats = self.tensors
+        where = kept, kept + stored, self.rows, first, last - first, tile.shape[1], stride
+        sources = gradients.weight[first:] if kept else None, self.store[first:] if stored else None
+        launch = linear_cross_entropy_tile[tiled, TILE_BLOCK]
+        launch(tile, *sources, target, class_weight, factors, stats, *where, self.options, T=tile.dtype)
         self.weight_gradient(tile, first, last, slice(tiled), 0)
 
     # --- products ---

@@ -43,18 +43,18 @@ _DRIVER = 1024  # bytes of RESERVED that are the driver's: a block cannot have t
 _ROW_SUMS = 256  # numbers of each row sum: see RowAdderBuffer
 _MBARRIERS = 16  # bytes of those that are with them, of unaligned rows
 
-bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T, CENTRED>", **NARROW, CENTRED=BOTH)
-bwd_sub_warp = kernel("norm_bwd_sub_warp<T, Op>", **EACH)
+bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T>", **NARROW)
+bwd_sub_warp = kernel("norm_bwd_sub_warp<T, CENTRED>", **EACH)
 bwd_block = kernel(
-    "norm_bwd_block<T, Op, K, ALIGNED, PREFETCH_LATE>",
+    "norm_bwd_block<T, CENTRED, K, ALIGNED, PREFETCH_LATE>",
     **EACH,
     K=PACKS,
     ALIGNED=BOTH,
     PREFETCH_LATE=BOTH,
     where=is_block,
 )
-bwd_two_pass = kernel("norm_bwd_two_pass<T, CENTRED>", **ALL, CENTRED=BOTH)
-bwd_strided = kernel("norm_bwd_strided<T, CENTRED>", **ALL, CENTRED=BOTH)
+bwd_two_pass = kernel("norm_bwd_two_pass<T>", **ALL)
+bwd_strided = kernel("norm_bwd_strided<T>", **ALL)
 bwd_finalize = kernel("norm_bwd_finalize<T>", **ALL)
 
 
@@ -63,9 +63,8 @@ class _ThreadPerRow(ThreadPerRow):
         return SMALL_ROWS * problem.row * problem.gradients + padded(problem.size * problem.acc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        template = {"CENTRED": problem.operator.centred}
         grid = count(problem.rows, SMALL_ROWS, THREAD_PER_ROW_BLOCKS * gpu.multiprocessors)
-        return Launch(bwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
+        return Launch(bwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         return bwd_thread_per_row, bwd_finalize
@@ -74,7 +73,7 @@ class _ThreadPerRow(ThreadPerRow):
 class _SubWarp(SubWarp):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid, block = self.blocks(problem, gpu, BACKWARD_ROWS)
-        return Launch(bwd_sub_warp, grid, block, template={"Op": problem.operator.struct})
+        return Launch(bwd_sub_warp, grid, block, template={"CENTRED": problem.operator.centred})
 
     def kernels(self) -> tuple[Kernel, ...]:
         return bwd_sub_warp, bwd_finalize
@@ -101,7 +100,7 @@ class _OnePass(Shared):
         least, stage = _least(problem), 16 * problem.gradients
         stages = 2 if vectors * (least + stage) <= gpu.shared - RESERVED else 1
         shared = vectors * (least + stage * (stages - 1))
-        template = {"Op": problem.operator.struct, "K": threads.packs, "ALIGNED": problem.aligned}
+        template = {"CENTRED": problem.operator.centred, "K": threads.packs, "ALIGNED": problem.aligned}
         return Launch(
             bwd_block,
             _groups(problem, gpu, shared, threads.block, blocks) * blocks,
@@ -193,8 +192,7 @@ class _TwoPass(Form[Problem]):
     summary = "the threads of a block share a row of any length, and read it twice; the parameters' gradients are apart"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        threads, template = two_pass_threads(problem), {"CENTRED": problem.operator.centred}
-        return Launch(bwd_two_pass, blocks_for(problem.rows, 1, gpu), threads, template=template)
+        return Launch(bwd_two_pass, blocks_for(problem.rows, 1, gpu), two_pass_threads(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (bwd_two_pass,)
@@ -210,7 +208,7 @@ class _Strided(Form[Problem]):
         tiles = ceil_div(vectors, threads)
         most = 2 * gpu.multiprocessors * (BACKWARD_THREADS // threads) // tiles
         grid = tiles, count(problem.rows, PARTIAL_ROWS, most)
-        return Launch(bwd_strided, grid, threads, template={"CENTRED": problem.operator.centred})
+        return Launch(bwd_strided, grid, threads)
 
     def kernels(self) -> tuple[Kernel, ...]:
         return bwd_strided, bwd_finalize

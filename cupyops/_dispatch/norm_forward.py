@@ -33,11 +33,18 @@ PIPELINED_ROWS = 2  # that a block takes at least: one is read while the other i
 PIPELINED_THREADS = 256  # of a row, at least: of shorter rows, other blocks' are read meanwhile
 PIPELINED_BLOCKS = 16  # for each multiprocessor, at least: only then do blocks take several rows
 
-fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T, CENTRED>", **NARROW, CENTRED=BOTH)
-fwd_sub_warp = kernel("norm_fwd_sub_warp<T, Op>", **EACH)
-fwd_block = kernel("norm_fwd_block<T, Op, K, ALIGNED>", **EACH, K=PACKS, ALIGNED=BOTH, where=is_block)
-fwd_shared_memory = kernel("norm_fwd_shared_memory<T, Op>", **EACH)
-fwd_two_pass = kernel("norm_fwd_two_pass<T, CENTRED>", **ALL, CENTRED=BOTH)
+fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T>", **NARROW)
+fwd_sub_warp = kernel("norm_fwd_sub_warp<T, CENTRED>", **EACH)
+fwd_block = kernel(
+    "norm_fwd_block<T, CENTRED, INPUTS, K, ALIGNED>",
+    **EACH,
+    INPUTS=(1, 2),
+    K=PACKS,
+    ALIGNED=BOTH,
+    where=lambda CENTRED, INPUTS, K, ALIGNED: is_block(K, ALIGNED) and not (CENTRED and INPUTS == 2),
+)
+fwd_shared_memory = kernel("norm_fwd_shared_memory<T, CENTRED>", **EACH)
+fwd_two_pass = kernel("norm_fwd_two_pass<T>", **ALL)
 fwd_shift = kernel("norm_fwd_shift<T>", **NARROW)
 
 
@@ -46,9 +53,8 @@ class _ThreadPerRow(ThreadPerRow):
         return SMALL_ROWS * problem.row * problem.operator.inputs + padded(2 * problem.size * problem.acc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        template = {"CENTRED": problem.operator.centred}
         grid = blocks_for(problem.rows, SMALL_ROWS, gpu)
-        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
+        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_thread_per_row,)
@@ -57,7 +63,7 @@ class _ThreadPerRow(ThreadPerRow):
 class _SubWarp(SubWarp):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid, block = self.blocks(problem, gpu, FORWARD_ROWS)
-        return Launch(fwd_sub_warp, grid, block, template={"Op": problem.operator.struct})
+        return Launch(fwd_sub_warp, grid, block, template={"CENTRED": problem.operator.centred})
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_sub_warp,)
@@ -84,7 +90,12 @@ class _Block(Shared):
             blocks_for(problem.rows, (PIPELINED_ROWS if stages == 2 else 1) * division.rows, gpu),
             division.block,
             stages * self.vector(problem) * vectors,
-            {"Op": problem.operator.struct, "K": division.packs, "ALIGNED": problem.aligned},
+            {
+                "CENTRED": problem.operator.centred,
+                "INPUTS": problem.operator.inputs,
+                "K": division.packs,
+                "ALIGNED": problem.aligned,
+            },
             overlap=problem.parameters and not problem.aligned,
             extra={"stages": stages},
         )
@@ -146,7 +157,7 @@ class _SharedMemory(Shared):
             blocks_for(problem.rows, 1, gpu),
             (SHARED_MEMORY_THREADS, 1),
             problem.row // 16 * 16,
-            {"Op": problem.operator.struct},
+            {"CENTRED": problem.operator.centred},
             overlap=problem.parameters and not problem.aligned,
         )
 
@@ -159,8 +170,7 @@ class _TwoPass(Form[Problem]):
     summary = "the threads of a block share a row of any length, and read it twice"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        threads, template = two_pass_threads(problem), {"CENTRED": problem.operator.centred}
-        return Launch(fwd_two_pass, blocks_for(problem.rows, 1, gpu), threads, template=template)
+        return Launch(fwd_two_pass, blocks_for(problem.rows, 1, gpu), two_pass_threads(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_two_pass,)

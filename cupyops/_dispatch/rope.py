@@ -38,12 +38,12 @@ rope_rows = Kernel("rope.cu", "rope_rows<T>", define=DEFINE, T=BELOW_FP64)
 rope_staged = Kernel("rope.cu", "rope_staged<T>", define=DEFINE, T=BELOW_FP64)
 rope_heads = Kernel(
     "rope.cu",
-    "rope_heads<T, INTERLEAVED, N>",
+    "rope_heads<T, NEIGHBOURS, N>",
     define=DEFINE,
     T=FLOATING,
-    INTERLEAVED=(False, True),
+    NEIGHBOURS=(False, True),
     N=(1, 2, 4, 8),
-    where=lambda T, INTERLEAVED, N: N in (1, vector_of_heads(T, INTERLEAVED)),
+    where=lambda T, NEIGHBOURS, N: vector_of_heads(T, NEIGHBOURS) == N if N > 1 else not NEIGHBOURS,
 )
 
 Walk = tuple[int, tuple[int, ...]]  # of a dimension: its size, and strides
@@ -231,7 +231,9 @@ class Heads(Form[Problem]):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A position to each threadIdx.y, some heads to a block."""
         walked, half, n = problem.walked(with_y=True), problem.half, problem.heads_width
-        turned = half * (2 if problem.interleaved and n > 1 else 1) // n
+        neighbours = problem.interleaved and n > 1
+        apart, step = (1, 2) if problem.interleaved else (half, 1)
+        turned = half * (2 if neighbours else 1) // n
         units = turned + (problem.size - 2 * half) // n
         rows = _count(walked)
         _, (threads, together) = _blocks(units, rows)
@@ -239,8 +241,8 @@ class Heads(Form[Problem]):
         rows //= heads
         chunk = max(1, min(CHUNK, heads, units * rows * heads // (gpu.multiprocessors * gpu.threads)))
         groups = ceil_div(rows, together)
-        sizes = struct.pack("=4q4i", rows, heads, x_stride, y_stride, groups, chunk, turned, units)
-        template = {"T": problem.dtype, "INTERLEAVED": problem.interleaved, "N": n}
+        sizes = struct.pack("=4q6i", rows, heads, x_stride, y_stride, groups, chunk, turned, units, apart, step)
+        template = {"T": problem.dtype, "NEIGHBOURS": neighbours, "N": n}
         args = (_bytes(sizes), half, _layout(walked))
         return Launch(rope_heads, groups * ceil_div(heads, chunk), (threads, together), template=template, args=args)
 

@@ -69,9 +69,19 @@ class Scaled(wgmma.Tile):
             T=(torch.bfloat16, torch.float16, torch.float32),
             A=names,
             B=names,
-            where=_is_listed,
+            where=self._is_listed,
             **domain,
         )
+
+    @property
+    def of_fp32(self) -> bool:
+        """Whether it has results of fp32: one tile has, since PyTorch's own function is taken for them where it may be."""
+        return (self.m, self.n) == (128, 128)
+
+    def _is_listed(self, T: Any, A: str, B: str) -> bool:
+        """Results of two different types are of bfloat16 or fp32: another is made of fp32."""
+        pairs = {tuple(_NAMES[one] for one in pair) for pair in PAIRS}
+        return (A, B) in pairs and (A == B or T is not torch.float16) and (self.of_fp32 or T is not torch.float32)
 
     def why_not(self, problem: Any, gpu: Gpu) -> str | None:
         """It has the pairs of types that PyTorch has, on Hopper alone."""
@@ -82,6 +92,8 @@ class Scaled(wgmma.Tile):
             return f"it takes {self.shared} bytes of shared memory"
         if self.split > 1 and p.k < self.split * K:
             return "there is too little of k"
+        if p.out is torch.float32 and not self.of_fp32:  # which mixed pairs with results of fp16 are made of
+            return "results of fp32 have the tile of 128 x 128 alone"
         return why_not(p)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
@@ -128,12 +140,6 @@ class Scaled(wgmma.Tile):
             extra=operands,
             args=(int(p.by_row), p.promoted, p.m, p.n, p.k, 0 if by_pieces else p.n, BAND),
         )
-
-
-def _is_listed(T: Any, A: str, B: str) -> bool:
-    """Results of two different types are of bfloat16 or fp32: another is made of fp32."""
-    pairs = {tuple(_NAMES[one] for one in pair) for pair in PAIRS}
-    return (A, B) in pairs and (A == B or T is not torch.float16)
 
 
 TILES = [

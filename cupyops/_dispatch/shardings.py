@@ -30,6 +30,12 @@ def pointwise(inputs: int, outputs: int) -> str:
     return f"{', '.join(['...'] * inputs)} -> {', '.join(['...'] * outputs)}"
 
 
+def linear_epilogue(weight: Any, captured: Sequence[Any]) -> str:
+    """Of a product whose result goes through something with captured tensors: what is summed over is whole."""
+    parts = ["*" if not one.ndim else "...n" if one.shape[-1] == weight.shape[0] else "...Z" for one in captured]
+    return f"{', '.join(['...K', 'nK', 'n', *parts])} -> ...n"
+
+
 def folded(tensors: Sequence[Any], dim: list[int], keepdim: bool) -> str:
     """Of a reduction of tensors that broadcast: what is reduced is whole."""
     ndim = max(one.ndim for one in tensors)

@@ -249,7 +249,8 @@ def bound(
         known = dict(zip(found.numbers, numbers))
         packed = variant.given[0].shape[0] - 1, int(known["max_seqlen_q"]), int(known["max_seqlen_k"])
     of, masked = found.bound(numbers, variant.given)
-    return low, high, attentions.Variant(of, packed, masked, found.drops)
+    starts = tuple(variant.given[:2]) if found.packed else ()
+    return low, high, attentions.Variant(of, packed, starts, masked, found.drops)
 
 
 def why_not(variant: Variant) -> str | None:

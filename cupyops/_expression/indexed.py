@@ -64,7 +64,9 @@ class Indexed(Translation):
         super().__init__(formula, given, assigned)
 
     def _of_arrayref(self, node: Any) -> Value:
-        name = str(getattr(node.name, "name", ""))
+        if type(node.name).__name__ == "ArrayRef":
+            raise self._error(node, "the indices of a tensor stand in one pair of brackets: write x[h, q]")
+        name = node.name.name if type(node.name).__name__ == "ID" else ""
         if name not in self._indexed:
             raise self._error(
                 node, f"{name or 'what has an index'} is no tensor with dimensions that is given as a keyword"

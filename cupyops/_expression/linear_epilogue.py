@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm
+from .._dispatch import gemm, shardings
 from .._dispatch.broadcast import expanded, launched
 from .._dispatch.epilogues import LINEAR_EPILOGUE, fused, rows_and_columns
 from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
@@ -31,6 +31,10 @@ from .gradients import Gradient, check_assigned
 from .kernels import Generated, Unit
 from .python import caller
 from .syntax import Body
+from .values import KNOWN
+
+# The functions of epilogues that were measured in the product's kernel; of others it may have to wait for more.
+MEASURED = frozenset({"exp", "sigmoid", "sqrt", "rsqrt", "fabs", "abs", "max", "min", "fmax", "fmin", "fma"})
 
 LAYER = ("input", "weight", "bias")  # what every such operator takes before what its text names
 
@@ -97,7 +101,7 @@ def linear_epilogue(
     elif (slopes := linear_text.derived(declaration, body)) is not None:
         gradient, of_slopes = Gradient(declaration, slopes), linear_text.slopes(unit, declaration, body)
     layer = Layer(declaration, body, unit, gradient, of_slopes, derived=gradient is not None and backward is None)
-    op = operator(declaration.name, autocast="lower")(layer.reference(meaning))
+    op = operator(declaration.name, autocast="lower", sharding=layer.sharding)(layer.reference(meaning))
     op.forward(layer.forward)
     op.unsupported(layer.unsupported)
     if gradient is not None:
@@ -142,7 +146,9 @@ class Layer:
         self.declaration, self.body, self.unit, self.gradient = declaration, body, unit, gradient
         self.product, *self.captured = declaration.tensors
         self.is_derived = derived
+        self.is_measured = not (body.words & KNOWN - MEASURED or unit.preamble)
         self.keeps = gradient is not None and self.product.name in gradient.body.words
+        self.ones: frozenset[str] = getattr(gradient and gradient.body, "ones", frozenset())
         self._apart = kernels.pointwise(
             unit, "fwd", body, declaration.tensors, declaration.scalars, declaration.outputs
         )
@@ -173,6 +179,11 @@ class Layer:
         input, weight, bias = args[:first]
         return Call(input, weight, bias, tuple(args[first:second]), tuple(args[second:-1]), args[-1])
 
+    def sharding(self, *args: Any) -> str:
+        """How the work on DTensors may be split."""
+        call = self._call(args)
+        return shardings.linear_epilogue(call.weight, call.captured)
+
     def unsupported(self, *args: Any) -> str | None:
         """Why kernels do not compute this."""
         call = self._call(args)
@@ -190,7 +201,7 @@ class Layer:
         kept = torch.empty_like(y) if call.keep else None
         found = [rows_and_columns(one, y.shape) for one in call.captured]
         lies = [one for one in found if one is not None]
-        plan = fused(LINEAR_EPILOGUE, rows, (weight,)) if len(lies) == len(found) else None
+        plan = fused(LINEAR_EPILOGUE, rows, (weight,), measured=self.is_measured) if len(lies) == len(found) else None
         if plan is not None:
             kernel = self._kernel(call.captured, lies)
             strided = [value for one, (row, column) in zip(call.captured, lies) for value in (one, row, column)]
@@ -232,10 +243,17 @@ class Layer:
         assert gradient is not None
         grad_y = values[gradient.first]
         through = needs.input or needs.weight or needs.bias
-        wanted = {one.name: getattr(needs, one.name) for one in self.captured}
-        values = values | {self.product.name: values["saved"][0] if values["saved"] else grad_y}
-        values["needs_grad"] = SimpleNamespace(**wanted, **{self.product.name: through})
-        grad_z, *others = gradient.launch(self._slopes, values, grad_y)
+        wanted = {self.product.name: through} | {one.name: getattr(needs, one.name) for one in self.captured}
+        computed = {name: need and name not in self.ones for name, need in wanted.items()}
+        found: list[Tensor | None] = [None] * len(self.declaration.tensors)
+        if any(computed.values()):
+            values = values | {self.product.name: values["saved"][0] if values["saved"] else grad_y}
+            values["needs_grad"] = SimpleNamespace(**computed)
+            found = gradient.launch(self._slopes, values, grad_y)
+        for index, one in enumerate(self.declaration.tensors):
+            if one.name in self.ones and wanted[one.name]:
+                found[index] = grad_y if index == 0 else _summed(grad_y, values[one.name])
+        grad_z, *others = found
         if grad_z is None:
             return [None, None, None, *others]
         layer = SimpleNamespace(x=needs.input, weight=needs.weight, bias=needs.bias)
@@ -282,6 +300,11 @@ def _public(op: Operator, layer: Layer, meaning: Callable[..., Any], module: str
     function.__doc__, function.__module__ = doc, module
     shown: Callable[..., Any] = op.interface(function)
     return shown
+
+
+def _summed(grad_y: Tensor, like: Tensor) -> Tensor:
+    """The gradient of what is added, which may have been broadcast."""
+    return grad_y if like.shape == grad_y.shape else grad_y.sum_to_size(like.shape)
 
 
 def _check_broadcasts(name: str, tensor: Tensor, shape: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from .._kernel.kernel import HALF
 from . import kernels
 from .declaration import Declaration, Parameter
 from .kernels import Generated, Unit
+from .slopes import slopes as slopes_of
 from .syntax import Body
 from .values import KNOWN
 
@@ -29,6 +30,7 @@ class Derived(Body):
 
     names: tuple[str, ...] = ()  # that it reads and assigns
     code: str = ""
+    ones: frozenset[str] = frozenset()  # the tensors whose gradient is that of the result
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -51,14 +53,20 @@ def derived(declaration: Declaration, body: Body) -> Derived | None:
         return None
     y = declaration.outputs[0].name
     given = [*declaration.tensors, *declaration.scalars]
+    of = slopes_of(body, y, [one.name for one in given])
+    read = frozenset().union(*of.reads.values())
     parts = []
     for one in declaration.differentiable:
-        values = ", ".join(f"Dual({one.name}, 1)" if other is one else other.name for other in given)
+        if one.name in of.ones:
+            parts.append(f"  grad_{one.name} = grad_{y};")
+            continue
+        passed = [other.name if other.name in read else "0" for other in given]
+        values = ", ".join(f"Dual({name}, 1)" if other is one else name for name, other in zip(passed, given))
         call = f"expression::{declaration.short}_slopes<Dual>({values}, of_)"
         parts.append(f"  {{ Dual of_; {call}; grad_{one.name} = grad_{y} * of_.slope; }}")
-    read = [one.name for one in given if one.name in body.words]
     assigned = [f"grad_{one.name}" for one in declaration.differentiable]
-    return Derived(f"{declaration.short}.gradient", body.text, (f"grad_{y}", *read, *assigned), "\n".join(parts))
+    names = f"grad_{y}", *sorted(read), *assigned
+    return Derived(f"{declaration.short}.gradient", body.text, names, "\n".join(parts), of.ones)
 
 
 def slopes(unit: Unit, declaration: Declaration, body: Body) -> Unit:
@@ -73,9 +81,15 @@ _FUSED = """
 template <typename T> struct {name}_epilogue : wgmma_gemm::Computed {{
   using A = acc_t<T>;
   static constexpr int AT_ONCE = {at_once};
+  static constexpr bool AHEAD = {ahead};
   {members}
 
+  __device__ __forceinline__ void prefetch(int row_, int column_, int columns_) const {{
+    {prefetches}
+  }}
+
   template <int N> struct Captured {{
+    static constexpr int PAIRS = N;
     {pairs}
     template <bool WHOLE>
     __device__ __forceinline__ void load(const {name}_epilogue& all_, int row_, int column_, int m_, int n_) {{
@@ -131,6 +145,8 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
     text = _FUSED.format(
         name=name,
         at_once=_at_once(captured, lies),
+        ahead=str((True, "Pairs") in lies).lower(),
+        prefetches="\n    ".join(f"{one.name}.prefetch(row_, column_, columns_);" for one in captured),
         members="\n  ".join(members),
         pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
         loads="\n      ".join(
@@ -165,4 +181,4 @@ def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) ->
         for one, (rows, columns) in zip(captured, lies)
         if columns != "Same"
     )
-    return 16 if registers <= 1 else 8 if registers <= 2 else 4
+    return 16 if not registers else 8 if registers <= 1 else 4 if registers <= 2 else 2

@@ -188,8 +188,9 @@ class Scores:
         def of(launch: Launch, maps: Maps | None) -> Launch:
             extra = dict(launch.extra)
             lists, strides = (None, ()) if maps is None else maps.lists(extra["blocks"])
-            if "queries" in extra:
-                extra["queries"] = of(extra["queries"], maps)
+            for name in ("queries", "values"):  # launches beside it
+                if name in extra:
+                    extra[name] = of(extra[name], maps)
             if maps is not None:
                 extra["map"] = lists
             args = *launch.args, *places, lists, _given(numbers, tensors, strides)

@@ -242,6 +242,14 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def skipped_by_dynamo(function: Callable[..., Any]) -> None:
+    """Dynamo leaves `function` alone, and all that it calls, without a wrapper that each call would pass."""
+    dynamo = torch._C._dynamo.eval_frame
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    skip = dynamo._FrameAction.SKIP
+    dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+
+
 def open_flop_registries() -> list[dict[Any, Any]]:
     """The formulas of each FlopCounterMode that is open in this thread, which are those that were known when it was made."""
     counters: Iterator[Any] = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())

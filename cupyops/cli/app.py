@@ -47,11 +47,12 @@ def compile(
         typer.Option(help="Folder for CUPYOPS_CUBIN_PATH, or cubins beside the .cu. By default the kernel cache."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. By default one per core.")] = None,
+    fp64: Annotated[bool, typer.Option("--fp64", help="Also the built-in kernels for float64.")] = False,
 ) -> None:
-    """Compile every instance of every kernel ahead of time. Needs no GPU."""
+    """Compile every instance of every kernel ahead of time; of the built-in ones all but float64's. Needs no GPU."""
     from .compile import run
 
-    raise typer.Exit(run(modules or [], arch.replace(" ", "").split(",") if arch else None, out, jobs))
+    raise typer.Exit(run(modules or [], arch.replace(" ", "").split(",") if arch else None, out, jobs, fp64))
 
 
 @app.command(cls=Command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from contextlib import suppress
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from .._kernel import kernel
 from .._kernel.compile import architecture, cache, compiler, trust
+from .._kernel.compile.source import cuda_src
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
 from . import narrow, outputs, words
@@ -24,7 +26,9 @@ from .modules import load
 _LIBRARY = ("cupyops.ops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
 
 
-def run(modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None) -> int:
+def run(
+    modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None, fp64: bool = False
+) -> int:
     """The command; returns its exit code: 0, or 1 where a kernel does not compile, or 2 for bad arguments."""
     console = Console()
     try:
@@ -32,7 +36,8 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
             outputs.folder("--out", out)
         chosen = _archs(archs)
         kernels = _kernels(modules)
-        planned = ahead.plan(kernels, chosen)
+        every = ahead.plan(kernels, chosen)
+        planned = every if fp64 else [job for job in every if not _at_need(job)]
         folder = _folder(out)
     except (CupyopsError, OSError) as error:
         words.complain(error)
@@ -43,6 +48,9 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     for one in kernels:
         if not any(architecture.target(one.arch, arch) for arch in chosen):
             console.print(f"left out: {one.base}, which is for {one.arch} alone", highlight=False, soft_wrap=True)
+    if left := len(every) - len(planned):
+        said = f"left out: {left} for float64, which a first call compiles; with --fp64 they are made too"
+        console.print(said, highlight=False, soft_wrap=True)
     try:
         outcomes = _with_progress(console, planned, folder, processes)
     except CupyopsError as error:
@@ -70,6 +78,12 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
             use = f"Launches will not use them, since others can write there: {why.found}\n{why.remedy}"
         console.print(use, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _at_need(job: ahead.Job) -> bool:
+    """Whether a job is left to a first call: the built-in kernels for float64, which few programs compute in."""
+    folder = None if job.source.path is None else job.source.path.parent
+    return folder == cuda_src() and re.search(r"\bdouble\b", job.name) is not None
 
 
 def _archs(archs: list[str] | None) -> list[str]:

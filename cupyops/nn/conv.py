@@ -29,7 +29,7 @@ class Conv2d(torch.nn.Conv2d):
         if _by_cudnn(input):
             if self.stride == self.kernel_size and _is_of_patches(self, input):
                 return of_patches(input, weight, bias)
-            return super()._conv_forward(input, weight, bias)
+            return super()._conv_forward(_as_filters_lie(input, weight), weight, bias)
         input, padding = _padded(self, input)
         return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
@@ -89,6 +89,16 @@ def _by_cudnn(input: Tensor) -> bool:
     if not library.is_wanted(input):
         return False
     return input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cuda")
+
+
+def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:
+    """What cuDNN reads of a float32 image under autocast, for filters in channels_last: cast and copied at once."""
+    if input.dtype is not torch.float32 or input.dim() != 4 or not torch.is_autocast_enabled("cuda"):
+        return input
+    last = torch.channels_last
+    if not weight.is_contiguous(memory_format=last) or input.is_contiguous(memory_format=last):
+        return input
+    return input.to(torch.get_autocast_dtype("cuda"), memory_format=last)
 
 
 # --- images cut into patches, as at the beginning of a vision transformer ---

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dispatch.norm_lowered import HALF
 from .._util import arguments, torch_private
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
@@ -104,6 +105,9 @@ class GroupNorm(torch.nn.GroupNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is Tensor and input.is_cuda and input.dtype in HALF and torch.is_autocast_enabled("cuda"):
+            # what autocast would cast and the kernels would lay out anew, at once
+            input = input.to(torch.float32, memory_format=torch.contiguous_format)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._dispatch import convolution, gemm, library, pointwise, shardings, small_conv
 from .._dispatch.forms import Forms
 from .._dispatch.gpu import gpu
-from .._dispatch.implicit_gemm import Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
+from .._dispatch.implicit_gemm import TILED, Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
 from .._dispatch.library import Library
 from .._dispatch.rows import is_symbolic
 from .._dispatch.small_conv import Fma, FmaWeight
@@ -18,8 +18,8 @@ from .._kernel.kernel import Kernel, ceil_div
 from .._operator.floating import operator
 from .._util.strides import is_dry
 
-conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", **gemm.TILED)
-conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", **gemm.TILED)
+conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", **TILED)
+conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", **TILED)
 conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HALF)
 
 DIRECT: dict[str, Any] = dict(define=small_conv.DEFINE, T=(torch.float32,), K=small_conv.TAPS)
@@ -101,7 +101,7 @@ def unsupported(x, weight, bias, stride, padding, dilation, groups):
         return reason
     if is_symbolic(*x.shape, *weight.shape) or not x.is_cuda or not x.numel():
         return None
-    return library.faster(FORWARD, forward_problem(x, weight, stride, padding, dilation, groups), x.device)
+    return library.faster(FORWARD, forward_problem(x, weight, bias, stride, padding, dilation, groups), x.device)
 
 
 @_conv2d.interface(twin=torch.nn.functional.conv2d)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import library
+from .._dispatch import library, tf32
 from .._dispatch.linear import PRODUCT, check, gradients, multiply, problem, rows_of, too_large
 from .._dispatch.rows import is_symbolic
 from .._operator.floating import operator
@@ -41,7 +41,7 @@ def unsupported(x, weight, bias):
         return None
     strides = x.stride() if x.dim() == 2 else (k, 1)  # `rows_of` copies where it has no view
     found = problem((m, k), strides, False, weight.shape, weight.stride(), True, False, x.dtype)
-    return library.faster(PRODUCT, found, x.device)
+    return library.faster(PRODUCT, tf32.asked(found), x.device)
 
 
 # --- the public function ---

@@ -6,6 +6,7 @@ import functools
 import math
 import types
 import warnings
+import weakref
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
@@ -104,6 +105,30 @@ def norm_and_factor(
     with traced(_NAME, "kernel"):
         total, norm = known.total(grads, norm_type, error_if_nonfinite)
     return total, (max_norm / (norm + 1e-6)).clamp_(max=1.0)
+
+
+class Clipped:
+    """The gradients of parameters at one time, by the first of them."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        first = _first(parameters)
+        self._grad = None if first is None else weakref.ref(first)
+        self._version = _version(first)
+
+    def changed(self, parameters: list[Tensor]) -> bool | None:
+        """Whether they have been changed in place since; None where the parameters have others by now."""
+        first = _first(parameters)
+        if first is None or self._grad is None or self._grad() is not first:
+            return None
+        return _version(first) != self._version
+
+
+def _first(parameters: list[Tensor]) -> Tensor | None:
+    return next((param.grad for param in parameters if param.grad is not None), None)
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _known_of(parameters: list[Tensor], grads: list[Tensor], norm_type: float) -> _Known | str:

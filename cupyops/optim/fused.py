@@ -34,6 +34,7 @@ class Fused(torch.optim.Optimizer):
     _counts = False  # whether the rule depends on how many steps there were
     _shown = True  # whether anybody may have a part of the state
     _factor: Tensor | None = None  # what the next step multiplies gradients by, where the kernels do
+    _clipped: clip.Clipped | None = None  # those gradients
 
     @property
     def state(self) -> Any:
@@ -98,7 +99,8 @@ class Fused(torch.optim.Optimizer):
 
         The step is the same as after `cupyops.nn.utils.clip_grad_norm_` of all parameters, to the bit, but the gradients are
         not written: the step multiplies what it reads. Until the next step or `zero_grad`, their memory holds them as they
-        were; where the kernels do not serve all of them, and for DTensors, they are scaled at once instead.
+        were; where the kernels do not serve all of them, and for DTensors, they are scaled at once instead. So they are by
+        a step with a closure, which may look at them, and when they are clipped once more.
 
         Args:
             max_norm: the largest norm allowed.
@@ -109,7 +111,8 @@ class Fused(torch.optim.Optimizer):
             Tensor: the norm as it was, of the gradients' dtype.
 
         Raises:
-            RuntimeError: the norm is not finite, and `error_if_nonfinite`.
+            RuntimeError: the norm is not finite, and `error_if_nonfinite`; and in the step, if the gradients have been
+                changed in place since.
 
         Example:
             >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -122,14 +125,40 @@ class Fused(torch.optim.Optimizer):
             Parameter containing:
             tensor([0.4000, 0.2000], requires_grad=True)
         """
+        params = self._params()
+        if self._factor is not None and self._clipped is not None and self._clipped.changed(params) is False:
+            self._scale()
         self._factor = None
-        params = [param for group in self.param_groups for param in group["params"]]
         scales = any(why_not_group(group) for group in self.param_groups)
         found = None if scales else clip.norm_and_factor(params, float(max_norm), float(norm_type), error_if_nonfinite)
         if found is None:
             return clip.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
         norm, self._factor = found
+        self._clipped = clip.Clipped(params)
         return norm
+
+    def _check_clipped(self, closure: Callable[[], Any] | None) -> None:
+        """In the step after `clip_grad_norm_`: whether these are the gradients."""
+        changed = self._clipped is None or self._clipped.changed(self._params())
+        if changed is None:
+            self._factor = None  # of others, which are gone
+        elif changed:
+            raise RuntimeError(
+                "the gradients have been changed in place since optimizer.clip_grad_norm_, which leaves it to this step to "
+                "scale them; clip them when they are final, or use cupyops.nn.utils.clip_grad_norm_, which scales at once"
+            )
+        elif closure is not None:
+            self._scale()
+
+    @torch.no_grad()
+    def _scale(self) -> None:
+        """Multiply the gradients now by what the next step would."""
+        assert self._factor is not None
+        torch._foreach_mul_([param.grad for param in self._params() if param.grad is not None], self._factor)
+        self._factor = None
+
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One optimization step.
@@ -141,6 +170,8 @@ class Fused(torch.optim.Optimizer):
             The loss that `closure` returned, or None.
         """
         loss = None
+        if self._factor is not None:
+            self._check_clipped(closure)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

@@ -14,7 +14,7 @@ from .._operator.derivation import distributed
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
-sgd_step = Kernel("sgd.cu", "sgd_step<T, MOMENTUM>", define=DEFINE, T=FLOATING, MOMENTUM=(False, True))
+sgd_step = Kernel("sgd.cu", "sgd_step<T>", define=DEFINE, T=FLOATING)
 
 
 class SGD(Fused, torch.optim.SGD):
@@ -81,7 +81,7 @@ class SGD(Fused, torch.optim.SGD):
         for table, start, count, blocks in batch.launches(*buffers):
             sgd_step[blocks, BLOCK](
                 batch.params[start], table, count, *rate, *numbers, *flags,
-                grad_scale, found_inf, self._factor, T=dtype, MOMENTUM=momentum != 0,
+                grad_scale, found_inf, self._factor, T=dtype,
             )  # fmt: skip
         if first:
             for owner, buffer in zip(batch.owners, batch.states[0]):

@@ -147,7 +147,7 @@ def test_which_form_of_a_convolution():
         with cupyops.simulate("sm_80"), cupyops.trace() as trace:
             cupyops.conv2d(x.to(dtype), weight.to(dtype), stride=stride)
         launched.append(next(record.kernel for record in trace.launches()))
-    assert launched == ["conv2d_direct<float, 3, 4, true>", "conv2d_fwd<float, 32>", "conv2d_fwd<__half, 32>"]
+    assert launched == ["conv2d_direct<float, 3, 4, true>", "conv2d_fwd<float, 32>", "conv2d_fwd<__half, 64>"]
     assert [form.name for form in _conv2d.BACKWARD_WEIGHT.list][:2] == ["direct_weight_4", "direct_weight_1"]
 
 

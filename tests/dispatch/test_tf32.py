@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import cupyops
+from cupyops._dispatch import tf32
 from cupyops._dispatch.gpu import assume_gpu, gpu
 from cupyops.ops import _linear, _matmul
 
@@ -99,3 +100,63 @@ def test_recorded_plans_follow_the_flags():
     assert (found[False] - truth).abs().max() <= STRICT * truth.abs().max()
     if torch.cuda.get_device_capability()[0] >= 8:
         assert (found[True] - truth).abs().max() > STRICT * truth.abs().max()
+
+
+# --- cuBLAS with TF32 is slow where rows are no whole vectors: it is given copies ---
+
+
+@pytest.mark.parametrize(
+    ("sizes", "copied"),
+    [((4096, 4096, 4096), False), ((4097, 4096, 4096), False), ((4096, 4095, 4096), True), ((4096, 4096, 4095), True)],
+)
+def test_which_products_are_of_copies(allowed, sizes, copied):
+    m, n, k = sizes
+    problem = _linear.problem((m, k), (k, 1), False, (n, k), (k, 1), True, False, torch.float32)
+    names = []
+    for library in (True, False):
+        with assume_gpu(**HOPPER, library=library):
+            names.append(_linear.PRODUCT.choose(tf32.asked(problem), gpu(torch.device("cpu"))).name)
+    assert names[0] == ("pytorch_in_vectors" if allowed and copied else "pytorch")
+    assert names[1].startswith("fma")
+    small = tf32.asked(_linear.problem((129, 65), (65, 1), False, (257, 65), (65, 1), True, False, torch.float32))
+    with assume_gpu(**HOPPER, library=True):
+        assert _linear.PRODUCT.choose(small, gpu(torch.device("cpu"))).name != "pytorch_in_vectors"
+
+
+@pytest.mark.parametrize("sizes", [(37, 45, 261), (36, 44, 261), (36, 45, 260), (3, 5, 5, 7), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_copies(allowed, monkeypatch, sizes, biased):
+    """Forward and backward, rows of any length; without the flag, PyTorch's product as it is."""
+    monkeypatch.setattr(tf32, "LEAST", 1)
+    *batch, n, k = sizes
+    inputs = leaves((*batch, k), (n, k), *[(n,)] * biased)
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    truth = F.linear(*exact)
+    grad = torch.randn(truth.shape)
+    with cupyops.simulate("sm_90"), assume_gpu(**HOPPER, library=True), cupyops.use_form("linear:pytorch_in_vectors"):
+        y = cupyops.linear(*inputs)
+        assert y.is_contiguous()
+        found = [y, *torch.autograd.grad(y, inputs[:2], grad)]
+    for ours, theirs in zip(found, [truth, *torch.autograd.grad(truth, exact[:2], grad.double())]):
+        assert (ours - theirs).abs().max() <= STRICT * theirs.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(4097, 4099, 2047), (4096, 4097, 2048)], ids=str)
+def test_products_of_copies_on_a_gpu(allowed, sizes):
+    """As called: with the flag as exact as PyTorch's own, without it exact."""
+    m, n, k = sizes
+    inputs = leaves((m, k), (n, k), (n,), device="cuda")
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    truth = F.linear(*exact)
+    grad = torch.randn(truth.shape, device="cuda")
+    wanted = [truth, *torch.autograd.grad(truth, exact, grad.double())]
+    with cupyops.never_slower():
+        for _ in range(4):
+            found = []
+            for function in (cupyops.linear, F.linear):
+                y = function(*inputs)
+                found.append([y, *torch.autograd.grad(y, inputs, grad)])
+            for ours, theirs, true in zip(*found, wanted):
+                error = (theirs - true).abs().max()
+                assert (ours - true).abs().max() <= 1.5 * error + STRICT * true.abs().max()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiers import SEVEN
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -271,6 +272,25 @@ def test_penalty(operator, backend):
             second = torch.autograd.grad(penalty, wanted, materialize_grads=True)
         found.append([*first, *second])
     close(*found)
+
+
+@pytest.mark.parametrize("backend", [OF_SEVEN], indirect=True)
+def test_compiled_autograd(operator, backend):
+    """A backward, replayed ones too, is called by the graph that it makes, and not traced with the launches in it."""
+    edge = edges.edge(operator)
+
+    def backward():
+        torch.manual_seed(0)  # of what draws a mask
+        leaves = edge.leaves
+        total(edge.ours)(*leaves).backward()
+        return [leaf.grad for leaf in leaves if leaf.requires_grad]
+
+    for _ in range(4):
+        expected = backward()
+    torch._dynamo.reset()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        for _ in range(2):
+            close([one for one in backward() if one is not None], [one for one in expected if one is not None])
 
 
 @backends

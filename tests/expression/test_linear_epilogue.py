@@ -12,6 +12,8 @@ import cupyops
 from cupyops._dispatch import epilogues
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu
+from cupyops._expression.slopes import slopes
+from cupyops._expression.syntax import Body
 
 # By name: the signature after it, the text, the same in PyTorch, and the shapes of what is captured, by rows and columns.
 EPILOGUES = {
@@ -105,13 +107,14 @@ def on_hopper(stack, device):
 @pytest.mark.parametrize("name", EPILOGUES)
 @pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_fused_on_hopper(name, dtype, backend):
-    """Several tiles in each direction, with tails; odd columns, which TMA does not store; few rows of a batch."""
+    """A tile with tails, few rows of a batch, odd columns, which TMA does not store; of some several tiles each way."""
     device = "cuda" if backend == "gpu" else "cpu"
     if device == "cuda" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
     with ExitStack() as stack:
         trace = on_hopper(stack, device)
-        for shape, n in (((280, 136), 296), ((2, 20, 72), 301), ((1, 64), 2)):
+        large = (name, dtype) in (("quick_gelu", torch.float16), ("scaled", torch.bfloat16))
+        for shape, n in (((280, 136), 296) if large else ((40, 72), 264), ((2, 3, 64), 45), ((1, 64), 2)):
             compare(OPERATORS[name], by_torch(name), made(name, shape, n, dtype, device))
     first = [launch.kernel.partition("<")[0] for launch in trace.launches()]
     assert first.count(f"{name}_wgmma") == 6 and f"{name}_fwd" not in first
@@ -176,9 +179,11 @@ def test_captured_integers(dtype):
 
 def test_what_is_kept_for_backward():
     """What the product gave, where a gradient is wanted that reads it."""
-    linear = cupyops.linear_epilogue("with_r(T z, T r) -> T y", "y = 2 * z + r", "grad_z = 2 * grad_y; grad_r = grad_y")
+    given = cupyops.linear_epilogue("with_r(T z, T r) -> T y", "y = 2 * z + r", "grad_z = 2 * grad_y; grad_r = grad_y")
+    derived = cupyops.linear_epilogue("sum_with_r(T z, T r) -> T y", "y = 2 * z + r")
     x, weight, r = torch.randn(3, 5), torch.randn(4, 5), torch.randn(3, 4)
-    for op, wanted, size in [(linear, x, 0), (OPERATORS["quick_gelu"], x, 12), (OPERATORS["quick_gelu"], None, 0)]:
+    quick_gelu = OPERATORS["quick_gelu"]
+    for op, wanted, size in [(given, x, 0), (derived, x, 0), (quick_gelu, x, 12), (quick_gelu, None, 0)]:
         x.requires_grad_(wanted is not None)
         kept = []
         with (
@@ -188,7 +193,7 @@ def test_what_is_kept_for_backward():
             y = op(x, weight, None, r)
             found = [] if wanted is None else torch.autograd.grad(y.sum(), x)
         if wanted is not None:
-            exact = 2 * F.linear(x, weight) + r if op is linear else by_torch("quick_gelu")(x, weight, None, r)
+            exact = 2 * F.linear(x, weight) + r if op is not quick_gelu else by_torch("quick_gelu")(x, weight, None, r)
             torch.testing.assert_close(found, torch.autograd.grad(exact.sum(), x))
         known = {t.data_ptr() for t in (x, weight, r, y)}
         assert sum(t.numel() for t in kept if t.data_ptr() not in known) == size
@@ -224,6 +229,20 @@ def test_the_product_is_pytorch_s_where_it_may_be():
     with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
         compare(OPERATORS["scaled"], by_torch("scaled"), inputs)
     assert [launch.kernel.partition("<")[0] for launch in trace.launches()][:2] == ["torch.addmm", "scaled_fwd"]
+
+
+def test_fused_where_it_was_measured(monkeypatch):
+    """Large products, and epilogues of functions that take few instructions."""
+    monkeypatch.setattr(epilogues.COMPUTED, "_least", (2, 64, 64))
+    monkeypatch.setattr(epilogues.library, "is_wanted", lambda tensor: True)  # as of tensors on a GPU
+    card = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+    epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
+    for name, n, first in (("quick_gelu", 72, "_wgmma"), ("quick_gelu", 40, "_fwd"), ("softcap", 72, "_fwd")):
+        inputs = [one.detach() for one in made(name, (2, 72), n, torch.float16)]
+        with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
+            OPERATORS[name](*inputs)
+        assert trace.launches()[-1].kernel.partition("<")[0] == f"{name}{first}"
+    epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
 
 
 def test_autocast_casts_what_is_multiplied():
@@ -300,3 +319,40 @@ def test_bad_input(device):
             op(*args)
     with pytest.raises(cupyops.InputError, match="beta is 'two'"):
         OPERATORS["softplus"](x, weight, bias, beta="two")
+
+
+@pytest.mark.parametrize(
+    "text, reads, ones",
+    [
+        ("y = z + r", {"z": "", "r": ""}, "zr"),
+        ("y = z * s + r", {"z": "s", "s": "z", "r": ""}, "r"),
+        ("y = -z - (r - s) / 3", {"z": "", "r": "", "s": ""}, ""),
+        ("y = z + z * s", {"z": "s", "s": "z"}, ""),
+        ("y = z + tanh(r) + s", {"z": "", "r": "r", "s": ""}, "zs"),
+        ("y = (z - s) / r", {"z": "zsr", "s": "zsr", "r": "zsr"}, ""),
+        ("y = z > 0 ? z : r", {"z": "zr", "r": "zr"}, ""),
+        ("y = z; y += r", {"z": "zr", "r": "zr"}, ""),
+    ],
+)
+def test_what_a_derivative_reads(text, reads, ones):
+    found = slopes(Body("f.epilogue", text), "y", ["z", "r", "s"])
+    assert found.reads == {name: frozenset(names) for name, names in reads.items()} and found.ones == frozenset(ones)
+
+
+@pytest.mark.parametrize("text", ["y = z + r", "y = z * s + r", "y = r - z * s", "y = z + s"])
+def test_gradients_of_sums_and_products(text):
+    """What is 1 is not computed, and a captured tensor that was broadcast has the sum."""
+    op = cupyops.linear_epilogue("summed(T z, T r, T s) -> T y", text)
+    shapes = {"x": (2, 3, 5), "w": (4, 5), "r": (3, 4), "s": (2, 1, 1)}
+    inputs = [torch.randn(shape, requires_grad=name in "xw" + text) for name, shape in shapes.items()]
+    wanted = [one for one in inputs if one.requires_grad]
+    with cupyops.simulate(), cupyops.trace() as trace:
+        y = op(inputs[0], inputs[1], None, *inputs[2:])
+        found = torch.autograd.grad(y.square().sum(), wanted)
+    z, _, r, s = F.linear(*inputs[:2]), None, *inputs[2:]
+    exact = {"y = z + r": z + r, "y = z * s + r": z * s + r, "y = r - z * s": r - z * s, "y = z + s": z + s}[text]
+    torch.testing.assert_close(y, exact)
+    right = torch.autograd.grad(exact.square().sum(), wanted)
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    kernels = {launch.kernel.partition("<")[0] for launch in trace.launches()}
+    assert ("summed_bwd" in kernels) == ("*" in text)

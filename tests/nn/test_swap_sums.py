@@ -204,25 +204,29 @@ def test_norms(norm):
 @pytest.mark.parametrize("backend", ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_models_of_one_half_type(backend, norm, half):
     """Sums and rms_norm of a model that is all of a half type, as near to float64 as one without this."""
-    torch.manual_seed(11)
-    device = "cuda" if backend == "gpu" else "cpu"
-    model, x = Model(lambda: Block(norm), wide=False).to(device, half), torch.randn(4, 16, device=device, dtype=half)
-    wide = copy.deepcopy(model).double()  # whose norms in steps are of float32, which is near enough here
-    wide(x.double()).square().mean().backward()
-    plain, errors = without(model), []
-    cupyops.swap(model)
-    for one in (plain, model):
-        for _ in range(4 if backend == "gpu" else 1):  # recorded, and replayed
-            one.zero_grad()
-            simulated = cupyops.simulate("sm_90") if backend == "simulator" else contextlib.nullcontext()
-            with simulated, cupyops.trace() as trace:
-                y = one(x)
-                y.float().square().mean().backward()
-        names = [record.operator for record in trace.records]
-        assert names.count("cupyops::add_rms_norm") == (5 if one is model else 0)
-        errors.append([(p.grad - q.grad).norm() / q.grad.norm() for p, q in zip(one.parameters(), wide.parameters())])
-    assert all(p.grad.dtype is half for p in model.parameters())
-    assert sum(errors[1]) <= 1.1 * sum(errors[0]) and max(errors[1]) < 0.1
+    device, errors = "cuda" if backend == "gpu" else "cpu", []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model, x = Model(lambda: Block(norm), wide=False).to(half), torch.randn(24, 16).to(device, half)
+        model = model.to(device)
+        wide = copy.deepcopy(model).double()  # whose norms in steps are of float32, which is near enough here
+        wide(x.double()).square().mean().backward()
+        plain = without(model)
+        cupyops.swap(model)
+        for one in (plain, model):
+            for _ in range(4 if backend == "gpu" else 1):  # recorded, and replayed
+                one.zero_grad()
+                simulated = cupyops.simulate("sm_90") if backend == "simulator" else contextlib.nullcontext()
+                with simulated, cupyops.trace() as trace:
+                    y = one(x)
+                    y.float().square().mean().backward()
+            names = [record.operator for record in trace.records]
+            assert names.count("cupyops::add_rms_norm") == (5 if one is model else 0)
+            pairs = zip(one.parameters(), wide.parameters())
+            errors.append([float((p.grad - q.grad).norm() / q.grad.norm()) for p, q in pairs])
+        assert all(p.grad.dtype is half for p in model.parameters())
+    theirs, ours = sum(map(sum, errors[::2])), sum(map(sum, errors[1::2]))
+    assert ours <= 1.5 * theirs and max(map(max, errors[1::2])) < 0.1
 
 
 def test_of_one_half_type_only_as_the_norm_is():

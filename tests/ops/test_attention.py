@@ -130,7 +130,7 @@ def test_values_of_another_width(forms, widths):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("widths", [(192, 128), (256, 256), (8, 136)], ids=str)
 def test_wide_rows(widths, arch):
-    """By mma.sync in the shared memory that every card has, or forward by wgmma: MLA's widths, with a window, packed."""
+    """By mma.sync in as much shared memory as every card has, or by wgmma: MLA's widths, with a window, and packed."""
     shared = 101376 if arch == "sm_80" else 232448
     with cupyops.simulate(arch), assume_gpu(shared=shared), cupyops.trace() as trace:
         results = compare((1, 2, 1, 70, 45, *widths), torch.bfloat16, causal="bottom_right", window=(30, 0))

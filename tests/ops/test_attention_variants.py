@@ -352,6 +352,8 @@ def test_autocast_leaves_what_is_captured():
         ({"score": "s * x[h]", "x": 2.0}, "x is no tensor with dimensions"),
         ({"score": "s * x", "x": torch.ones(2)}, r"x is a tensor with dimensions; give indices, as x\[h\]"),
         ({"score": "s * x[h, q]", "x": torch.ones(2)}, "x has 1 dimensions, and 2 indices here"),
+        ({"score": "s * x[h][q]", "x": torch.ones(2, 3)}, r"write x\[h, q\]"),
+        ({"score": "s * (s + 1)[h]"}, "what has an index is no tensor with dimensions"),
         (
             {"score": "s * x[h]", "x": torch.ones(3)},
             "x is a tensor of shape .*expected size 2, the heads, or 1 in dimension 0",

@@ -247,34 +247,48 @@ def test_one_tap_by_wgmma(form):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "layer", [(2, 64, 256, 56, 56, True), (2, 512, 128, 28, 28, False), (8, 96, 64, 33, 31, True)], ids=str
-)
-def test_one_tap_as_called_on_a_gpu(layer):
-    """Where PyTorch's products may be taken: first calls, recorded plans, and their replay."""
-    inputs = pointwise_layer(layer, torch.bfloat16, "cuda")
+def test_one_tap_as_called_on_a_gpu():
+    """Without a gradient by wgmma on Hopper, first calls and replays; with one by cuDNN, forward and backward."""
+    inputs = pointwise_layer((16, 64, 256, 56, 56, True), torch.bfloat16, "cuda")
+    exact = F.conv2d(*(t.detach().double() for t in inputs))
+    hopper = torch.cuda.get_device_capability()[0] == 9
     with cupyops.never_slower():
-        for _ in range(3):
-            compare_pointwise(inputs)
+        for _ in range(6):
+            with torch.no_grad(), cupyops.trace() as trace:
+                y = cupyops.conv2d(*inputs)
+            ran = {record.kernel.partition("<")[0] for record in trace.launches()}
+            assert ("gemm_wgmma" in ran) is hopper, ran
+            assert (y.double() - exact).abs().max() <= 2 * torch.finfo(y.dtype).eps * exact.abs().max()
+            with cupyops.trace() as trace:
+                y = cupyops.conv2d(*inputs)
+                y.backward(torch.ones_like(y))
+            assert not any("gemm" in record.kernel for record in trace.launches())
 
 
 def test_which_convolutions_are_products():
     """Beside cuDNN where that was measured, in forward; the gradients follow."""
 
-    def chosen(library, *sizes, forms=module.FORWARD, dtype=torch.bfloat16, memory=torch.channels_last, **options):
+    def chosen(library, *sizes, forms=module.FORWARD, memory=torch.channels_last, gradient=False, **options):
+        dtype = options.pop("dtype", torch.bfloat16)
         x, weight = (
             torch.empty(sizes[:4], device="meta", dtype=dtype),
             torch.empty(sizes[4:], device="meta", dtype=dtype),
         )
         window = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1} | options
-        problem = module.forward_problem(x.to(memory_format=memory), weight, **window)
-        with assume_gpu(**gemms.HOPPER, capability=9, library=library):
+        problem = module.forward_problem(x.to(memory_format=memory), weight, None, **window)
+        problem = problem._replace(for_backward=gradient, transposed=forms is module.BACKWARD)
+        with assume_gpu(capability=9, shared=232448, multiprocessors=132, library=library):
             return forms.choose(problem, gpu(torch.device("cpu"))).name
 
     layer = (64, 64, 56, 56, 256, 64, 1, 1)
     for library in (False, True):
         assert chosen(library, *layer) == chosen(library, *layer, forms=module.BACKWARD) == "product"
+    assert chosen(True, 64, 128, 28, 28, 512, 128, 1, 1) == "product"
+    assert chosen(False, 256, 128, 28, 28, 512, 128, 1, 1, gradient=True) == "product"
     other = [
+        chosen(True, *layer, gradient=True),
+        chosen(True, 64, 512, 28, 28, 256, 512, 1, 1),
+        chosen(True, 256, 128, 28, 28, 512, 128, 1, 1),
         chosen(True, *layer, stride=[2, 2]),
         chosen(True, *layer, padding=[1, 1]),
         chosen(True, *layer, dtype=torch.float32),
@@ -287,11 +301,20 @@ def test_which_convolutions_are_products():
     assert other == ["pytorch"] * len(other)
 
 
+def test_whether_a_gradient_will_be_asked_for():
+    """Forward knows, and with one the call is cuDNN's."""
+    inputs = pointwise_layer((16, 64, 256, 56, 56, True), torch.bfloat16, "cpu")
+    problem = module.forward_problem(*inputs, [1, 1], [0, 0], [1, 1], 1)
+    assert problem.for_backward
+    with torch.no_grad():
+        assert not module.forward_problem(*inputs, [1, 1], [0, 0], [1, 1], 1).for_backward
+
+
 def test_one_tap_by_pytorch_s_product():
-    """On a card where that is faster, a trace says so."""
+    """Where that is what linear takes, a trace says so."""
     inputs = pointwise_layer((3, 64, 64, 29, 31, True), torch.bfloat16, "cpu")
     card = assume_gpu(capability=9, shared=232448, multiprocessors=132, library=True)
-    with cupyops.simulate("sm_90"), card, cupyops.trace() as trace:
+    with cupyops.simulate("sm_90"), card, cupyops.use_form("conv2d:product"), cupyops.trace() as trace:
         compare_pointwise(inputs)
     ran = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert ran == {"torch.mm", "torch.addmm", "sum_fwd_fold", "sum_fwd_finalize"}, ran

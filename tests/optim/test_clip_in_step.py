@@ -85,12 +85,11 @@ def test_by_pytorch():
 
 
 def test_one_step_alone(device):
-    """A step takes the factor with it; so does zero_grad, and another norm replaces it."""
+    """A step takes the factor with it, and so does zero_grad."""
     with kernels(device):
         p = nn.Parameter(torch.zeros(2, device=device))
         optimizer = cupyops.optim.SGD([p], lr=1.0)
         p.grad = torch.tensor([3.0, 4.0], device=device)
-        optimizer.clip_grad_norm_(0.1)
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         torch.testing.assert_close(p.detach().cpu(), torch.tensor([-0.6, -0.8]))
@@ -139,3 +138,78 @@ def test_in_a_graph():
         torch.nn.utils.clip_grad_norm_(lists[1], 0.5)
         theirs.step()
         torch.testing.assert_close(lists[0], lists[1])
+
+
+# --- what may happen between the two -------------------------------------------------------------------------------------
+
+
+def clipped_twice(optimizer, params, clip):
+    """The second limit is larger: nothing grows."""
+    return [clip(0.5), clip(1.0), optimizer.step()][:2]
+
+
+def clipped_before_a_closure(optimizer, params, clip):
+    """That makes new gradients, which nobody clips."""
+
+    def closure():
+        for param in params:
+            param.grad = torch.full_like(param, 3.0)
+
+    return [clip(0.5), optimizer.step(closure)][:1]
+
+
+def clipped_before_a_closure_that_adds(optimizer, params, clip):
+    def closure():
+        for param in params:
+            param.grad.add_(1.0)
+
+    return [clip(0.5), optimizer.step(closure)][:1]
+
+
+def other_gradients_without_zero_grad(optimizer, params, clip):
+    """As where the step was left out and the model forgot its gradients, not the optimizer."""
+    norm = clip(0.5)
+    for param in params:
+        param.grad = None
+    set_grads([params], 7)
+    return [norm, optimizer.step()][:1]
+
+
+BETWEEN = [
+    clipped_twice,
+    clipped_before_a_closure,
+    clipped_before_a_closure_that_adds,
+    other_gradients_without_zero_grad,
+]
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("name", ["SGD", "AdamW amsgrad", "Lion"])
+def test_as_if_scaled_at_once(name, between, device):
+    outcomes = []
+    for in_step in (True, False):
+        params = parameters(device, torch.float64, SHAPES)
+        optimizer = OPTIMIZERS[name](params)
+        clip = optimizer.clip_grad_norm_ if in_step else functools.partial(torch.nn.utils.clip_grad_norm_, params)
+        with kernels(device):
+            for step in range(3):
+                set_grads([params], step)
+                norms = between(optimizer, params, clip)
+        outcomes.append([*[param.detach() for param in params], *norms])
+    torch.testing.assert_close(*outcomes)
+
+
+def test_gradients_changed_in_place_are_told(device):
+    params = parameters(device, torch.float32, SHAPES)
+    optimizer = cupyops.optim.SGD(params, lr=0.1)
+    with kernels(device):
+        set_grads([params], 0)
+        optimizer.clip_grad_norm_(0.5)
+        params[0].grad.add_(1.0)
+        before = [param.detach().clone() for param in params]
+        with pytest.raises(RuntimeError, match=r"changed in place since optimizer\.clip_grad_norm_"):
+            optimizer.step()
+        assert all(torch.equal(param, old) for param, old in zip(params, before))
+        optimizer.zero_grad()
+        set_grads([params], 1)
+        optimizer.step()

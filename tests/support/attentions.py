@@ -159,8 +159,10 @@ CALLS = {
     ],
     "wgmma": [
         *calls(("forward:wgmma", "backward:wgmma")),
-        partial(_by, ("forward:wgmma", "backward:wgmma"), 96, "window"),
-        *(partial(_by, ("forward:wgmma", "backward:mma_16"), *of) for of in ((256, "full"), (192, "causal"))),
+        *(
+            partial(_by, ("forward:wgmma", "backward:wgmma"), *of)
+            for of in ((96, "window"), (256, "full"), (192, "causal"))
+        ),
     ],
     "wgmma_once": calls(("forward:wgmma", "backward:wgmma_once")),
 }

@@ -13,15 +13,17 @@ import cupyops
 from cupyops._dispatch import gemm, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.implicit_gemm import PatchTile
 
 ALL = (*gemm.TILES, gemm.WIDE)
 
 
 @contextmanager
 def tiled(operator: str, dtype: torch.dtype, tile: int) -> Iterator[None]:
-    """Every problem takes this tile, whatever its size, or that of fp64; those of the widest must be whole vectors."""
+    """Every problem takes this tile, or the one there is, whatever its size; those of the widest must be whole vectors."""
     engine = "mma" if dtype in gemm.HALF else "fma"
-    tile = tile if tile in gemm.tiles_for(dtype, wide=True) else gemm.FP64_TILE
+    sizes = (PatchTile if operator == "conv2d" else gemm.Tile).sizes[engine]
+    tile = tile if tile in gemm.tiles_for(dtype, wide=True) and tile in (*sizes, gemm.WIDE) else gemm.ONE_TILE
     with use_form(f"{operator}:{engine}_{tile}"), assume_gpu(shared=232448):
         yield
 

@@ -173,11 +173,8 @@ class Machine:
         found = Simulated.decode(content)
         assert Simulated(found.address, *recorded.description[:-2]) == found
         # a tensor of bytes serves: the simulator goes by the description
-        return _Anywhere(
-            self.known.at(found.address + recorded.description.before, torch.uint8),
-            recorded.description,
-            recorded.written,
-        )
+        there = self.known.at(found.address + recorded.description.before, torch.uint8)
+        return _Anywhere(there, recorded.description, recorded.written)
 
 
 class _Anywhere(TensorMap):

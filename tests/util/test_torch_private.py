@@ -406,3 +406,19 @@ def test_outside_of_graphs():
     assert outside(torch.zeros(1)) == 1
     compiled = torch.compile(lambda x: outside(x * 2) * 2, backend="eager")
     assert compiled(torch.ones(1)) == 6 and seen == [False, False]
+
+
+def test_skipped_by_dynamo():
+    seen = []
+
+    def inner(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    def outer(x):
+        return inner(x)
+
+    torch_private.skipped_by_dynamo(outer)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: outer(x * 2) * 2, backend="eager")
+    assert compiled(torch.ones(1)) == 6 and seen == [False]

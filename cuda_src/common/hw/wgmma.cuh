@@ -107,11 +107,12 @@ template <typename T, int N> struct ProductOfRegisters;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                                  \
     }                                                                                                              \
   };
-#define PRODUCTS_OF_REGISTERS(T, PTX)                                                             \
-  PRODUCT_OF_REGISTERS(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", "%37", SUMS_32(0)) \
-  PRODUCT_OF_REGISTERS(T, PTX, 96, LIST_48, "%48", "%49", "%50", "%51", "%52", "%53", SUMS_32(0), SUMS_16(32)) \
-  PRODUCT_OF_REGISTERS(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", "%69", SUMS_32(0), SUMS_32(32)) \
-  PRODUCT_OF_REGISTERS(T, PTX, 256, LIST_128, "%128", "%129", "%130", "%131", "%132", "%133", SUMS_32(0), SUMS_32(32), SUMS_32(64), SUMS_32(96))
+#define PRODUCTS_OF_REGISTERS(T, PTX)                                                                                  \
+  PRODUCT_OF_REGISTERS(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", "%37", SUMS_32(0))                      \
+  PRODUCT_OF_REGISTERS(T, PTX, 96, LIST_48, "%48", "%49", "%50", "%51", "%52", "%53", SUMS_32(0), SUMS_16(32))         \
+  PRODUCT_OF_REGISTERS(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", "%69", SUMS_32(0), SUMS_32(32))        \
+  PRODUCT_OF_REGISTERS(T, PTX, 256, LIST_128, "%128", "%129", "%130", "%131", "%132", "%133", SUMS_32(0), SUMS_32(32), \
+                       SUMS_32(64), SUMS_32(96))
 PRODUCTS_OF_REGISTERS(__half, "f16")
 PRODUCTS_OF_REGISTERS(__nv_bfloat16, "bf16")
 #undef LIST_16

@@ -47,22 +47,6 @@ class _Config(ctypes.Structure):
     ]
 
 
-class _Copy(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
-
-    _fields_ = [
-        (f"{side}_{field}", kind)
-        for side in ("source", "to")
-        for field, kind in (
-            *(("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("memory", ctypes.c_int), ("host", ctypes.c_void_p)),
-            *(("address", ctypes.c_void_p), ("array", ctypes.c_void_p), ("pitch", ctypes.c_size_t)),
-        )
-    ] + [("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
-
-
-_DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
-
-
 def launcher(configuration: Configuration) -> Launch:
     """The function by which the driver launches what is so configured, and nothing else; called as cuLaunchKernel."""
     overlap = configuration.overlap and _can_overlap()
@@ -103,19 +87,6 @@ def most_clusters(function: int, configuration: Configuration) -> int:
     number = ctypes.c_int()
     _check(_library().cuOccupancyMaxActiveClusters(ctypes.byref(number), function, ctypes.byref(config)))
     return number.value
-
-
-def copy_rows(to: int, to_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int) -> None:
-    """Copy `height` rows of `width` bytes in the memory of a GPU, from the addresses of the first."""
-    of = _Copy(width=width, height=height)
-    of.source_memory = of.to_memory = _DEVICE_MEMORY
-    of.source_address, of.source_pitch, of.to_address, of.to_pitch = (
-        source,
-        max(source_pitch, width),
-        to,
-        max(to_pitch, width),
-    )
-    _check(_library().cuMemcpy2DAsync_v2(ctypes.byref(of), ctypes.c_void_p(stream)))
 
 
 def encode_tensor_map(

@@ -231,11 +231,11 @@ SEGMENT = 256  # rows of a segment map: as many as a box has at most
 
 
 def segment_map(x: Tensor, box: tuple[int, int], *, swizzle: int = 0, written: bool = False) -> TensorMap:
-    """Of the rows of `x`, (1, heads, rows, width), which belong to segments that begin and end anywhere; for kernels of ours.
+    """Of the rows of `x`, (1, heads, rows, width), in segments that begin and end anywhere; for kernels of ours.
 
-    A box is of so many rows and elements of a row. A kernel that wants it from a row on, of which `n` are left in the segment,
-    at most SEGMENT, names the coordinates (element, SEGMENT - n, head, row + n): what lies past the segment's end is outside
-    of the tensor then, so it is read as zeros, and not written.
+    A box is of so many rows and elements of a row. A kernel that wants it from a row on, of which `n` are left in the
+    segment, at most SEGMENT, names the coordinates (element, SEGMENT - n, head, row + n): what lies past the segment's end
+    is outside of the tensor then, so it is read as zeros, and not written.
     """
     if is_dry(x):
         return TensorMap(x, None, written)

@@ -115,6 +115,7 @@ def backward(ctx, {grads}):
 """
     scope: dict[str, Any] = {"observed": observed, "is_grad_enabled": torch.is_grad_enabled, "MISS": MISS}
     exec(compile(source, "<autograd.Function>", "exec"), scope)
+    torch_private.skipped_by_dynamo(scope["backward"])  # which compiled autograd would trace, with launches in it
     return scope["forward"], scope["backward"]
 
 

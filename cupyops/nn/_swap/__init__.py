@@ -133,7 +133,7 @@ def swap(
     order = {name: at for at, name in enumerate(name for called in names.values() for name in called)}
     replaced.sort(key=lambda one: order[one.name])
     kept.sort(key=lambda one: order[one.name])
-    said, resets = settings(names, choice)
+    said, resets = settings(names, choice, exact)
     for block, norm in sums.link(names):
         vars(block)[sums.NEXT] = (norm,)
         resets.append(functools.partial(vars(block).pop, sums.NEXT, None))

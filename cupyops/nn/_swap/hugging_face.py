@@ -1,4 +1,4 @@
-"""What Hugging Face's transformers asks of a model as a whole: which attention, and which loss."""
+"""What Hugging Face's transformers asks of a model as a whole: which attention, which experts, and which loss."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.nn import Module
 
 from ..._dispatch.attention import taken_mask
 from ...ops._cross_entropy import cross_entropy_fp32
-from . import calls, classes, packed, proof
+from . import calls, classes, experts, packed, proof
 
 ATTENTION = "cupyops"
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def settings(
-    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None]
+    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None], exact: bool
 ) -> tuple[list[str], list[Callable[[], None]]]:
-    """Set attention and loss of the models of transformers among some modules; what was set, and what sets it back."""
+    """Set attention, experts and loss of the models of transformers among modules; what was set, and what sets it back."""
     said: list[str] = []
     resets: list[Callable[[], None]] = []
     library = sys.modules.get("transformers")
@@ -34,6 +34,7 @@ def settings(
         return said, resets
     models = {m: called for m, called in names.items() if isinstance(m, base) and choice(called) is None}
     said += dict.fromkeys(_set_attention(models, resets))
+    said += () if exact else dict.fromkeys(_set_experts(models, resets))
     said += dict.fromkeys(_set_losses(models, resets))
     return said, resets
 
@@ -57,6 +58,8 @@ def register() -> None:
 
     AttentionInterface.register(ATTENTION, attention)
     AttentionMaskInterface.register(ATTENTION, mask)
+    if (interface := _experts_interface()) is not None:
+        interface.register(experts.EXPERTS, experts.experts)
 
 
 def _register_where_it_is() -> None:
@@ -174,6 +177,33 @@ def _asks_for_sdpa(file: str) -> bool:
         return True  # who knows
     constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     return any(isinstance(value, str) and value == "sdpa" for value in constants)
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+def _experts_interface() -> Any:
+    """Where transformers looks for what experts compute; None of versions that have no such place."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return ALL_EXPERTS_FUNCTIONS
+
+
+def _set_experts(models: Iterable[Module], resets: list[Callable[[], None]]) -> list[str]:
+    said = []
+    for model in models:
+        for module in model.modules():
+            config = getattr(module, "config", None)
+            now = getattr(config, "_experts_implementation", None)
+            if not hasattr(type(module), "_apply_gate") or now not in experts.THEIRS or _experts_interface() is None:
+                continue
+            register()
+            config._experts_implementation_internal = experts.EXPERTS  # type: ignore[union-attr]
+            resets.append(functools.partial(setattr, config, "_experts_implementation_internal", now))
+            said.append(f'experts: "{now}", now "{experts.EXPERTS}"')
+    return said
 
 
 # --- the loss -------------------------------------------------------------------------------------------------------

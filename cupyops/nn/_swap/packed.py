@@ -25,7 +25,7 @@ from ...ops._scaled_dot_product_attention import _sdpa, scaled_dot_product_atten
 # layer's own node then, which `linear` of this library has and PyTorch's, a product with a view behind it, has not.
 _WORDS = """View UnsafeView Permute Transpose Unbind Split SplitWithSizes Select Slice Squeeze Unsqueeze"""
 _VIEWS = {f"{word}Backward0" for word in _WORDS.split()}
-_LAYER = "LinearBackward"
+_LAYERS = {"LinearBackward", "LinearLoweredBackward"}
 _DEEPEST = 8
 
 
@@ -110,7 +110,7 @@ def _is_view(part: Tensor, whole: Tensor) -> bool:
         if node is None or type(node).__name__ not in _VIEWS:
             break
         node = node.next_functions[0][0]
-    return node is not None and node is whole.grad_fn and type(node).__name__ == _LAYER
+    return node is not None and node is whole.grad_fn and type(node).__name__ in _LAYERS
 
 
 def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:

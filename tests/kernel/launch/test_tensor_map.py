@@ -123,13 +123,24 @@ DTYPES = {
 def test_every_dtype_has_an_element_type_of_its_size(dtype):
     found = cupyops.tensor_map(torch.zeros(4, 16).to(dtype), (2, 16)).description
     assert found.element == DTYPES[dtype] and tensor_map._CODES[found.element] in range(12)
-    assert Simulated(0, *found[:-1]).element_size == dtype.itemsize
+    assert Simulated(0, *found[:-2]).element_size == dtype.itemsize
 
 
 def test_a_description_has_no_address_and_is_equal_for_tensors_alike():
     one, other = (cupyops.tensor_map(torch.zeros(3, 5, 8), (1, 2, 4), swizzle=32) for _ in range(2))
     assert one.description == other.description and hash(one.description) == hash(other.description)
     assert one.description[:5] == ("f32", (8, 5, 3), (32, 160), (4, 2, 1), (1, 1, 1))
+
+
+def test_a_map_of_segments_begins_before_its_tensor():
+    """By as many rows as a box may have: a row that is `n` before a segment's end is at SEGMENT - n, seen from that end."""
+    x = torch.zeros(1, 40, 3, 64, dtype=torch.float16).transpose(1, 2)
+    found = tensor_map.segment_map(x, (32, 64), swizzle=128).description
+    rows = 3 * 64 * 2
+    assert found.sizes == (64, 256, 3, 41) and found.strides == (rows, 128, rows) and found.box == (64, 32, 1, 1)
+    assert found.before == 256 * rows
+    addresses, inside, _ = Simulated(1 << 20, *found[:-2]).tile((0, 256 - 5, 2, 30 + 5))
+    assert inside.sum() == 5 * 64 and addresses[0] - (1 << 20) - found.before == 30 * rows + 2 * 128
 
 
 def test_what_is_not_looked_at_on_a_dry_run():

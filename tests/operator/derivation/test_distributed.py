@@ -151,7 +151,20 @@ def parts(mesh):
     classes, picture = torch.arange(6) % 4, torch.randn(2, 4, 6, 6, dtype=torch.float64)
     kernels = torch.randn(6, 4, 3, 3, dtype=torch.float64)
     norm, gqa = lambda f: lambda x, w: f(x, (4,), w), dict(enable_gqa=True)
+    scaled = cupyops.linear_epilogue("spread(T z, T r, T s, T c) -> T y", "y = tanh(z) * s + r * c")
+    scaled_by_torch = lambda x, w, b, r, s, c: torch.tanh(F.linear(x, w, b)) * s + r * c
+    more = [(torch.randn(shape, dtype=torch.float64), place) for shape, place in (((6, 8), rows), ((8,), everywhere))]
+    column, turned = torch.randn(6, 1, dtype=torch.float64), [(more[0][0], Shard(1)), (more[1][0], rows)]
+    layer = [(x, rows), (weight, everywhere), (bias, everywhere)]
     cases = [
+        (scaled, scaled_by_torch, [*layer, *more, (column, rows)], rows),
+        (
+            scaled,
+            scaled_by_torch,
+            [(x, everywhere), (weight, rows), (bias, rows), *turned, (column, everywhere)],
+            Shard(1),
+        ),
+        (scaled, scaled_by_torch, [*layer, *more, (column[0, 0], everywhere)], rows),
         (cupyops.relu, F.relu, [(x, rows)], rows),
         (cupyops.relu, F.relu, [(x[:5], rows)], rows),  # three rows and two
         (cupyops.add, torch.add, [(x, Shard(1)), (scale, rows)], Shard(1)),

@@ -1,0 +1,82 @@
+"""Products of fp32 for which PyTorch's flags allow TF32: cuBLAS has a third of its speed where rows are no whole vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import ceil_div
+from .._util.strides import aligned
+from . import gemm, library
+from .forms import Form, Launch
+from .gpu import Gpu
+
+WIDTH = 4  # numbers of a vector
+LEAST = 2**35  # multiply-adds, from which on copies are cheap
+
+
+class InVectors(Form[gemm.Problem]):
+    """PyTorch's own product, which follows its flags; where it would be slow, of copies."""
+
+    name = "pytorch_in_vectors"
+    summary = "PyTorch's own product of copies whose rows begin at 16 bytes, where its flags allow TF32"
+
+    def why_not(self, problem: gemm.Problem, gpu: Gpu) -> str | None:
+        """It runs on GPUs, where PyTorch's own functions are allowed."""
+        if not gpu.library:
+            return "kernels of ours alone are to run, as in the simulator"
+        if problem.dtype is not torch.float32 or problem.batches != 1 or not problem.n:
+            return "it is for matrices of fp32"
+        return None
+
+    def why_slower(self, problem: gemm.Problem, gpu: Gpu) -> str | None:
+        """Measured on an H100."""
+        if not problem.tf32:
+            return "PyTorch's flags ask for products of fp32 without TF32, which are as fast in any rows"
+        if gpu.capability != 9 or problem.m * problem.n * problem.k < LEAST:
+            return "copies are measured to pay in large products on Hopper alone"
+        whole = all(problem.in_vectors) and problem.out.i % 4 == 0
+        return "its rows are whole vectors already" if whole else None
+
+    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
+        """Nothing of ours."""
+        return Launch(None, 0, 0, extra={self.name: True})  # type: ignore[arg-type]
+
+
+def asked(problem: gemm.Problem) -> gemm.Problem:
+    """The problem under PyTorch's flags."""
+    if problem.dtype is not torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32":
+        return problem
+    return problem._replace(tf32=True)
+
+
+def serves(launch: Launch) -> bool:
+    """Whether a launch is that of copies."""
+    return InVectors.name in launch.extra
+
+
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """y = a b + bias of matrices, y contiguous: of copies, in which zeros fill every size up to a multiple of a vector."""
+    a, b, y = _filled(a), _filled(b), y.view(a.shape[0], b.shape[1])
+    if bias is not None:
+        bias = torch.nn.functional.pad(bias, (0, b.shape[1] - bias.shape[0]))
+    if y.shape == (a.shape[0], b.shape[1]) and aligned(y):
+        return library.multiply(a, b, bias, y)
+    whole = y.new_empty(a.shape[0], b.shape[1])
+    library.multiply(a, b, bias, whole)
+    y.copy_(whole[: y.shape[0], : y.shape[1]])
+
+
+def _filled(matrix: Tensor) -> Tensor:
+    """A matrix whose rows, or columns if those are contiguous, are whole vectors, and so many as are; itself if it is."""
+    if matrix.stride(0) == 1 and matrix.stride(1) != 1:
+        return _filled(matrix.T).T
+    rows, columns = matrix.shape
+    sizes = ceil_div(rows, WIDTH) * WIDTH, ceil_div(columns, WIDTH) * WIDTH
+    if matrix.shape == sizes and matrix.stride(1) == 1 and matrix.stride(0) % WIDTH == 0 and aligned(matrix):
+        return matrix
+    copy = matrix.new_empty(sizes)
+    copy[:rows, :columns].copy_(matrix)
+    copy[:rows, columns:].zero_()
+    copy[rows:].zero_()
+    return copy
