@@ -106,7 +106,7 @@ def test_low_scores(forms, causal):
 @pytest.mark.parametrize("rows", [(130, 5), (5, 130), (70, 66)], ids=str)
 def test_diagonals(forms, rows, causal):
     """More queries than keys, of which some see none; more keys than queries."""
-    results = compare((1, 2, 1, *rows, 128), torch.bfloat16, forms=forms, causal=causal)
+    results = compare((1, 1, 1, *rows, 128), torch.bfloat16, forms=forms, causal=causal)
     none = rows[0] - rows[1] if causal == "bottom_right" else 0
     y, lse, grad_q = results[:3]
     for i in range(max(0, none)):

@@ -309,3 +309,10 @@ def grad_of_kind(y: Tensor, kind: str) -> Tensor:
     if kind == "expanded":
         return torch.full((), 0.75, dtype=y.dtype, device=y.device).expand(y.shape)
     return {"strided": sliced, "misaligned": misaligned}.get(kind, lambda t: t)(grad).detach()
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """Tensors on the device, but for those that are meant to be elsewhere."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return value
+    return value.detach().to(device).requires_grad_(value.requires_grad)
