@@ -24,6 +24,7 @@ from torch.autograd import forward_ad as forward_ad
 from torch.fx import Proxy
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from torch.nn._reduction import legacy_get_string as legacy_reduction  # noqa: F401
+from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # noqa: F401
 from torch.optim import optimizer as _optimizer
 from torch.optim.optimizer import _use_grad_for_differentiable as use_grad_for_differentiable  # noqa: F401
@@ -308,6 +309,16 @@ def forget_signature(function: Any) -> None:
 def neg_view(x: Tensor) -> Tensor:
     """-x, as a view that has the negative bit."""
     return torch._neg_view(x)
+
+
+def module_hooks() -> bool:
+    """Whether there are hooks on the calls, or on the backwards, of all modules."""
+    return bool(
+        _module._global_forward_hooks
+        or _module._global_forward_pre_hooks
+        or _module._global_backward_hooks
+        or _module._global_backward_pre_hooks
+    )
 
 
 def pre_step_hooks() -> Any:

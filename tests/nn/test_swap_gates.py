@@ -230,3 +230,55 @@ def test_where_it_is_measured_to_be_faster(monkeypatch, rows, features, size, dt
         assert epilogues.is_gate_worth_it(x, features, act) is worth
     with assume_gpu(**{**HOPPER, "capability": 8}):
         assert not epilogues.is_gate_worth_it(x, features, act)
+
+
+# --- hooks on all modules -----------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.norm(self.conv(x)))
+
+
+EVERY = {
+    "forward hook": (nn.modules.module.register_module_forward_hook, lambda module, given, y: 2 * y),
+    "forward pre-hook": (nn.modules.module.register_module_forward_pre_hook, lambda module, given: (2 * given[0],)),
+    "backward hook": (
+        nn.modules.module.register_module_full_backward_hook,
+        lambda module, inner, outer: (2 * inner[0],),
+    ),
+}
+MODELS = {
+    "gate": lambda: (MLP(), torch.randn(4, 6)),
+    "packed gate": lambda: (Packed(), torch.randn(4, 6)),
+    "batch norms": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2, 3, 6, 6)),
+    "batch norms in a forward": lambda: (Block(), torch.randn(2, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("hook", EVERY)
+@pytest.mark.parametrize("model", MODELS)
+def test_hooks_on_all_modules(model, hook):
+    """They see each module that they saw, and what they make of a value counts."""
+    torch.manual_seed(13)
+    module, x = MODELS[model]()
+    register, change = EVERY[hook]
+    outcomes = []
+    for swapped in (False, True):
+        if swapped:
+            cupyops.swap(module)
+        seen, leaf = [], x.clone().requires_grad_()
+        handle = register(lambda one, *given: (seen.append(type(one).__name__), change(one, *given))[1])
+        try:
+            y = module(leaf)
+            (gradient,) = torch.autograd.grad(y.square().sum(), leaf)
+        finally:
+            handle.remove()
+        outcomes.append((seen, y, gradient))
+    (names, *expected), (others, *found) = outcomes
+    assert sorted(names) == sorted(others)  # up may be called before the activation
+    torch.testing.assert_close(found, expected)

@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from ... import nn
 from ..._dispatch import epilogues
+from ..._util import torch_private
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
@@ -92,6 +93,7 @@ def _is_listened_to(module: Module) -> bool:
         "forward" in of
         or bool(of["_forward_hooks"] or of["_forward_pre_hooks"])
         or bool(of["_backward_hooks"] or of["_backward_pre_hooks"])
+        or torch_private.module_hooks()
     )
 
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from ... import nn
 from ..._dispatch.batch_norm_act import why_apart
+from ..._util import torch_private
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof
@@ -53,7 +54,7 @@ def _is_nothing(module: Any) -> bool:
 
 def _is_unheard(module: Module) -> bool:
     own = vars(module)
-    return "forward" not in own and not any(own[name] for name in _HOOKS)
+    return not ("forward" in own or any(own[name] for name in _HOOKS) or torch_private.module_hooks())
 
 
 def normalised(
