@@ -142,3 +142,23 @@ __global__ void equal(float* out) {
     with cupyops.simulate("sm_80"):
         cupyops.Kernel(code, "equal")[1, 1](out)
     assert out.tolist() == [0.5, 0.5, 0, 0]
+
+
+def test_what_stands_still_and_what_is_flat():
+    """An infinite derivative counts where a number moves, though its slope is 0, and nowhere else: as PyTorch has it."""
+    code = """
+#include "common/elementwise/dual.cuh"
+__global__ void moving(float* out, float zero, float inf) {
+  using expression::Dual;
+  Dual x(inf, 1), still(zero), sum = still;
+  sum += 2 * x, sum -= x, sum *= 3, sum /= 2;
+  out[0] = (x * expression::sigmoid(x)).slope, out[1] = (x * still).slope, out[2] = (still + still / zero * 2).slope;
+  out[3] = sum.slope, out[4] = (x++).value, out[5] = (--x).slope;
+}
+"""
+    out = torch.empty(6)
+    with cupyops.simulate("sm_80"):
+        cupyops.Kernel(code, "moving")[1, 1](out, 0.0, float("inf"))
+    x = torch.tensor(float("inf"), requires_grad=True)
+    (silu,) = torch.autograd.grad(x * torch.sigmoid(x), x)
+    torch.testing.assert_close(out, torch.tensor([silu.item(), 0.0, 0.0, 1.5, float("inf"), 1.0]), equal_nan=True)
