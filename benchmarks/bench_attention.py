@@ -26,40 +26,81 @@ def cases() -> Iterator[Case]:
     yield case(4, 32, 8, 4096, 128, True)
     yield case(4, 16, 16, 4096, 128, True, dtype=torch.float16)
     yield case(4, 16, 16, 4096, 80, True)
+    for width, values, heads in ((96, 96, 16), (192, 128, 16), (256, 256, 8)):
+        for causal in (False, True):
+            yield case(4, heads, heads, 4096, width, causal, values=values)
+    for width in (64, 128):
+        yield case(4, HIDDEN // width, HIDDEN // width, 4096, width, True, window=1023)
     for name in ("softcap", "alibi", "documents", "dropout"):
         yield variant(4, 16, 4096, 128, name)
     yield variant(1, 16, 16384, 128, "documents")
     yield packed(16, 1024, 16, 128)
+    yield packed(4, 4096, 16, 128)
+    yield packed(4, 4096, 32, 64)
 
 
-def case(batch: int, heads: int, kv_heads: int, rows: int, width: int, causal: bool, dtype: torch.dtype = HALF) -> Case:
-    """As a projection of the heads of all tokens gives them."""
+def case(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    rows: int,
+    width: int,
+    causal: bool,
+    dtype: torch.dtype = HALF,
+    values: int | None = None,
+    window: int | None = None,
+) -> Case:
+    """As a projection of the heads of all tokens gives them; a causal window beside a mask, and beside flash attention's."""
+    value_width = values or width
 
     def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        count = heads, kv_heads, kv_heads
-        given = (torch.randn(batch, rows, h, width, device=device).to(dtype).transpose(1, 2) for h in count)
+        count = (heads, width), (kv_heads, width), (kv_heads, value_width)
+        given = (torch.randn(batch, rows, h, w, device=device).to(dtype).transpose(1, 2) for h, w in count)
         return tuple(x.requires_grad_() for x in given)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return cupyops.attention(q, k, v, causal="top_left" if causal else None)
+        sides = None if window is None else (window, 0)
+        return cupyops.attention(q, k, v, causal="top_left" if causal else None, window=sides)
 
     def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=kv_heads < heads)
+        if window is None:
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=kv_heads < heads)
+        apart = torch.arange(rows, device=q.device)[:, None] - torch.arange(rows, device=q.device)
+        return scaled_dot_product_attention(q, k, v, (apart >= 0) & (apart <= window))
 
-    flops = 4.0 * batch * heads * rows * rows * width * (0.5 if causal else 1)
+    def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if window is None or not q.is_cuda:
+            return _by(SDPBackend.FLASH_ATTENTION, eager)(q, k, v)
+        return _flash(*(x.transpose(1, 2) for x in (q, k, v)), None, rows, window).transpose(1, 2)
+
+    peers = {"flash": flash} if value_width == width else {}  # which takes values of the width of keys alone
+    if window is None:
+        peers["cuDNN"] = _by(SDPBackend.CUDNN_ATTENTION, eager)
+    if window is None or window >= rows:
+        seen = 0.5 * rows * rows if causal else float(rows * rows)
+    else:  # the scores that are computed
+        seen = (window + 1.0) * (rows - window - 1) + (window + 1) * (window + 2) / 2
+    flops = 2.0 * batch * heads * seen * (width + value_width)
     shared = f"/{kv_heads}" if kv_heads < heads else ""
+    of_values = f"/{value_width}" if value_width != width else ""
+    bound = (" causal" if causal else "") + ("" if window is None else f" window {window + 1}")
+
+    def small() -> Case:
+        few = None if window is None else 7
+        return case(1, 2, 1 if kv_heads < heads else 2, 33, 16, causal, dtype, 8 if of_values else None, few)
+
     return Case(
         op="attention",
-        size=f"{batch}x{heads}{shared}x{rows}x{width}" + " causal" * causal,
+        size=f"{batch}x{heads}{shared}x{rows}x{width}{of_values}{bound}",
         dtype=dtype,
         make=make,
         ours=ours,
         eager=eager,
-        others={"flash": _by(SDPBackend.FLASH_ATTENTION, eager), "cuDNN": _by(SDPBackend.CUDNN_ATTENTION, eager)},
+        others=peers,
         forward_flops=flops,
         backward_flops=2.5 * flops,
         same=rows < 16384,  # the truth of longer ones does not fit, and shorter ones are compared
-        small=None if rows < 64 else lambda: case(1, 2, 1 if kv_heads < heads else 2, 33, 16, causal, dtype),
+        small=None if rows < 64 else small,
     )
 
 
@@ -160,6 +201,9 @@ def packed(sequences: int, mean: int, heads: int, width: int, dtype: torch.dtype
         found = [scaled_dot_product_attention(*part, is_causal=True) for part in parts]
         return torch.cat(found, 2).squeeze(0).transpose(0, 1)
 
+    def flash(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        return _flash(q, k, v, starts, max(lengths), None) if q.is_cuda else eager(q, k, v, starts)
+
     flops = 2.0 * sum(rows * rows for rows in lengths) * heads * width
     return Case(
         op="attention",
@@ -168,10 +212,19 @@ def packed(sequences: int, mean: int, heads: int, width: int, dtype: torch.dtype
         make=make,
         ours=ours,
         eager=eager,
+        others={"flash": flash},
         forward_flops=flops,
         backward_flops=2.5 * flops,
         small=None if mean < 64 else lambda: packed(3, 20, 2, 16, dtype),
     )
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, longest: int, window: int | None) -> Tensor:
+    """PyTorch's flash attention, causal: of packed sequences, or within a window, which no public function of 2.11 has."""
+    sides = {} if window is None else {"window_size_left": window, "window_size_right": 0}
+    call = torch.ops.aten._flash_attention_forward
+    found: Tensor = call(q, k, v, starts, starts, longest, longest, 0.0, True, False, **sides)[0]
+    return found
 
 
 def _by(backend: SDPBackend, function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -158,6 +158,11 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
     return batch, head, row
 
 
+def alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one shape lie alike, in rows that are contiguous."""
+    return _strides(x) == _strides(y) and x.stride(3) == y.stride(3) == 1
+
+
 def readable(x: Tensor) -> Tensor:
     """`x`, or a copy of it, whose rows are contiguous and begin at whole vectors."""
     whole = all(stride % VECTOR == 0 for size, stride in zip(x.shape[:3], x.stride()[:3]) if size > 1)

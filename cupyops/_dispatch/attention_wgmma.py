@@ -157,6 +157,13 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
     return None
 
 
+def why_slower_packed(p: Problem) -> str | None:
+    """Why packed sequences are left to mma.sync: those of no measured widths."""
+    if p.tokens is None or (p.width == p.value_width and p.d < WIDE):
+        return None
+    return "packed sequences are not measured where rows are wider than 128, or values of another width"
+
+
 def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
     """Of which TMA copies a panel of so many rows at a time."""
     if packed:
@@ -177,6 +184,10 @@ class WgmmaForward(Forward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """It is taken wherever it was measured."""
+        return why_slower_packed(problem)
 
     def shared(self, shape: Shape) -> int:
         """Bytes: tiles, in whose place results leave, the ring of panels, the barriers."""
@@ -230,6 +241,10 @@ class WgmmaBackward(Backward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
         return why_not_by_tma(problem, gpu, max(self.shared(problem.d, keys, ALL) for keys in (False, True)))
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """It is taken wherever it was measured."""
+        return why_slower_packed(problem)
 
     def shared(self, d: int, keys: bool, part: int) -> int:
         """Bytes: what is owned, the ring of two panels each, lse2 and delta of their rows, the barriers."""

@@ -99,7 +99,7 @@ def backward(
                     attention.clear(grad, variant.starts[side], variant.packed[1 + side])
         q, k, v = (attention.readable(x) for x in (q, k, v))
         (y, lse), grad_y = results, grads[0]
-        if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
+        if not (attention.alike(y, grad_y) and aligned(y) and aligned(grad_y)):
             y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
         problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
         problem = problem._replace(in_order=_in_order(problem, needs, variant))

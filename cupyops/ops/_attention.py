@@ -143,7 +143,8 @@ def attention(
         cu_seqlens_q: (sequences + 1,), int32 or int64, with the other three: of packed sequences, where each begins and the
             last ends among the tokens. `query` is then (tokens, heads, head_dim), and so are key, value and the result;
             `return_lse` gives (heads, tokens). Each sequence sees itself alone; `b` counts them, `q` and `k` the rows of
-            each, and `causal`, `window` and slopes are as its own lengths have it. Kernels serve them by mma.sync.
+            each, and `causal`, `window` and slopes are as its own lengths have it. On Hopper kernels run them by wgmma where
+            `head_dim` is that of the values and at most 128, and by mma.sync else.
         cu_seqlens_k: the same of keys and values.
         max_seqlen_q: the rows of the longest, at least; so nothing is read back from the GPU.
         max_seqlen_k: the same of keys and values.

@@ -122,9 +122,39 @@ def test_kernels(case, form):
 @pytest.mark.parametrize("width", [64, 96, 192])
 def test_widths_on_hopper(width):
     """A panel of TMA ends with its sequence, whatever its width; lengths of one row, none, and more than a panel."""
+    forms = ("attention.forward:wgmma", "attention.backward:wgmma") if width > 128 else ()  # where it is not the choice
     with cupyops.simulate("sm_90"), cupyops.trace() as trace:
-        compare(torch.bfloat16, width=width, causal="bottom_right", window=(90, 0))
+        compare(torch.bfloat16, forms, width=width, causal="bottom_right", window=(90, 0))
     assert any(record.kernel.startswith("attention_fwd_wgmma_variant") for record in trace.launches())
+
+
+def test_what_lies_alike():
+    """The stride of a single batch does not matter: a gradient as autograd gives it is not copied."""
+    x, y = torch.empty(1, 30, 2, 8).transpose(1, 2), torch.empty(30, 2, 8).transpose(0, 1)[None]
+    assert x.stride() != y.stride() and attention.alike(x, y)
+    assert not attention.alike(x, torch.empty(1, 2, 30, 8)) and not attention.alike(x.mT, y.mT)
+
+
+@pytest.mark.parametrize("engine", ["mma", "wgmma"])
+def test_values_of_another_width(engine):
+    """Mma.sync is the choice, and wgmma as right where it is asked for."""
+    lengths, forms = (37, 130, 3), ("attention.forward:wgmma", "attention.backward:wgmma") if engine == "wgmma" else ()
+    torch.manual_seed(0)
+    given = [torch.randn(170, 2, width).bfloat16().requires_grad_() for width in (192, 192, 128)]
+    grad = torch.randn(170, 2, 128).bfloat16()
+    with cupyops.simulate("sm_90"), assume_gpu(**HOPPER), use_form(*forms), cupyops.trace() as trace:
+        y = cupyops.attention(*given, **packed(lengths, lengths), causal="top_left")
+        found = y, *torch.autograd.grad(y, given, grad)
+    names = {record.kernel.partition("<")[0] for record in trace.launches()}
+    assert {f"attention_{way}_{engine}_variant" for way in ("fwd", "bwd")} <= names
+    wide, parts = [x.detach().double().requires_grad_() for x in given], []
+    for i, length in enumerate(lengths):
+        a, b = at(i, lengths)
+        one = (x[a:b].transpose(0, 1)[None] for x in wide)
+        parts.append(eager(*one, sees(length, length, causal="top_left"))[0][0].transpose(0, 1))
+    right = (torch.cat(parts), *torch.autograd.grad(torch.cat(parts), wide, grad.double()))
+    for ours, true in zip(found, right, strict=True):
+        assert (ours.double() - true).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * true.abs().max()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
