@@ -123,12 +123,17 @@ def forward_problem(
     dilation: list[int],
     groups: int,
 ) -> Correlation:
-    """Of a forward, whose output lies as its inputs do."""
-    last = convolution.memory_format(x, weight) is torch.channels_last
+    """Of a forward, whose output lies as its inputs do.
+
+    Images of one pixel, or of one channel, lie both ways at once: as the other of the two asks for.
+    """
     size = convolution.output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    image, out = tuple(x.shape), (x.shape[0], weight.shape[0], *size)
+    both_ways = all(shape[1] == 1 or shape[2] * shape[3] == 1 for shape in (image, out))
+    last = both_ways or convolution.memory_format(x, weight) is torch.channels_last
     geometry = geometry_of(x, weight, stride, padding, dilation, groups)
     gradient = linear.wants_gradient(x, weight, bias)
-    return Correlation(geometry, (x.shape[0], weight.shape[0], *size), tuple(x.shape), last, last, False, gradient)
+    return Correlation(geometry, out, image, last, last, False, gradient)
 
 
 class PatchSums(NamedTuple):

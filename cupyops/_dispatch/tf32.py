@@ -1,4 +1,16 @@
-"""Products of fp32 for which PyTorch's flags allow TF32: cuBLAS has a third of its speed where rows are no whole vectors."""
+"""Products of fp32 for which PyTorch's flags allow TF32: cuBLAS has a third of its speed where rows are no whole vectors.
+
+PyTorch's own and the product of copies on an H100, in us, where both gradients are asked for:
+
+    m, n, k            forward        gradients
+    4097x4095x4088     1106    566    2284   1341
+    4096x4096x4095     1288    464    2349   1123
+    4096x4095x4096     1200    451    2220   1101
+    8192x4097x4096     2445    899    4543   2258
+
+Which of two gradients `torch.autograd.grad` asks for, PyTorch does not tell a Function: both are made. Where one of them is
+thrown away, backward takes 0.92 to 1.20 times as long as PyTorch's, which makes one alone.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +24,14 @@ from .forms import Form, Launch
 from .gpu import Gpu
 
 WIDTH = 4  # numbers of a vector
-LEAST = 2**35  # multiply-adds, from which on copies are cheap
+LEAST = 4097 * 4095 * 4088  # multiply-adds: the smallest product that is measured to gain
 
 
 class InVectors(Form[gemm.Problem]):
     """PyTorch's own product, which follows its flags; where it would be slow, of copies."""
 
     name = "pytorch_in_vectors"
+    measured = "1.95 to 2.78 times as fast as PyTorch's own forward, 1.70 to 2.09 times in both gradients, on an H100"
     summary = "PyTorch's own product of copies whose rows begin at 16 bytes, where its flags allow TF32"
 
     def why_not(self, problem: gemm.Problem, gpu: Gpu) -> str | None:

@@ -297,8 +297,35 @@ def test_which_convolutions_are_products():
         chosen(True, 64, 64, 56, 56, 256, 64, 3, 3, padding=[1, 1]),
         chosen(True, 1, 64, 7, 7, 256, 64, 1, 1),
         chosen(True, 64, 8, 56, 56, 256, 8, 1, 1),
+        chosen(True, 4096, 128, 1, 1, 4096, 128, 1, 1),
     ]
     assert other == ["pytorch"] * len(other)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("sizes", "last"),
+    [
+        ((3, 16, 1, 1, 8), True),
+        ((3, 16, 1, 1, 1), True),
+        ((3, 1, 4, 5, 1), True),
+        ((0, 16, 1, 1, 8), True),
+        ((3, 1, 4, 5, 8), False),
+        ((3, 16, 4, 5, 1), False),
+    ],
+    ids=str,
+)
+def test_images_that_lie_both_ways(sizes, last, memory):
+    """Of one pixel or one channel, strides do not tell: what a call asks about is what its launch then finds."""
+    *image, filters = sizes
+    x = torch.randn(image).half().contiguous(memory_format=memory)
+    weight, bias = torch.randn(filters, image[1], 1, 1).half(), torch.randn(filters).half()
+    problem = module.forward_problem(x, weight, bias, [1, 1], [0, 0], [1, 1], 1)
+    if memory is torch.contiguous_format or last:
+        assert (problem.last, problem.out_last) == (last, last)
+    if problem.last:
+        with cupyops.use_form("conv2d:product"), cupyops.simulate("sm_90"):
+            compare_pointwise([one.requires_grad_() for one in (x, weight, bias)])
 
 
 def test_whether_a_gradient_will_be_asked_for():

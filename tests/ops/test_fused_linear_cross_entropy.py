@@ -180,7 +180,10 @@ def test_tiles_use_rows_that_were_kept(monkeypatch, size, rows, features, classe
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "scratch"), [(4100, 12 << 20), (3900, 12 << 20), (5000, 6 << 20)])
 def test_rows_that_were_kept_on_a_gpu(rows, scratch):
-    """The same bits each time, also in a CUDA graph."""
+    """The same bits each time, also in a CUDA graph; as exact as the rule for all results asks.
+
+    Beside eager's one rounding, the weight's gradient has one more for each chunk that is added, ADDED at most.
+    """
     features, classes = 1024, 8003
     torch.manual_seed(0)
     x, weight = torch.randn(rows, features, device="cuda"), torch.randn(classes, features, device="cuda") / 32
@@ -193,9 +196,6 @@ def test_rows_that_were_kept_on_a_gpu(rows, scratch):
         y = function(*tensors, target)
         return [y.detach(), *torch.autograd.grad(y, tensors)]
 
-    def whole(x, weight, target):
-        return F.cross_entropy(F.linear(x, weight), target)
-
     with assume_gpu(scratch=scratch):
         found = [step() for _ in range(4)]
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -207,10 +207,10 @@ def test_rows_that_were_kept_on_a_gpu(rows, scratch):
         found.append(captured)
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
-    exact = step(whole, tuple(t.detach().double().requires_grad_() for t in (x, weight)))
-    plain = step(whole)
-    for ours, theirs, truth in zip(found[0], plain, exact):
-        assert (ours - truth).abs().max() <= 1.5 * (theirs - truth).abs().max() + 1e-6 * truth.abs().max()
+    wide = tuple(t.detach().double().requires_grad_() for t in (x, weight))
+    moved = rounding((*wide, target, None), torch.bfloat16, {}).detach()
+    for what, ours, theirs, truth in zip("yxw", found[0], step(both), step(both, wide)):
+        assert_as_good_as_torch(ours, theirs, truth, what, truth + moved if what == "y" else None)
 
 
 @pytest.mark.parametrize(
