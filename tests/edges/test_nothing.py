@@ -1,4 +1,4 @@
-"""Every public operator of tensors without elements: what comes out is PyTorch's, and where nothing does, nothing is launched."""
+"""Every public operator of tensors without elements: PyTorch's values come out, and where nothing does, nothing is launched."""
 
 import edges
 import pytest
