@@ -70,16 +70,15 @@ template <bool CENTRED, int INPUTS, typename T> __device__ __forceinline__ Backw
 // --- forward: grid, block, shared memory and ownership are those of the function that a kernel calls -----------------------
 //
 // All take the same tensors: residual and summed are null but in add_rms_norm, bias and mean but in layer_norm; weight and bias
-// may be null. What is no template parameter a kernel knows by what is null.
+// may be null. What is no template parameter a kernel knows by what is null, as a tensor of no rows is too.
 
-template <typename T>
-__global__ void __launch_bounds__(kSmallRows, 6)
+template <typename T, bool CENTRED>
+__global__ void __launch_bounds__(kSmallRows)
     norm_fwd_thread_per_row(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                             const T* __restrict__ bias, T* summed, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                             acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   const Forward<T> to{x, residual, weight, bias, summed, y, mean, rstd, rows, size, eps};
-  if (mean) norm_thread_per_row<true>(tensors_of<true, 1>(to));
-  else norm_thread_per_row<false>(tensors_of<false, 2>(to));
+  norm_thread_per_row<CENTRED>(tensors_of<CENTRED, CENTRED ? 1 : 2>(to));
 }
 
 template <typename T, bool CENTRED>
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(SHIFT_THREADS)
 // grad_summed is null but in add_rms_norm, mean and bias_partials but in layer_norm. In add_rms_norm x is what forward calls
 // summed.
 
-template <typename T>
+template <typename T, bool CENTRED>
 __global__ void __launch_bounds__(kSmallRows)
     norm_bwd_thread_per_row(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                             const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
@@ -147,9 +146,7 @@ __global__ void __launch_bounds__(kSmallRows)
                             acc_t<T>* __restrict__ weight_partials, acc_t<T>* __restrict__ bias_partials,
                             long long rows, long long size) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
-  __shared__ RowStatistics<acc_t<T>> statistics[kSmallRows];
-  if (mean) norm_thread_per_row_bwd<true>(tensors_of<true, 1>(to), statistics);
-  else norm_thread_per_row_bwd<false>(tensors_of<false, 2>(to), statistics);
+  norm_thread_per_row_bwd<CENTRED>(tensors_of<CENTRED, CENTRED ? 1 : 2>(to));
 }
 
 template <typename T, bool CENTRED>

@@ -106,7 +106,7 @@ class Simulation:
         self._check(specialised.name, configuration, binary)
         values = [_value(*each) for each in zip(arguments, args, checked)]
         pointed_to = _pointed_to(arguments, original)
-        touched = _restrict([*_tensors(args), *pointed_to])
+        touched = _restrict([one for one in (*_tensors(args), *pointed_to) if one.numel()])
         if not specialised.strided:
             _leave_out_gaps([*(value for value in args if isinstance(value, Tensor)), *pointed_to])
         with Bar(f"simulating {specialised.name}") as bar:
@@ -162,12 +162,12 @@ class Simulation:
             storage = tensor.untyped_storage()
             before = _addressed.get(storage, (low, high))
             _addressed[storage] = min(low, before[0]), max(high, before[1])
-            return _pointer(tensor, "memory").address
+            return _address(tensor, "memory")
 
     def place(self, tensor: Tensor) -> int:
         """What a launch that is given pointers to tensors holds as that to `tensor`."""
         with _one_at_a_time:
-            return int(_pointer(tensor, "memory").address)
+            return _address(tensor, "memory")
 
     def tensor_map(self, map_: TensorMap) -> bytes:
         """The 128 bytes by which the simulator's kernels know a tensor map."""
@@ -324,6 +324,11 @@ def _pointer(tensor: Tensor, name: str) -> Any:
     return Pointer(allocation, int(tensor.storage_offset()) * tensor.element_size())
 
 
+def _address(tensor: Tensor, name: str) -> int:
+    """As `data_ptr()` has it: of a tensor without elements 0."""
+    return int(_pointer(tensor, name).address) if tensor.numel() else 0
+
+
 def _restrict(tensors: list[Tensor]) -> list[Any]:
     """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched, and those
     that a struct may point to."""
@@ -390,13 +395,13 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
     """An argument as the simulator takes it."""
     if argument.kind == "pointer":
-        return 0 if given is None else _pointer(given, argument.name)
+        return 0 if given is None or not given.numel() else _pointer(given, argument.name)
     if argument.kind == "float":
         return np.float32(checked) if argument.size == 4 else np.float64(checked)
     if isinstance(given, TensorMap):
         _pointer(given.tensor, argument.name)
     if argument.accessor is not None and isinstance(given, Tensor):
-        return argument.accessor.packed(given, _pointer(given, argument.name).address)
+        return argument.accessor.packed(given, _address(given, argument.name))
     return checked if argument.kind == "struct" else int(checked)
 
 

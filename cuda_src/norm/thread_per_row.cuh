@@ -57,11 +57,11 @@ template <bool CENTRED, typename T> __device__ __forceinline__ void norm_thread_
 // of every (kSmallRows / size)-th row. Grid: as many blocks as there are rows of partials. Block: kSmallRows, no fewer than
 // columns. Dynamic shared memory: that of kSmallRows rows of x, of grad_y, and of grad_summed where it is not null, and an
 // acc_t<T> for each column.
-template <bool CENTRED, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_thread_per_row_bwd(const Backward<T>& to,
-                                                        RowStatistics<A> (&statistics)[kSmallRows]) {
+template <bool CENTRED, typename T> __device__ __forceinline__ void norm_thread_per_row_bwd(const Backward<T>& to) {
   let_next_grid_begin();
+  using A = acc_t<T>;
   extern __shared__ uint4 dynamic[];
+  __shared__ RowStatistics<A> statistics[kSmallRows];
   const int size = int(to.size), sharers = kSmallRows / size, column = threadIdx.x % size, sharer = threadIdx.x / size;
   const bool summed = to.grad_summed != nullptr;
   T *x = reinterpret_cast<T*>(dynamic), *grad = x + kSmallRows * size, *more = grad + kSmallRows * size;

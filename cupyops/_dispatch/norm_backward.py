@@ -14,7 +14,6 @@ from .norm_forms import (
     BACKWARD_THREADS,
     BOTH,
     EACH,
-    NARROW,
     PARTIAL_ROWS,
     RESERVED,
     VECTORS,
@@ -43,7 +42,7 @@ _DRIVER = 1024  # bytes of RESERVED that are the driver's: a block cannot have t
 _ROW_SUMS = 256  # numbers of each row sum: see RowAdderBuffer
 _MBARRIERS = 16  # bytes of those that are with them, of unaligned rows
 
-bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T>", **NARROW)
+bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T, CENTRED>", **EACH)
 bwd_sub_warp = kernel("norm_bwd_sub_warp<T, CENTRED>", **EACH)
 bwd_block = kernel(
     "norm_bwd_block<T, CENTRED, K, ALIGNED, PREFETCH_LATE>",
@@ -64,7 +63,8 @@ class _ThreadPerRow(ThreadPerRow):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid = count(problem.rows, SMALL_ROWS, THREAD_PER_ROW_BLOCKS * gpu.multiprocessors)
-        return Launch(bwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem))
+        template = {"CENTRED": problem.operator.centred}
+        return Launch(bwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
 
     def kernels(self) -> tuple[Kernel, ...]:
         return bwd_thread_per_row, bwd_finalize

@@ -33,7 +33,7 @@ PIPELINED_ROWS = 2  # that a block takes at least: one is read while the other i
 PIPELINED_THREADS = 256  # of a row, at least: of shorter rows, other blocks' are read meanwhile
 PIPELINED_BLOCKS = 16  # for each multiprocessor, at least: only then do blocks take several rows
 
-fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T>", **NARROW)
+fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T, CENTRED>", **EACH)
 fwd_sub_warp = kernel("norm_fwd_sub_warp<T, CENTRED>", **EACH)
 fwd_block = kernel(
     "norm_fwd_block<T, CENTRED, INPUTS, K, ALIGNED>",
@@ -54,7 +54,8 @@ class _ThreadPerRow(ThreadPerRow):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid = blocks_for(problem.rows, SMALL_ROWS, gpu)
-        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem))
+        template = {"CENTRED": problem.operator.centred}
+        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (fwd_thread_per_row,)

@@ -1,7 +1,8 @@
-"""Every public operator of tensors without elements: where nothing comes out of a call, nothing is launched."""
+"""Every public operator of tensors without elements: values are PyTorch's, and where nothing comes out, nothing is launched."""
 
 import edges
 import pytest
+import torch
 
 import cupyops
 from cupyops.testing.call import gradients, tensors_of
@@ -29,16 +30,29 @@ def empty_calls(edge):
                 yield leaves
 
 
+def results_of(function, call):
+    """Outputs and gradients of a call, whose tensors want gradients as they do now; None for what has none."""
+    leaves = call.leaves()
+    for given, leaf in zip(call.tensors(), leaves.tensors(), strict=True):
+        leaf.requires_grad_(given.requires_grad)
+    outputs = tensors_of(leaves.of(function))
+    return [*outputs, *gradients(outputs, leaves, [torch.ones_like(y) for y in outputs if y.requires_grad])]
+
+
 def test_nothing_is_launched_for_nothing(operator):
+    """Memory that nobody writes shows: the simulator fills it with a pattern."""
     tried = 0
     for edge, call in ((one, call) for one in edges.every_edge(operator) for call in empty_calls(one)):
         with cupyops.simulate(), cupyops.trace() as trace:
             try:
-                outputs = tensors_of(call.of(edge.function))
+                found = results_of(edge.function, call)
             except cupyops.InputError:  # as of lengths that are past what is left
                 continue
-            found = gradients(outputs, call, [y.detach() for y in outputs if y.requires_grad])
-        results = [*outputs, *(gradient for gradient in found if gradient is not None)]
-        assert any(tensor.numel() for tensor in results) or not trace.launches(), f"{call!r}\n{trace}"
+        left = [tensor for tensor in found if tensor is not None and tensor.numel()]
+        assert left or not trace.launches(), f"{call!r}\n{trace}"
+        for place, (one, other) in enumerate(zip(found, results_of(edge.theirs, call))):
+            if one is not None and other is not None and one.numel():
+                close = torch.allclose(one.double(), other.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+                assert close, f"{call!r}: result {place}: {one}, PyTorch {other}"
         tried += 1
     assert tried
