@@ -5,7 +5,9 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import pickle
+import statistics
 
 import pytest
 import torch
@@ -199,19 +201,23 @@ def test_norms(norm):
     same(found, expected)
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", [rms, InSteps], ids=["rms", "steps"])
 @pytest.mark.parametrize("backend", ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_models_of_one_half_type(backend, norm, half):
-    """Sums and rms_norm of a model that is all of a half type, as near to float64 as one without this."""
-    device, errors = "cuda" if backend == "gpu" else "cpu", []
-    for seed in range(3):
+def test_models_of_one_half_type(backend, norm):
+    """Sums and rms_norm of a model that is all of a half type, as near to float64 as one without this.
+
+    A rounding of an early layer goes through all gradients: of one model either way is up to 1.4 times as far as the other.
+    The bound is on the mean of several models, 0.96 of 300 whose norms are in steps, and 0.98 in the simulator.
+    """
+    device, ratios = "cuda" if backend == "gpu" else "cpu", []
+    models = 12 if backend != "simulator" else 1 if norm is rms else 5  # of rms they are within 0.1 each
+    for half, seed in itertools.product((torch.bfloat16, torch.float16), range(models)):
         torch.manual_seed(seed)
-        model, x = Model(lambda: Block(norm), wide=False).to(half), torch.randn(24, 16).to(device, half)
+        model, x = Model(lambda: Block(norm), wide=False).to(half), torch.randn(96, 16).to(device, half)
         model = model.to(device)
         wide = copy.deepcopy(model).double()  # whose norms in steps are of float32, which is near enough here
         wide(x.double()).square().mean().backward()
-        plain = without(model)
+        plain, errors = without(model), []
         cupyops.swap(model)
         for one in (plain, model):
             for _ in range(4 if backend == "gpu" else 1):  # recorded, and replayed
@@ -225,8 +231,9 @@ def test_models_of_one_half_type(backend, norm, half):
             pairs = zip(one.parameters(), wide.parameters())
             errors.append([float((p.grad - q.grad).norm() / q.grad.norm()) for p, q in pairs])
         assert all(p.grad.dtype is half for p in model.parameters())
-    theirs, ours = sum(map(sum, errors[::2])), sum(map(sum, errors[1::2]))
-    assert ours <= 1.5 * theirs and max(map(max, errors[1::2])) < 0.1
+        assert max(errors[1]) < (0.1 if half is torch.bfloat16 else 0.0125)
+        ratios.append(sum(errors[1]) / sum(errors[0]))
+    assert statistics.geometric_mean(ratios) <= 1.1, ratios
 
 
 def test_of_one_half_type_only_as_the_norm_is():
