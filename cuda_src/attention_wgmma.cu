@@ -33,7 +33,8 @@
 //    256        0.97  0.83    1.00  0.77    1.09  0.67     1.77  1.13    mma.sync
 //
 // Backward of rows wider than 128 is far behind cuDNN's: in three kernels, each of which computes the scores anew, and at D = 192
-// with panels of 256. It is 2.4 times as fast as by mma.sync at 192, and 1.7 times at 256.
+// with panels of 256. At 256 it is 2.3 times as fast as by mma.sync. Packed sequences of such rows are left to mma.sync: those with
+// D = 192 and values of 128 had an illegal access on the GPU whose cause is not known; those of 256 had none, and 1.69 and 1.12.
 //
 // PyTorch's flash attention has 155 to 338 forward. Backward in two roles, whose seven products give the same bits every time, had
 // 0.75 to 0.91 of one pass in one run of an earlier form: 440 and 414 where one pass had 543 and 501 (4,096 rows, D = 128, full and
