@@ -158,7 +158,7 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
 
 
 def why_slower_packed(p: Problem) -> str | None:
-    """Why packed sequences are left to mma.sync: of widths at which a fault on a GPU is not explained, or kernels shared with it."""
+    """Why packed sequences are left to mma.sync: of some widths there is a fault on a GPU that is not explained."""
     if p.tokens is None or (p.width == p.value_width and p.d < WIDE):
         return None
     return "packed sequences of values of another width had a fault that is not explained; wider rows share the kernels"
