@@ -1,4 +1,4 @@
-"""Every public operator of tensors without elements: values are PyTorch's, and where nothing comes out, nothing is launched."""
+"""Every public operator of tensors without elements: PyTorch's values, and where nothing comes out, nothing is launched."""
 
 import edges
 import pytest

@@ -23,13 +23,13 @@ import kept
 import loss_parts
 import normalisations
 import torch
-from contract import Make, OperatorContract, Sample
+from contract import DTYPES, Make, OperatorContract, Sample
 from softmaxes import SoftmaxContract, form_cases
 
 import cupyops.nn
 import cupyops.optim
 import cupyops.testing
-from cupyops._dispatch import epilogues, gemm
+from cupyops._dispatch import attention, epilogues, gemm
 from cupyops._dispatch.forms import use_form
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
@@ -43,6 +43,7 @@ from operator_samples import operator_of  # noqa: E402
 
 CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
+_TOKENS = "|".join(map(c_token, DTYPES))
 
 KERNELS = kernel.kernels(source.cuda_src())
 OPERATORS = sorted({operator_of(k.source.name) for k in KERNELS})
@@ -55,13 +56,13 @@ Call = Callable[[], None]
 
 def instances(operator: str, dtype: torch.dtype) -> list[jobs.Job]:
     """What the kernels of an operator's files declare for T = dtype, for sm_80, or for the one target that they have."""
-    first = re.compile(rf"\w+<{c_token(dtype)}[,>]")
+    first, of_a_type = (re.compile(rf"\w+<({token})[,>]") for token in (c_token(dtype), _TOKENS))
     every = [k for k in KERNELS if operator_of(k.source.name) == operator]
     planned = jobs.plan([k for k in every if not k.arch], ["sm_80"]) + jobs.plan(
         [k for k in every if k.arch], ["sm_90"]
     )
-    of_no_type = torch.float16  # kernels without a type count once
-    return [job for job in planned if first.match(job.name) or (dtype is of_no_type and "<" not in job.name)]
+    of_no_type = torch.float16  # kernels without a type of elements count once
+    return [job for job in planned if first.match(job.name) or (dtype is of_no_type and not of_a_type.match(job.name))]
 
 
 def arch_of(operator: str, dtype: torch.dtype) -> str:
@@ -329,8 +330,26 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
     yield from few_channels_by("conv2d", dtype)
 
 
+def attended_and_cleared(dtype: torch.dtype) -> Iterator[Call]:
+    yield from attended(dtype)
+    if dtype is torch.float16:
+        yield from (partial(cleared, index) for index in (torch.int32, torch.int64))
+
+
+def cleared(index: torch.dtype) -> None:
+    """What two packed sequences have not: a row before them, two behind them, and of the second two beyond the longest."""
+    for lse in (torch.ones(2, 11), None):
+        x = torch.ones(1, 2, 11, 16, dtype=torch.float16)
+        attention.clear(x, torch.tensor([1, 4, 9], dtype=index), 3, lse)
+        left = torch.tensor([0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0])
+        torch.testing.assert_close(x, left.half()[:, None].expand_as(x), rtol=0, atol=0)
+        if lse is not None:
+            expected = torch.where(left > 0, 1.0, -torch.inf).expand_as(lse)
+            torch.testing.assert_close(lse, expected, rtol=0, atol=0)
+
+
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
-    "attention": attended,
+    "attention": attended_and_cleared,
     "gemm_wgmma": by_wgmma,
     "gemm": dense_products,
     "linear_act": activated,
