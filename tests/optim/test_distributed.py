@@ -203,4 +203,4 @@ def a_device_without_a_part(mesh):
 
 
 def test_fsdp(tmp_path):
-    together(checks, 2, tmp_path / "store")
+    together(checks, [2], tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import io
 import json
 import multiprocessing
@@ -18,39 +19,65 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 PRELOADED = ("cupyops._kernel.compile.compiler", "cupyops.cli.app", "pytest", "torch.distributed.tensor")
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def _context(preloaded: Sequence[str] = ()) -> multiprocessing.context.ForkServerContext:
+def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *preloaded])
+    context.set_forkserver_preload([*PRELOADED])
     return context
 
 
 # --- one function in several processes, as `torch.distributed` has them ---
 
 
-def together(checks: Callable[[int, int, Path], None], size: int, store: Path, preloaded: Sequence[str] = ()) -> None:
-    """Run `checks(rank, size, store)` in each of `size` processes; what fails in any of them is raised."""
-    context = _context(preloaded)
+def together(
+    checks: Callable[[int, int, Path], None], sizes: Sequence[int], folder: Path, preloaded: Sequence[str] = ()
+) -> None:
+    """Run `checks(rank, size, store)` in each of `size` processes, for one size after another; what fails is raised.
+
+    They are forks of a process that imports `preloaded` once for all of them.
+    """
+    context = _context()
     results = context.Queue()
-    workers = [context.Process(target=_work, args=(checks, rank, size, store, results)) for rank in range(size)]
-    for worker in workers:
-        worker.start()
-    found = [results.get(timeout=240) for _ in workers]
-    for worker in workers:
-        worker.join()
-    assert not any(found), "\n".join(found)
+    leader = context.Process(target=_lead, args=(checks, sizes, folder, preloaded, results))
+    leader.start()
+    found = results.get(timeout=240)
+    leader.join()
+    assert not found, found
 
 
-def _work(checks: Callable[[int, int, Path], None], rank: int, size: int, store: Path, results: object) -> None:
+def _lead(
+    checks: Callable[[int, int, Path], None], sizes: Sequence[int], folder: Path, preloaded: Sequence[str], results: Any
+) -> None:
+    context = multiprocessing.get_context("fork")
+    found = ""
+    try:
+        for name in preloaded:
+            importlib.import_module(name)
+        for size in sizes:
+            said = context.Queue()
+            store = folder / f"store{size}"
+            workers = [context.Process(target=_work, args=(checks, rank, size, store, said)) for rank in range(size)]
+            for worker in workers:
+                worker.start()
+            found += "\n".join(filter(None, [said.get(timeout=200) for _ in workers]))
+            for worker in workers:
+                worker.join()
+    except BaseException as error:
+        found += "".join(traceback.format_exception(error))
+    results.put(found)
+
+
+def _work(checks: Callable[[int, int, Path], None], rank: int, size: int, store: Path, results: Any) -> None:
     try:
         checks(rank, size, store)
-        results.put("")  # type: ignore[attr-defined]
+        results.put("")
     except BaseException as error:
-        results.put("".join(traceback.format_exception(error)))  # type: ignore[attr-defined]
+        results.put("".join(traceback.format_exception(error)))
 
 
 # --- a program ---

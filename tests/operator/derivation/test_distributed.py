@@ -407,9 +407,11 @@ def in_place(mesh, value):
     torch.testing.assert_close(silent.full_tensor(), torch.nn.functional.silu(value))
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_processes(tmp_path, size):
-    together(checks, size, tmp_path / "store", ["twins"])
+def test_processes(tmp_path):
+    compiling = [
+        f"torch.{name}" for name in ("_dynamo.backends.common", "_inductor.pattern_matcher", "_dynamo.polyfills")
+    ]
+    together(checks, [1, 2], tmp_path, ["twins", *compiling])
 
 
 def test_importing_brings_no_torch_distributed_tensor():
