@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import library
 from .._dispatch.activations import gelu_bwd, gelu_fwd
 from .._dispatch.elementwise import by_vectors
 from .._operator.floating import operator
@@ -23,12 +22,6 @@ def forward(x, approximate):
     y, x = alike(x)
     gelu_fwd[by_vectors(y)](x, y, y.numel(), approximate == "tanh", T=y.dtype)
     return y, ()
-
-
-@_gelu.unsupported
-def unsupported(x, approximate):
-    # of float32 both reach what memory gives, and PyTorch's takes less of the host
-    return library.FASTER if x.dtype is torch.float32 and library.is_wanted(x) else None
 
 
 @_gelu.backward

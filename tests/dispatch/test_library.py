@@ -182,3 +182,39 @@ def test_no_detour_where_pytorch_is_faster():
         calls.clear()
         public(other)
         assert not calls
+
+
+NEAR = {"rtol": 2e-2, "atol": 5e-2}  # farther off is another function, or another argument
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "ours, theirs, shapes",
+    [
+        (lambda x: cupyops.gelu(x), F.gelu, [(64, 300)]),
+        (lambda x: cupyops.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh"), [(64, 300)]),
+        (lambda x: cupyops.silu(x), F.silu, [(64, 300)]),
+        (lambda x, w, b: cupyops.linear(x, w, b), F.linear, [(64, 300), (40, 300), (40,)]),
+        (lambda a, b: cupyops.matmul(a, b), torch.matmul, [(64, 300), (300, 40)]),
+        (
+            lambda x, w: cupyops.conv2d(x, w, None, 2),
+            lambda x, w: F.conv2d(x, w, None, 2),
+            [(2, 8, 16, 16), (8, 8, 3, 3)],
+        ),
+        (
+            lambda q, k, v: cupyops.scaled_dot_product_attention(q, k, v, None, 0.0, True, scale=0.2),
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, None, 0.0, True, scale=0.2),
+            [(2, 3, 64, 32)] * 3,
+        ),
+        (lambda x: cupyops.softmax(x, -1), lambda x: F.softmax(x, -1), [(64, 300)]),
+        (lambda x: cupyops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), [(2, 8, 16, 16)]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_a_call_settles_on_is_the_same_function(ours, theirs, shapes, dtype):
+    """Calls after the first ones may go to PyTorch's function itself, with the arguments as they were given."""
+    with cupyops.never_slower():
+        for grad in (False, True):
+            inputs = [one.detach().requires_grad_(grad) for one in leaves(*shapes, dtype=dtype, device="cuda")]
+            for _ in range(5):
+                torch.testing.assert_close(ours(*inputs), theirs(*inputs), **NEAR)
