@@ -132,11 +132,8 @@ def _ratio(row: Row, who: str, way: str) -> float:
 def attention() -> list[str]:
     """How many sizes, and the mean beside cuDNN and PyTorch's flash attention."""
     variants = ("softcap", "alibi", "documents", "dropout", "packed")
-    plain = [
-        row
-        for row in _attention()
-        if row.op == "attention" and not any(one in row.name for one in variants) and {"cuDNN", "flash"} <= row.figures.keys()
-    ]
+    rows = [row for row in _attention() if row.op == "attention" and {"cuDNN", "flash"} <= row.figures.keys()]
+    plain = [row for row in rows if not any(one in row.name for one in variants)]
     means = [
         math.exp(sum(math.log(_ratio(row, who, way)) for row in plain) / len(plain))
         for who, way in itertools.product(("cuDNN", "flash"), ("forward", "backward"))

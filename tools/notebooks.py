@@ -89,7 +89,8 @@ def _code(book: Any) -> list[Any]:
 
 def _texts(cell: Any) -> str:
     """The outputs of a cell, with the kind of a picture in its place."""
-    return "\n".join(_text(output) for output in cell.outputs)
+    # a bar of progress, which a busy machine shows for a moment, leaves an output without text
+    return "\n".join(filter(None, map(_text, cell.outputs)))
 
 
 def _text(output: Any) -> str:

@@ -118,7 +118,8 @@ class ChannelsUnaligned(Channels):
     summary = "the same, of the part of a vector that lies in the channel"
 
     def why_not(self, problem: Sums, gpu: Gpu) -> str | None:
-        return None
+        whole = problem.itemsize < 8 and problem.inner % (16 // problem.itemsize) == 0  # as the kernel tells them apart
+        return f"{problem.inner} elements of a channel are whole vectors, which `channels` takes" if whole else None
 
     def launch(self, problem: Sums, gpu: Gpu) -> Launch:
         return self._launch(problem, unaligned=True)
