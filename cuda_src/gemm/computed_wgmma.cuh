@@ -1,5 +1,10 @@
 // An epilogue that a line of C computes, on Hopper's tensor cores: y = f(z, captured tensors and numbers), z = x weight^T + bias.
 // The text that includes this defines f, and the kernel around it: see cupyops/_expression/linear_text.py.
+//
+// On an H100 in bf16, us, of one kernel; of cuBLAS's product and a kernel after it; of cuBLAS's product alone:
+//   8192 x 4096 x 4096    z * sigmoid(1.702 * z) + r    399    415    353
+//   8192 x 14336 x 4096   z * sigmoid(1.702 * z)       1275   1392   1268
+//   8192 x 4096 x 14336   z + r                        1241   1397   1347
 #pragma once
 
 #include "common/elementwise/expression.cuh"

@@ -239,7 +239,9 @@ class WgmmaBackward(Backward):
         return attention_bwd_prepare, attention_bwd_wgmma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """On Hopper alone, for what TMA can read, but for packed sequences with a fault that is not explained."""
+        if problem.tokens is not None and problem.width != problem.value_width:
+            return "packed sequences whose values have another width read outside of memory on a GPU"
         return why_not_by_tma(problem, gpu, max(self.shared(problem.d, keys, ALL) for keys in (False, True)))
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:

@@ -1,15 +1,15 @@
 """Products of fp32 for which PyTorch's flags allow TF32: cuBLAS has a third of its speed where rows are no whole vectors.
 
-PyTorch's own and the product of copies on an H100, in us, where both gradients are asked for:
+PyTorch's own and the product of copies on an H100, in us, in turns, where both gradients are asked for:
 
     m, n, k            forward        gradients
-    4097x4095x4088     1106    566    2284   1341
-    4096x4096x4095     1288    464    2349   1123
-    4096x4095x4096     1200    451    2220   1101
-    8192x4097x4096     2445    899    4543   2258
+    4097x4095x4088     1029    569    2184   1320
+    4096x4096x4095     1040    461    2127   1109
+    4096x4095x4096     1068    449    2118   1088
+    8192x4097x4096     2045    899    4217   2239
 
 Which of two gradients `torch.autograd.grad` asks for, PyTorch does not tell a Function: both are made. Where one of them is
-thrown away, backward takes 0.92 to 1.20 times as long as PyTorch's, which makes one alone.
+thrown away, backward takes 1.09 to 1.24 times as long as PyTorch's, which makes one alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InVectors(Form[gemm.Problem]):
     """PyTorch's own product, which follows its flags; where it would be slow, of copies."""
 
     name = "pytorch_in_vectors"
-    measured = "1.95 to 2.78 times as fast as PyTorch's own forward, 1.70 to 2.09 times in both gradients, on an H100"
+    measured = "1.81 to 2.38 times as fast as PyTorch's own forward, 1.65 to 1.95 times in both gradients, on an H100"
     summary = "PyTorch's own product of copies whose rows begin at 16 bytes, where its flags allow TF32"
 
     def why_not(self, problem: gemm.Problem, gpu: Gpu) -> str | None:

@@ -137,8 +137,8 @@ def test_what_lies_alike():
 
 @pytest.mark.parametrize("engine", ["mma", "wgmma"])
 def test_values_of_another_width(engine):
-    """Mma.sync is the choice, and wgmma as right where it is asked for."""
-    lengths, forms = (37, 130, 3), ("attention.forward:wgmma", "attention.backward:wgmma") if engine == "wgmma" else ()
+    """Mma.sync is the choice, and wgmma as right forward where it is asked for; backward it is refused."""
+    lengths, forms = (37, 130, 3), ("attention.forward:wgmma",) if engine == "wgmma" else ()
     torch.manual_seed(0)
     given = [torch.randn(170, 2, width).bfloat16().requires_grad_() for width in (192, 192, 128)]
     grad = torch.randn(170, 2, 128).bfloat16()
@@ -146,7 +146,11 @@ def test_values_of_another_width(engine):
         y = cupyops.attention(*given, **packed(lengths, lengths), causal="top_left")
         found = y, *torch.autograd.grad(y, given, grad)
     names = {record.kernel.partition("<")[0] for record in trace.launches()}
-    assert {f"attention_{way}_{engine}_variant" for way in ("fwd", "bwd")} <= names
+    assert {f"attention_fwd_{engine}_variant", "attention_bwd_mma_variant"} <= names
+    with cupyops.simulate("sm_90"), assume_gpu(**HOPPER), use_form("attention.backward:wgmma"):
+        y = cupyops.attention(*given, **packed(lengths, lengths), causal="top_left")
+        with pytest.raises(cupyops.InputError, match="another width"):
+            torch.autograd.grad(y, given, grad)
     wide, parts = [x.detach().double().requires_grad_() for x in given], []
     for i, length in enumerate(lengths):
         a, b = at(i, lengths)
