@@ -333,6 +333,22 @@ def test_hooks_on_a_norm_hear_float32():
     assert heard == [(torch.float32, torch.float32)] * 2
 
 
+def test_hooks_on_all_modules_hear_float32():
+    heard, model, x = [], Model(), torch.randn(2, 16)
+    cupyops.swap(model)
+
+    def listen(module, args, y):
+        if isinstance(module, nn.LayerNorm):
+            heard.append(y.dtype)
+
+    handle = nn.modules.module.register_module_forward_hook(listen)
+    try:
+        step(model, x)
+    finally:
+        handle.remove()
+    assert heard == [torch.float32] * 7
+
+
 def test_hooks_that_change_what_a_norm_gets():
     def double(model):
         model.blocks[1].two.register_forward_pre_hook(lambda module, args: (2 * args[0],))
