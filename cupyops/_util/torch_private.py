@@ -321,6 +321,11 @@ def module_hooks() -> bool:
     )
 
 
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether somebody hears the gradient of a tensor: by a hook of its own, or as its `.grad`."""
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
 def pre_step_hooks() -> Any:
     """What is called before each step of any optimizer."""
     return _optimizer._global_optimizer_pre_hooks
