@@ -21,7 +21,6 @@ from .constants import MISS
 from .definition import Definition, like_outputs
 from .kept import Kept, Pooled
 
-
 _LARGE = 2**22  # elements of all tensors together, for which kernels take ten microseconds or more
 
 
