@@ -105,7 +105,7 @@ available = hasattr(forward_ad, LEVEL) and None not in (
 
 
 def will_use_gradient(node: Any) -> bool:
-    """Whether the backward under way will use the gradient that goes to a node, of which `torch.autograd.grad` says which."""
+    """Whether the backward under way will use the gradient that goes to a node: `torch.autograd.grad` may ask for others."""
     if node is None or _will_execute is None:
         return node is not None
     try:
