@@ -1,7 +1,7 @@
 """Parameters of float32 that layers read in a half type under autocast: the copies of a model are made at once.
 
-Each layer would make its own, a launch for each parameter. What a layer asks for in one forward of the model is copied as the
-next one begins, in a launch or two, and dropped as it ends. A copy stands for its parameter only while that is as it was.
+Each layer would make its own, a launch for each parameter. What layers ask for in one forward of the model is copied as the
+next one begins, in a launch or two, and dropped as it ends. A copy stands for its parameter while that is as it was.
 """
 
 from __future__ import annotations
