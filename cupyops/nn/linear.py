@@ -30,6 +30,13 @@ class Linear(torch.nn.Linear):
                 return linear_lowered(input, self.weight, self.bias, *self._halves(input.dtype))
         return linear(input, self.weight, self.bias)
 
+    def without_bias(self, input: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Under autocast, with gradients: the product alone, and the bias of its type for whoever adds it; else None."""
+        input = _in_half(input)
+        if type(self) is not Linear or self.bias is None or not _is_lowered(input, self.weight, self.bias):
+            return None
+        return linear_lowered(input, self.weight, None, *self._halves(input.dtype)[:1]), self.bias.to(input.dtype)
+
     def _halves(self, half: torch.dtype) -> tuple[Tensor | None, ...]:
         """The copies of the parameters that the model has made, none where a subclass or a hook may change them first."""
         if type(self) is not Linear or self._forward_pre_hooks:

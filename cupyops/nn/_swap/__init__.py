@@ -120,7 +120,7 @@ def swap(
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
         ours, what = _successor(module, called[0], rotates, exact, known)
-        if lowerable and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
+        if not exact and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
             ours, what = (ours, what) if _refusal(module, found[0]) else found
         if isinstance(ours, str):
             reason = ours
