@@ -172,7 +172,7 @@ def _join(tree: ast.FunctionDef, acts: tuple[str, ...], layers: tuple[str, ...])
             if name is None or name != _target(following) or _given(getattr(one, "value", None), me, layers) is None:
                 continue
             if isinstance(given, ast.Name) and given.id == name:
-                act.args[0] = one.value  # type: ignore[union-attr]
+                act.args[0] = one.value  # type: ignore[union-attr, attr-defined]
                 body[at] = ast.copy_location(ast.Pass(), one)
     for node in ast.walk(tree):
         layer: Any = _given(node, me, acts)
