@@ -24,7 +24,7 @@ from ..._dispatch.norm_lowered import HALF, of_autocast
 from ..._util import torch_private
 from ...ops._add_norm_lowered import add_norm_lowered
 from ...ops._add_rms_norm import add_rms_norm
-from . import calls, sums_text
+from . import activated, calls, sums_text
 from .classes import MARK, Class, Recipe, derived, kind, recipe_of
 
 # On an H100 a step of GPT-2 takes 0.951 of what it takes without, of which 0.025 are across blocks; of ViT 0.943.
@@ -155,7 +155,8 @@ def _state(norm: Module, x: Tensor) -> tuple[Any, ...]:
 
 
 def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> tuple[Class, str] | None:
-    """The class of a module in whose forward a norm reads a sum, and what that is in words; None of any other.
+    """The class of a module in whose forward a norm reads a sum, or gelu a layer's results, and what that is in words; None
+    of any other.
 
     Args:
         module: of any class.
@@ -167,12 +168,21 @@ def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> 
     if isinstance(ours, str):
         return None
     recipe = None if ours is None else recipe_of(ours)
-    if not norms or (ours is not None and (recipe is None or recipe.kind != "calls")):
+    if ours is not None and (recipe is None or recipe.kind != "calls"):
         return None
-    if sums_text.with_sums(type(module).forward, norms) is None:
+    pair, forward, found = activated.names(module), type(module).forward, []
+    if norms and sums_text.with_sums(forward, norms) is not None:
+        found.append("residual sums with norms")
+    else:
+        norms = ()
+    if all(pair) and sums_text.with_sums(forward, (), *pair) is not None:
+        found.append("gelu of a layer")
+    else:
+        pair = ((), ())
+    if not found:
         return None
-    values = (None if recipe is None else recipe.values, norms)
-    what = "residual sums with norms in its forward"
+    values = (None if recipe is None else recipe.values, norms, *pair)
+    what = f"{', '.join(found)} in its forward"
     if recipe is not None:
         what = f"{recipe.what.removesuffix(' in its forward')}, {what}"
     return derived(type(module), Recipe("sums", values, what, exact=False)), what
@@ -180,10 +190,11 @@ def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> 
 
 @kind
 def sums(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A class whose forward has calls of `added` for sums; `values`: those of `calls`, or None, and the norms' names."""
-    of_calls, norms = values
+    """A class whose forward has calls of `added` for sums and of `activated` for gelu of layers; `values`: those of `calls`,
+    or None, and the names of norms, of activations and of layers."""
+    of_calls, *names = values
     bases, methods = ((cls,), {}) if of_calls is None else calls.calls(cls, of_calls)
-    forward = sums_text.with_sums(cls.forward, norms)
+    forward = sums_text.with_sums(cls.forward, *names)
     if forward is None:  # its text is not there, as where a module is unpickled
         return bases, methods
     if of_calls is not None:
@@ -207,4 +218,4 @@ def link(modules: Iterable[Module]) -> list[tuple[Module, Module]]:
     return found
 
 
-sums_text.CALLED.update(added=added, after=after)
+sums_text.CALLED.update(added=added, after=after, activated=activated.activated)
