@@ -51,9 +51,8 @@ __device__ __forceinline__ void combine_by_last(const Sizes& s, const Work& w, c
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    int* done = to.done + blockIdx.x % (gridDim.x / s.splits);
-    is_last = atomicAdd(done, 1) == s.splits - 1;
-    if (is_last) *done = 0;
+    auto* done = reinterpret_cast<unsigned*>(to.done) + blockIdx.x % (gridDim.x / s.splits);
+    is_last = atomicInc(done, s.splits - 1) == s.splits - 1;  // which leaves 0 behind
   }
   __syncthreads();
   if (!is_last) return;
