@@ -110,7 +110,7 @@ def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: tor
 
     def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
         given = (torch.randn(batch, rows, heads, width, device=device).to(dtype).transpose(1, 2) for _ in range(3))
-        of_heads = torch.tensor(slopes, device=device, requires_grad=name == "sinks")
+        of_heads = torch.tensor(slopes, device=device)
         return *(x.requires_grad_() for x in given), of_heads, (torch.arange(rows, device=device) * 4 // rows).int()
 
     def ours(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Any:
