@@ -11,11 +11,16 @@ struct RoleMaps {
   const float *lse2, *delta;
 };
 
+// Columns in whole panels of TMA.
+__device__ __forceinline__ constexpr int whole(int columns) { return (columns + 63) / 64 * 64; }
+
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
-// MORE: bytes after the panels. OWNED: tiles.
-template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct BackwardLayout {
-  static constexpr int OWN = 128 * D * 2, STREAM = BN * D * 2, ROW = BN * 4;
-  static constexpr int STREAM_AT = OWNED * OWN, MORE_AT = STREAM_AT + 2 * STAGES * STREAM, ROWS_AT = MORE_AT + MORE;
+// MORE: bytes after the panels. OWNED: tiles. DV: of values and grad_y. TILE: rows that are owned.
+template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, int TILE = 128> struct BackwardLayout {
+  static constexpr int kValues = DV, kTile = TILE;
+  static constexpr int OWN = TILE * whole(D) * 2, OWN_SECOND = OWNED == 2 ? TILE * whole(DV) * 2 : 0;
+  static constexpr int STREAM = BN * whole(D) * 2, STAGE = STREAM + BN * whole(DV) * 2, ROW = BN * 4;
+  static constexpr int STREAM_AT = OWN + OWN_SECOND, MORE_AT = STREAM_AT + STAGES * STAGE, ROWS_AT = MORE_AT + MORE;
   static constexpr int BARRIERS_AT = ROWS_AT + 4096;
   static_assert(2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   unsigned base, barriers;
@@ -26,7 +31,7 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct Backwar
   __device__ __forceinline__ unsigned full(int i) const { return barriers + 16 + 16 * i; }
   __device__ __forceinline__ unsigned free(int i) const { return barriers + 24 + 16 * i; }
   __device__ __forceinline__ unsigned entry(int i) const { return barriers + 512 + 8 * i; }
-  __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + 2 * i * STREAM; }
+  __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + i * STAGE; }
   __device__ __forceinline__ unsigned second(int i) const { return first(i) + STREAM; }
   // lse2 of a panel's rows, and `apart` bytes after them delta.
   __device__ __forceinline__ unsigned rows(int i, int apart) const { return base + ROWS_AT + 2 * i * apart; }
@@ -42,9 +47,9 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct Backwar
 };
 
 // In one pass: besides, dS of 128 keys twice, and with BULK what TMA adds to grad_q for each warpgroup.
-template <int D, int BN, int STAGES, bool BULK>
-struct OnceLayout : BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384> {
-  using Base = BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384>;
+template <int D, int DV, int BN, int STAGES, bool BULK>
+struct OnceLayout : BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384, 2, DV> {
+  using Base = BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384, 2, DV>;
   using Base::Base;
   __device__ __forceinline__ unsigned differences(int i) const { return this->base + Base::MORE_AT + i * 128 * BN * 2; }
   __device__ __forceinline__ unsigned staged(int group) const { return differences(2) + group * 16384; }
@@ -112,22 +117,24 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
                                         const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
-  mbarrier::arrive_and_expect(at.owned(), (PART == kOfValues ? 1 : 2) * At::OWN);
+  constexpr int DV = At::kValues;
+  mbarrier::arrive_and_expect(at.owned(), At::OWN + At::OWN_SECOND);
   const Place own = place_of<Variant>(work.own_row, work.own_rows, work.own_start, work.batch);
   for (int x = 0; x < D; x += 64) {
-    tma::load(at.base + x * 256, given.own_first, x, own.row, work.head, own.batch, at.owned());
-    if (PART == kOfValues) continue;
-    tma::load(at.base + At::OWN + x * 256, given.own_second, x, own.row, work.head, own.batch, at.owned());
+    tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.head, own.batch, at.owned());
+  }
+  for (int x = 0; x < (PART == kOfValues ? 0 : DV); x += 64) {
+    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.head, own.batch, at.owned());
   }
   Ring<STAGES> ring;
   const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
     const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
     mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
     if constexpr (Variant::kMaps) put_entry(at.entry(ring.stage), entry, query_head);
-    mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * ROW : 0));
+    mbarrier::arrive_and_expect(full, At::STAGE + (KEYS ? 2 * ROW : 0));
     const Place to = place_of<Variant>(row, work.rows, work.start, work.batch);
     for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
-    for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
+    for (int x = 0; x < DV; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
     if (KEYS) {
       const long long of = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
       tma::load_line(at.rows(ring.stage, ROW), given.lse2 + of, ROW, full);
@@ -159,6 +166,7 @@ struct Gradient {
   // computed: the sums over P.
   static constexpr bool DELAYED = FIRST_OUT && (!KEYS || D < 128 || PART == kOfKeys);
   static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
+  static constexpr int DV = At::kValues;
 
   const At& at;
   const Work<BN, KEYS, BOUNDS>& work;
@@ -169,7 +177,7 @@ struct Gradient {
   Ring<STAGES> ring;
   int before = 0;  // the stage of the panel before
   int columns_from = 0;  // of the panel that passes, this thread's first column
-  float s[BN / 2], dp[BN / 2], d_first[FIRST_OUT ? D / 2 : 1], d_second[SECOND_OUT ? D / 2 : 1];
+  float s[BN / 2], dp[BN / 2], d_first[FIRST_OUT ? D / 2 : 1], d_second[SECOND_OUT ? DV / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
   Kept<BN / 2> kept;
@@ -222,14 +230,16 @@ struct Gradient {
     float of_second = 1;
     if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
     const unsigned second_at = own_at + FIRST_OUT * At::OWN;
-    if constexpr (SECOND_OUT) put<T, D>(second_at, 128 * kLine, d_second, of_second, of_second);
+    if constexpr (SECOND_OUT) put<T, DV>(second_at, 128 * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
-        for (int x = 0; x < D; x += 64) {
-          if (FIRST_OUT) tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
-          if (SECOND_OUT) tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * 256);
+        for (int x = 0; x < (FIRST_OUT ? D : 0); x += 64) {
+          tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
+        }
+        for (int x = 0; x < (SECOND_OUT ? DV : 0); x += 64) {
+          tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * 256);
         }
       }
       tma::end_stores();
@@ -248,7 +258,7 @@ struct Gradient {
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
-    if constexpr (FIRST_OUT) begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    if constexpr (FIRST_OUT) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     draw(now);
     if constexpr (Variant::kScores) {
       finish<0>(s);
@@ -272,7 +282,7 @@ struct Gradient {
     if constexpr (SECOND_OUT) {
       weigh();
       wgmma::fence();
-      begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
+      begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     }
     if constexpr (FIRST_OUT && !Variant::kScores) {
       finish<SECOND_OUT>(dp);

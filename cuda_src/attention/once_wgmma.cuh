@@ -10,16 +10,21 @@ constexpr int kBoth = 3;
 
 // A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
 // the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
-template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
-struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>> {
-  using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, BN, STAGES, BULK>>;
-  using At = OnceLayout<D, BN, STAGES, BULK>;
+template <typename T, int D, int DV, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
+struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, BN, STAGES, BULK>> {
+  using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, BN, STAGES, BULK>>;
+  using At = OnceLayout<D, DV, BN, STAGES, BULK>;
   using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at,
       Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
-  static_assert(BN * D == 64 * 128, "of a panel of grad_q each warpgroup has 64 x 64: other columns, or other rows");
+  // Of a panel of grad_q a warpgroup has 64 rows, or 64 columns, and of three panels of columns half of the one in between too.
+  static constexpr int COLUMNS = whole(D), ROWS = BN / 64;
+  static constexpr bool HALVES = COLUMNS == 192;
+  static_assert(HALVES ? BN == 64 && !BULK : ROWS * COLUMNS == 128, "two warpgroups share a panel of grad_q");
   // There are no registers for P beside its rounded values, which a product in flight reads: it begins when dS is made.
   static constexpr bool LATE = BN == 128;
+  // There are none for P beside dP: dS takes P as it was rounded, as the peers' does.
+  static constexpr bool EARLY = D > 128 && !Variant::kScores && !Variant::kDrops;
 
   float* const sums;
 
@@ -42,13 +47,13 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
 
  private:
   __device__ __forceinline__ void step(int panel, int head, int buffer) {
-    float d_q[32];
+    float d_q[32], d_q_half[HALVES ? 16 : 1];
     mbarrier::wait(at.full(ring.stage), ring.phase);
     Passing now = {panel, head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
-    begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    if constexpr (!EARLY) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     this->draw(now);
     if constexpr (Variant::kScores) {
       finish<0>(s), finish<0>(dp);
@@ -56,7 +61,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       this->drop();
       this->changed(now.head, now.panel * BN + lane % 4 * 2);
     } else {
-      finish<1>(s);
+      finish<!EARLY>(s);
       this->mask(now), outside();
       this->probabilities();
     }
@@ -68,8 +73,17 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     if constexpr (LATE) rounded();
     else this->weigh();
     wgmma::fence();
-    begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
-    if constexpr (!LATE && !Variant::kScores) {
+    if constexpr (EARLY) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
+    if constexpr (EARLY) {
+      finish<1>(dp);
+#pragma unroll
+      for (int i = 0; i < BN / 4; ++i) {
+        const float2 both = unpack<T>(p[i]);
+        s[2 * i] = both.x, s[2 * i + 1] = both.y;
+      }
+      this->differences();
+    } else if constexpr (!LATE && !Variant::kScores) {
       finish<1>(dp);
       this->drop();
       this->differences();
@@ -79,16 +93,28 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     meet(kBoth, 256);
     wgmma::fence();
     const unsigned a = operand(at.differences(buffer) + (BN == 128 ? group * 128 * kLine : 0), 16);
-    const unsigned b = operand(at.base + (D == 128 ? group * 128 * kLine : 0), 16);
+    const unsigned b = operand(at.base + (ROWS == 1 ? group * (HALVES ? 2 : 1) * 128 * kLine : 0), 16);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       wgmma::Product<T, 64, true, true>::add(d_q, descriptor(a + j * kLine), descriptor(b + j * kLine), j > 0);
+    }
+    if constexpr (HALVES) {
+      const unsigned half = operand(at.base + 128 * kLine + group * (kLine / 2), 16);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        wgmma::Product<T, 32, true, true>::add(d_q_half, descriptor(a + j * kLine), descriptor(half + j * kLine), j > 0);
+      }
     }
     wgmma::end_group();
     begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
     finish<1>(d_q);
     const long long of = static_cast<long long>(work.batch) * sizes.heads + now.head;
-    add(sums + (of * sizes.padded + now.panel * BN) * D + group * 4096, d_q);
+    float* const to = sums + (of * sizes.padded + now.panel * BN) * COLUMNS;
+    add(to + group * (HALVES ? 2 : 1) * 4096, d_q);
+    if constexpr (HALVES) {
+      finish<1>(d_q_half);
+      add(to + 4096 + group * 2048, d_q_half);
+    }
     finish<0>(d_first);
     finish<0>(d_second);
     this->release(ring.stage);
@@ -127,8 +153,8 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     tma::fence_shared();
   }
 
-  // Of 64 x 64 sums, which lie as the threads hold them: see collect().
-  __device__ __forceinline__ void add(float* to, const float (&d_q)[32]) const {
+  // Of sums of 64 rows, which lie as the threads hold them, by 8 columns: see collect().
+  template <int N> __device__ __forceinline__ void add(float* to, const float (&d_q)[N]) const {
     const int thread = threadIdx.x % 128;
     if constexpr (BULK) {
       const unsigned from = at.staged(group);
@@ -148,7 +174,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < N / 4; ++j) {
         asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * thread),
                      "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
                      : "memory");
@@ -157,14 +183,14 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
   }
 };
 
-// grad_q of 64 x 64 sums that lie as a warpgroup held them: rounded, and turned through shared memory into whole lines.
-template <typename T, int D>
-__device__ __forceinline__ void collect(const float4* sums, T* grad_q, float scale, const Strides& to,
+// grad_q of 64 x 64 sums that lie as a warpgroup held them, `across` side by side: rounded, and turned through shared memory into
+// whole lines.
+template <typename T>
+__device__ __forceinline__ void collect(const float4* sums, T* grad_q, float scale, int across, const Strides& to,
                                         const Sizes& sizes) {
   __shared__ __align__(16) unsigned tile[64][36];  // of two values each; 4 more, so that eight rows meet no bank twice
-  constexpr int ACROSS = D / 64;
-  const int tiles = sizes.padded / 64 * ACROSS, in = blockIdx.x % tiles, of = blockIdx.x / tiles;
-  const int first = in / ACROSS * 64, lane = threadIdx.x % 32, line = threadIdx.x / 32 * 16 + lane / 4;
+  const int tiles = sizes.padded / 64 * across, in = blockIdx.x % tiles, of = blockIdx.x / tiles;
+  const int first = in / across * 64, lane = threadIdx.x % 32, line = threadIdx.x / 32 * 16 + lane / 4;
   if (first >= sizes.queries) return;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -173,7 +199,7 @@ __device__ __forceinline__ void collect(const float4* sums, T* grad_q, float sca
     tile[line + 8][4 * j + lane % 4] = pack<T>(x.z * scale, x.w * scale);
   }
   __syncthreads();
-  const int chunk = threadIdx.x % 8, column = in % ACROSS * 64 + chunk * 8;
+  const int chunk = threadIdx.x % 8, column = in % across * 64 + chunk * 8;
   if (column >= sizes.width) return;
   T* const at = grad_q + of / sizes.heads * to.batch + of % sizes.heads * to.head + column;
 #pragma unroll
