@@ -47,7 +47,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
 
  private:
   __device__ __forceinline__ void step(int panel, int head, int buffer) {
-    float d_q[32], d_q_half[HALVES ? 16 : 1];
+    float d_q[32];
     mbarrier::wait(at.full(ring.stage), ring.phase);
     Passing now = {panel, head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
@@ -77,20 +77,16 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     if constexpr (EARLY) {
       finish<1>(dp);
-#pragma unroll
-      for (int i = 0; i < BN / 4; ++i) {
-        const float2 both = unpack<T>(p[i]);
-        s[2 * i] = both.x, s[2 * i + 1] = both.y;
-      }
-      this->differences();
+      put_differences_of_rounded(at.differences(buffer));
     } else if constexpr (!LATE && !Variant::kScores) {
       finish<1>(dp);
       this->drop();
       this->differences();
     }
-    if constexpr (!LATE) round<T>(ds, dp);
-    put_differences(at.differences(buffer));
+    if constexpr (!LATE && !EARLY) round<T>(ds, dp);
+    if constexpr (!EARLY) put_differences(at.differences(buffer));
     meet(kBoth, 256);
+    if constexpr (EARLY) finish<0>(d_second);  // P's registers are free then
     wgmma::fence();
     const unsigned a = operand(at.differences(buffer) + (BN == 128 ? group * 128 * kLine : 0), 16);
     const unsigned b = operand(at.base + (ROWS == 1 ? group * (HALVES ? 2 : 1) * 128 * kLine : 0), 16);
@@ -98,21 +94,32 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     for (int j = 0; j < 8; ++j) {
       wgmma::Product<T, 64, true, true>::add(d_q, descriptor(a + j * kLine), descriptor(b + j * kLine), j > 0);
     }
-    if constexpr (HALVES) {
-      const unsigned half = operand(at.base + 128 * kLine + group * (kLine / 2), 16);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        wgmma::Product<T, 32, true, true>::add(d_q_half, descriptor(a + j * kLine), descriptor(half + j * kLine), j > 0);
-      }
-    }
     wgmma::end_group();
-    begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
+    if constexpr (EARLY) {
+      const unsigned mine = operand(at.differences(buffer) + group * 64 * kLine, 16);
+      const unsigned q = operand(at.first(ring.stage), BN * kLine);
+#pragma unroll
+      for (int j = 0; j < BN / 16; ++j) {
+        wgmma::Product<T, D, false, true>::add(d_first, descriptor(mine + 2 * j), descriptor(q + j * kLine), 1);
+      }
+      wgmma::end_group();
+    } else {
+      begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
+    }
     finish<1>(d_q);
     const long long of = static_cast<long long>(work.batch) * sizes.heads + now.head;
     float* const to = sums + (of * sizes.padded + now.panel * BN) * COLUMNS;
     add(to + group * (HALVES ? 2 : 1) * 4096, d_q);
     if constexpr (HALVES) {
-      finish<1>(d_q_half);
+      float d_q_half[16];
+      wgmma::fence();
+      const unsigned half = operand(at.base + 128 * kLine + group * (kLine / 2), 16);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        wgmma::Product<T, 32, true, true>::add(d_q_half, descriptor(a + j * kLine), descriptor(half + j * kLine), j > 0);
+      }
+      wgmma::end_group();
+      finish<0>(d_q_half);
       add(to + 4096 + group * 2048, d_q_half);
     }
     finish<0>(d_first);
@@ -130,6 +137,22 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     for (int i = 0; i < BN / 4; ++i) asm volatile("" : "+r"(ds[i]), "+r"(p[i])::"memory");
   }
 
+  // dS of P as it was rounded, which leaves its registers at once.
+  __device__ __forceinline__ void put_differences_of_rounded(unsigned to) const {
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+      unsigned four[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 delta = this->of_columns(2 * j + i / 2, Base::ROW), both = unpack<T>(p[4 * j + i]);
+        const float* of = dp + 8 * j + 2 * i;
+        four[i] = pack<T>(both.x * (of[0] - delta.x), both.y * (of[1] - delta.y));
+      }
+      put_four(to, j, four);
+    }
+    tma::fence_shared();
+  }
+
   // Keys that there are none of have a score of 0, and an lse of less than -128 would make their weights inf.
   __device__ __forceinline__ void outside() {
     if (group_row + 64 <= sizes.keys) return;
@@ -141,16 +164,18 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
 
   // As panels of 64 queries, with a line for each key.
   __device__ __forceinline__ void put_differences(unsigned to) const {
-    const int line = group * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-    for (int j = 0; j < BN / 16; ++j) {
-      const unsigned chunk = (j % 4 * 2 + lane / 16) ^ line % 8;
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to + j / 4 * 128 * kLine +
-                                                                                            line * kLine + chunk * 16),
-                   "r"(ds[4 * j]), "r"(ds[4 * j + 1]), "r"(ds[4 * j + 2]), "r"(ds[4 * j + 3])
-                   : "memory");
-    }
+    for (int j = 0; j < BN / 16; ++j) put_four(to, j, ds + 4 * j);
     tma::fence_shared();
+  }
+  // Of 16 queries.
+  __device__ __forceinline__ void put_four(unsigned to, int j, const unsigned* four) const {
+    const int line = group * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const unsigned chunk = (j % 4 * 2 + lane / 16) ^ line % 8;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to + j / 4 * 128 * kLine +
+                                                                                          line * kLine + chunk * 16),
+                 "r"(four[0]), "r"(four[1]), "r"(four[2]), "r"(four[3])
+                 : "memory");
   }
 
   // Of sums of 64 rows, which lie as the threads hold them, by 8 columns: see collect().
