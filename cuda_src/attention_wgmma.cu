@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(384, 1)
 // Grid: a block for each tile of 128 keys of each of their heads. Block: 384. Shared memory: two tiles, twice STAGES panels of BN
 // queries, dS twice, 6 KiB, and with BULK 32 KiB. A warpgroup owns 64 keys, and sums grad_k and grad_v in the order of the queries
 // that pass, head after head of a group; sums, 0 before, has grad_q added to it in no order.
-template <typename T, int D, int DV, int BN, int STAGES, bool BULK, int BOUNDS>
+template <typename T, int D, int DV, int TILE, int BN, int STAGES, bool BULK, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
@@ -105,14 +105,25 @@ __global__ void __launch_bounds__(384, 1)
                              const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
                              float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
-  const attention::OnceLayout<D, DV, BN, STAGES, BULK> at(memory);
+  const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
   at.begin();
-  attention::Work<BN, true, BOUNDS> work(sizes);
+  attention::Work<BN, true, BOUNDS, TILE> work(sizes);
   work.spread();
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, given, sizes);
+  } else if constexpr (TILE == 64) {
+    wgmma::take_registers<240>();
+    if (threadIdx.x < 256) {
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, false> gradient(at, work, given, sums, scale, sizes);
+      gradient.run();
+      gradient.store(given, scale);
+    } else {
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, true> gradient(at, work, given, sums, scale, sizes);
+      gradient.run();
+      gradient.store(given, scale);
+    }
   } else {
     wgmma::take_registers<240>();
     attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);

@@ -46,17 +46,8 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, in
   }
 };
 
-// In one pass: besides, dS of 128 keys twice, and with BULK what TMA adds to grad_q for each warpgroup.
-template <int D, int DV, int BN, int STAGES, bool BULK>
-struct OnceLayout : BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384, 2, DV> {
-  using Base = BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384, 2, DV>;
-  using Base::Base;
-  __device__ __forceinline__ unsigned differences(int i) const { return this->base + Base::MORE_AT + i * 128 * BN * 2; }
-  __device__ __forceinline__ unsigned staged(int group) const { return differences(2) + group * 16384; }
-};
-
 // A block's tile, and the panels of the other side that pass: within a section, tiles with most to do first.
-template <int BN, bool KEYS, int BOUNDS> struct Work {
+template <int BN, bool KEYS, int BOUNDS, int TILE = 128> struct Work {
   int own_rows, rows, head, batch, own_row, begin, end, panels, all, group, members;
   int shift = 0;  // the panel of each head that passes first is begin + shift
   int own_start = 0, start = 0;  // of a packed sequence, where what is owned begins, and what passes
@@ -65,19 +56,19 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
     own_rows = KEYS ? sizes.keys : sizes.queries;
     const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads;
     members = KEYS ? sizes.group : 1;
-    const int tiles_each = (own_rows + 127) / 128, whole = sizes.section * tiles_each;
+    const int tiles_each = (own_rows + TILE - 1) / TILE, whole = sizes.section * tiles_each;
     const int section = blockIdx.x / whole * sizes.section, in = blockIdx.x % whole;
     const int wide = min(sizes.section, heads * sizes.batches - section);
     head = (section + in % wide) % heads, batch = (section + in % wide) / heads;
-    own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * 128;
+    own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * TILE;
     look(sizes);
   }
 
   // What passes, by the sizes of one of packed sequences where they are.
   __device__ __forceinline__ void look(const Sizes& sizes) {
     own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
-    const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + 127)
-                              : key_panels<BOUNDS, BN>(sizes, own_row, own_row + 127);
+    const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + TILE - 1)
+                              : key_panels<BOUNDS, BN>(sizes, own_row, own_row + TILE - 1);
     begin = range.begin, end = range.end;
     panels = max(0, end - begin), all = panels * members;
   }
@@ -94,12 +85,12 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
 
   // Blocks of one head begin at different panels, so that they do not all add to the same rows at once.
   __device__ __forceinline__ void spread() {
-    if (BOUNDS == 0) shift = own_row / 128 * panels / ((own_rows + 127) / 128);
+    if (BOUNDS == 0) shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
   }
 
   // Of a map: the panels of one of the heads of the queries, and of all.
   __device__ __forceinline__ const int* list(const Map& map, int member) const {
-    return map.of(batch, KEYS ? head * group + member : head, own_row / 128);
+    return map.of(batch, KEYS ? head * group + member : head, own_row / TILE);
   }
   __device__ __forceinline__ void count(const Map& map) {
     all = 0;
@@ -113,7 +104,7 @@ enum Part { kAll, kOfKeys, kOfValues };
 
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
 template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, int PART = kAll, typename At, typename Variant = Plain>
-__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
+__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work, const RoleMaps& given,
                                         const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
@@ -167,9 +158,10 @@ struct Gradient {
   static constexpr bool DELAYED = FIRST_OUT && (!KEYS || D < 128 || PART == kOfKeys);
   static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
   static constexpr int DV = At::kValues;
+  static constexpr bool SHARED = At::kTile == 64;  // both warpgroups have the same rows, each of one result
 
   const At& at;
-  const Work<BN, KEYS, BOUNDS>& work;
+  const Work<BN, KEYS, BOUNDS, At::kTile>& work;
   const Sizes& sizes;
   const int group, lane, group_row, row;  // row: the first of this thread's two, 8 apart
   const unsigned own_at;
@@ -183,16 +175,16 @@ struct Gradient {
   Kept<BN / 2> kept;
   const Variant& variant;
 
-  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
+  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work, const RoleMaps& given,
                                       float natural_scale, const Sizes& sizes, const Variant& variant = {})
       : at(at),
         work(work),
         sizes(sizes),
         group(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1),
         lane(threadIdx.x % 32),
-        group_row(work.own_row + group * 64),
+        group_row(work.own_row + (SHARED ? 0 : group * 64)),
         row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
-        own_at(at.base + group * 64 * kLine),
+        own_at(at.base + (SHARED ? 0 : group * 64 * kLine)),
         scale(Variant::kScores ? natural_scale : natural_scale * kLog2E),
         variant(variant) {
 #pragma unroll
@@ -226,20 +218,20 @@ struct Gradient {
 
   // Each warpgroup's results take the place of the rows that only it has read.
   __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
-    if constexpr (FIRST_OUT) put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
+    if constexpr (FIRST_OUT) put<T, D>(own_at, At::kTile * kLine, d_first, natural_scale, natural_scale);
     float of_second = 1;
     if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
-    const unsigned second_at = own_at + FIRST_OUT * At::OWN;
-    if constexpr (SECOND_OUT) put<T, DV>(second_at, 128 * kLine, d_second, of_second, of_second);
+    const unsigned second_at = own_at + (FIRST_OUT || SHARED) * At::OWN;
+    if constexpr (SECOND_OUT) put<T, DV>(second_at, At::kTile * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
         for (int x = 0; x < (FIRST_OUT ? D : 0); x += 64) {
-          tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
+          tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * At::kTile * 2);
         }
         for (int x = 0; x < (SECOND_OUT ? DV : 0); x += 64) {
-          tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * 256);
+          tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * At::kTile * 2);
         }
       }
       tma::end_stores();

@@ -5,15 +5,47 @@
 
 namespace attention {
 
+// Besides, dS of 128 keys twice, and with BULK what TMA adds to grad_q for each warpgroup; of 64 keys dS and P once.
+template <int TILE, int BN, bool BULK> constexpr int kMoreOnce = 2 * TILE * BN * 2 + BULK * 2 * 16384;
+template <int D, int DV, int TILE, int BN, int STAGES, bool BULK>
+struct OnceLayout : BackwardLayout<D, BN, STAGES, kMoreOnce<TILE, BN, BULK>, 2, DV, TILE> {
+  using Base = BackwardLayout<D, BN, STAGES, kMoreOnce<TILE, BN, BULK>, 2, DV, TILE>;
+  using Base::Base;
+  __device__ __forceinline__ unsigned differences(int i) const { return this->base + Base::MORE_AT + i * TILE * BN * 2; }
+  __device__ __forceinline__ unsigned weights() const { return differences(1); }
+  __device__ __forceinline__ unsigned staged(int group) const { return differences(2) + group * 16384; }
+};
+
 // dS of both warpgroups is there; of the panel before, both have taken what they need.
 constexpr int kBoth = 3;
+constexpr int kWeights = 4;  // P is there
+
+// dS of 16 queries, the j-th of a warpgroup's: as panels of 64 queries, with a line for each of 64 keys from `first` on.
+__device__ __forceinline__ void put_four(unsigned to, int first, int j, const unsigned* four) {
+  const int lane = threadIdx.x % 32, line = first + threadIdx.x / 32 % 4 * 16 + lane % 16;
+  const unsigned chunk = (j % 4 * 2 + lane / 16) ^ line % 8;
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to + j / 4 * 128 * kLine +
+                                                                                        line * kLine + chunk * 16),
+               "r"(four[0]), "r"(four[1]), "r"(four[2]), "r"(four[3])
+               : "memory");
+}
+
+// Adds sums of 64 rows, which lie as the threads hold them, 8 columns after the other: see collect().
+template <int N> __device__ __forceinline__ void add(float* to, const float (&d_q)[N]) {
+#pragma unroll
+  for (int j = 0; j < N / 4; ++j) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * (threadIdx.x % 128)),
+                 "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
+                 : "memory");
+  }
+}
 
 // A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
 // the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
 template <typename T, int D, int DV, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
-struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, BN, STAGES, BULK>> {
-  using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, BN, STAGES, BULK>>;
-  using At = OnceLayout<D, DV, BN, STAGES, BULK>;
+struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, 128, BN, STAGES, BULK>> {
+  using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, 128, BN, STAGES, BULK>>;
+  using At = OnceLayout<D, DV, 128, BN, STAGES, BULK>;
   using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at,
       Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
@@ -109,7 +141,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     finish<1>(d_q);
     const long long of = static_cast<long long>(work.batch) * sizes.heads + now.head;
     float* const to = sums + (of * sizes.padded + now.panel * BN) * COLUMNS;
-    add(to + group * (HALVES ? 2 : 1) * 4096, d_q);
+    add_panel(to + group * (HALVES ? 2 : 1) * 4096, d_q);
     if constexpr (HALVES) {
       float d_q_half[16];
       wgmma::fence();
@@ -148,7 +180,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
         const float* of = dp + 8 * j + 2 * i;
         four[i] = pack<T>(both.x * (of[0] - delta.x), both.y * (of[1] - delta.y));
       }
-      put_four(to, j, four);
+      put_four(to, group * 64, j, four);
     }
     tma::fence_shared();
   }
@@ -162,27 +194,16 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     }
   }
 
-  // As panels of 64 queries, with a line for each key.
   __device__ __forceinline__ void put_differences(unsigned to) const {
 #pragma unroll
-    for (int j = 0; j < BN / 16; ++j) put_four(to, j, ds + 4 * j);
+    for (int j = 0; j < BN / 16; ++j) put_four(to, group * 64, j, ds + 4 * j);
     tma::fence_shared();
   }
-  // Of 16 queries.
-  __device__ __forceinline__ void put_four(unsigned to, int j, const unsigned* four) const {
-    const int line = group * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-    const unsigned chunk = (j % 4 * 2 + lane / 16) ^ line % 8;
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to + j / 4 * 128 * kLine +
-                                                                                          line * kLine + chunk * 16),
-                 "r"(four[0]), "r"(four[1]), "r"(four[2]), "r"(four[3])
-                 : "memory");
-  }
 
-  // Of sums of 64 rows, which lie as the threads hold them, by 8 columns: see collect().
-  template <int N> __device__ __forceinline__ void add(float* to, const float (&d_q)[N]) const {
-    const int thread = threadIdx.x % 128;
+  __device__ __forceinline__ void add_panel(float* to, const float (&d_q)[32]) const {
     if constexpr (BULK) {
       const unsigned from = at.staged(group);
+      const int thread = threadIdx.x % 128;
       if (thread == 0) tma::wait_for_stores<0>();
       meet(1 + group, 128);
 #pragma unroll
@@ -198,12 +219,149 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
         tma::end_stores();
       }
     } else {
-#pragma unroll
-      for (int j = 0; j < N / 4; ++j) {
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * thread),
-                     "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
-                     : "memory");
+      add(to, d_q);
+    }
+  }
+};
+
+// A consumer, a warpgroup, where rows are so wide that there are no registers for two results: both have the same 64 keys, one
+// P and grad_v, which it gives P to the other, and that one dS and grad_k; of grad_q = dS k each has half of the columns.
+template <typename T, int D, int DV, int STAGES, int BOUNDS, bool VALUES, typename Variant = Plain>
+struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<D, DV, 64, 64, STAGES, false>,
+                            VALUES ? kOfValues : kOfKeys> {
+  static constexpr int BN = 64, COLUMNS = whole(D);
+  static constexpr bool HALVES = COLUMNS == 192;  // three panels of columns
+  static_assert(HALVES || COLUMNS == 256, "two warpgroups share the columns of grad_q");
+  using At = OnceLayout<D, DV, 64, BN, STAGES, false>;
+  using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, At, VALUES ? kOfValues : kOfKeys>;
+  using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at, Base::ring;
+  using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
+
+  float* const sums;
+
+  __device__ __forceinline__ OneResult(const At& at, const Work<BN, true, BOUNDS, 64>& work, const RoleMaps& given,
+                                       float* sums, float natural_scale, const Sizes& sizes, const Variant& variant = {})
+      : Base(at, work, given, natural_scale, sizes, variant), sums(sums) {}
+
+  __device__ __forceinline__ void run() {
+    mbarrier::wait(at.owned(), 0);
+    for (int i = 0, panel = work.begin + work.shift, in = 0, head = work.head * work.group; i < work.all; ++i) {
+      step(panel, head);
+      if (++panel == work.end) panel = work.begin;
+      if (++in == work.panels) in = 0, ++head;
+    }
+    meet(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
+  }
+
+ private:
+  __device__ __forceinline__ void step(int panel, int head) {
+    mbarrier::wait(at.full(ring.stage), ring.phase);
+    Passing now = {panel, head, true};
+    if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
+    wgmma::fence();
+    if constexpr (VALUES || Variant::kScores) begin_across<T, D, BN, 64>(s, own_at, at.first(ring.stage));
+    if constexpr (!VALUES) begin_across<T, DV, BN, 64>(dp, own_at + At::OWN, at.second(ring.stage));
+    this->draw(now);
+    if constexpr (VALUES || Variant::kScores) {
+      finish<0>(s);
+      this->mask(now), outside();
+    }
+    if constexpr (Variant::kScores) {
+      if constexpr (!VALUES) finish<0>(dp), this->drop();
+      this->changed(now.head, now.panel * BN + lane % 4 * 2);
+    } else if constexpr (VALUES) {
+      this->probabilities();
+    }
+    if constexpr (VALUES) {
+      round<T>(p, s);
+      if constexpr (!Variant::kScores) give_weights();
+      signal(kWeights, 256);
+      this->weigh();
+      wgmma::fence();
+      begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
+    } else {
+      meet(kWeights, 256);
+      if constexpr (!Variant::kScores) {
+        take_weights();
+        finish<0>(dp);
+        this->drop();
+        differences();
+      } else {
+        round<T>(ds, dp);
       }
+#pragma unroll
+      for (int j = 0; j < BN / 16; ++j) put_four(at.differences(0), 0, j, ds + 4 * j);
+      tma::fence_shared();
+      wgmma::fence();
+      begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
+    }
+    meet(kBoth, 256);
+    float* const to = sums + ((static_cast<long long>(work.batch) * sizes.heads + now.head) * sizes.padded + now.panel * BN) * COLUMNS;
+    if constexpr (HALVES) {
+      add_product<64>(to, group * 128);
+      add_product<32>(to, 64 + group * 32);
+    } else {
+      add_product<128>(to, group * 128);
+    }
+    this->release(ring.stage);
+    ring.advance();
+  }
+
+  // Of grad_q N columns from `column` on; what was in flight before is complete then.
+  template <int N> __device__ __forceinline__ void add_product(float* to, int column) {
+    float d_q[N / 2];
+    wgmma::fence();
+    const unsigned a = operand(at.differences(0), 16);
+    const unsigned b = operand(at.base + column / 64 * 64 * kLine + column % 64 * 2, 64 * kLine);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      wgmma::Product<T, N, true, true>::add(d_q, descriptor(a + j * kLine), descriptor(b + j * kLine), j > 0);
+    }
+    wgmma::end_group();
+    if constexpr (VALUES) finish<0>(d_second);
+    else finish<0>(d_first);
+    finish<0>(d_q);
+    add(to + column * 64, d_q);
+  }
+
+  // P as a thread has it, for the same thread of the other warpgroup.
+  __device__ __forceinline__ void give_weights() const {
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at.weights() + 2048 * j + threadIdx.x % 128 * 16),
+                   "r"(p[4 * j]), "r"(p[4 * j + 1]), "r"(p[4 * j + 2]), "r"(p[4 * j + 3])
+                   : "memory");
+    }
+  }
+  __device__ __forceinline__ void take_weights() {
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(p[4 * j]), "=r"(p[4 * j + 1]), "=r"(p[4 * j + 2]), "=r"(p[4 * j + 3])
+                   : "r"(at.weights() + 2048 * j + threadIdx.x % 128 * 16)
+                   : "memory");
+    }
+  }
+
+  // ds = dS of P as it was rounded.
+  __device__ __forceinline__ void differences() {
+#pragma unroll
+    for (int i = 0; i < BN / 8; ++i) {
+      const float2 delta = this->of_columns(i, Base::ROW);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float2 both = unpack<T>(p[2 * i + r]);
+        const int e = 4 * i + 2 * r;
+        ds[2 * i + r] = pack<T>(both.x * (dp[e] - delta.x), both.y * (dp[e + 1] - delta.y));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void outside() {
+    if (group_row + 64 <= sizes.keys) return;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      if (row + e / 2 % 2 * 8 >= sizes.keys) s[e] = -infinity<float>();
     }
   }
 };

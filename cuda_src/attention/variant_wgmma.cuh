@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(384, 1)
   }
 }
 
-template <typename T, int D, int DV, int BN, int STAGES, bool BULK, int BOUNDS>
+template <typename T, int D, int DV, int TILE, int BN, int STAGES, bool BULK, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma_variant(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                                      const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
@@ -75,16 +75,27 @@ __global__ void __launch_bounds__(384, 1)
                                      const void* __restrict__ c2, const void* __restrict__ c3,
                                      const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
-  const attention::OnceLayout<D, DV, BN, STAGES, BULK> at(memory);
+  const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps maps{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
-  attention::Work<BN, true, BOUNDS> work(sizes);
+  attention::Work<BN, true, BOUNDS, TILE> work(sizes);
   work.spread();
   if constexpr (attention::Variant::kMaps) work.count(variant.map);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, maps, sizes, variant);
+  } else if constexpr (TILE == 64) {
+    wgmma::take_registers<240>();
+    if (threadIdx.x < 256) {
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, false, attention::Variant> gradient(at, work, maps, sums, scale, sizes, variant);
+      gradient.run();
+      gradient.store(maps, scale);
+    } else {
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, true, attention::Variant> gradient(at, work, maps, sums, scale, sizes, variant);
+      gradient.run();
+      gradient.store(maps, scale);
+    }
   } else {
     wgmma::take_registers<240>();
     attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,

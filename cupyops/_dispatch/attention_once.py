@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._kernel.kernel import Kernel, ceil_div
-from .attention import BOUNDS, HALF, TILE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
+from .attention import BOUNDS, HALF, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
 from .attention_wgmma import CELLS, L2, MOST, ROWS, SPARE, box_map, line, why_not_by_tma
 from .forms import Launch
 from .gpu import Gpu
 
 
 class Shape(NamedTuple):
-    """What a kernel is made for: elements of a row of q and k, and of v; queries that pass at a time."""
+    """What a kernel is made for: elements of a row of q and k, and of v; keys that a block owns; queries that pass."""
 
     d: int
     values: int
+    tile: int
     panel: int
 
     def bulk(self, bounds: int) -> bool:
@@ -35,15 +36,21 @@ class Shape(NamedTuple):
         return self.panel * (line(self.d) + line(self.values))
 
     def held(self, bulk: bool) -> int:
-        """Bytes: two tiles, dS twice, what TMA adds."""
-        return TILE * (line(self.d) + line(self.values)) + 2 * TILE * self.panel * 2 + bulk * 2 * 4 * SUMS
+        """Bytes: two tiles, dS twice, or dS and P, what TMA adds."""
+        return self.tile * (line(self.d) + line(self.values) + 2 * self.panel * 2) + bulk * 2 * 4 * SUMS
 
     def shared(self, bulk: bool) -> int:
         """Bytes: with the ring, lse2 and delta, the barriers."""
         return self.held(bulk) + self.stages(bulk) * self.stage + ROWS + SPARE
 
 
-SHAPES = Shape(64, 64, 128), Shape(96, 96, 64), Shape(128, 128, 64), Shape(192, 128, 64)  # narrower ones first
+SHAPES = (  # narrower ones first
+    Shape(64, 64, 128, 128),
+    Shape(96, 96, 128, 64),
+    Shape(128, 128, 128, 64),
+    Shape(192, 128, 128, 64),
+    Shape(256, 256, 64, 64),
+)
 # By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
 FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 1024, (128, 2): 4096}
 VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D
@@ -55,19 +62,20 @@ def shape_of(p: Problem) -> Shape | None:
     return next((one for one in SHAPES if p.width <= one.d and p.value_width <= one.values), None)
 
 
-def _is_once(D: int, DV: int, BN: int, STAGES: int, BULK: bool, BOUNDS: int, **_: Any) -> bool:
-    shape = Shape(D, DV, BN)
+def _is_once(D: int, DV: int, TILE: int, BN: int, STAGES: int, BULK: bool, BOUNDS: int, **_: Any) -> bool:
+    shape = Shape(D, DV, TILE, BN)
     there_is = shape in SHAPES and (BOUNDS == 2 or D <= 128)
     return there_is and shape.bulk(BOUNDS) == BULK and shape.stages(BULK) == STAGES
 
 
 attention_bwd_once_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_bwd_once_wgmma<T, D, DV, BN, STAGES, BULK, BOUNDS>",
+    "attention_bwd_once_wgmma<T, D, DV, TILE, BN, STAGES, BULK, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=(64, 96, 128, 192),
-    DV=(64, 96, 128),
+    D=(64, 96, 128, 192, 256),
+    DV=(64, 96, 128, 256),
+    TILE=(64, 128),
     BN=(64, 128),
     STAGES=(2, 3),
     BULK=(False, True),
@@ -117,10 +125,10 @@ class OnePass(Backward):
             template={"T": p.dtype},
             args=(across, np.array(p.grads[0], dtype=np.int64), p.sizes(padded)),
         )
-        fixed = {"BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": p.bounds}
+        fixed = {"TILE": shape.tile, "BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": p.bounds}
         return Launch(
             attention_bwd_once_wgmma,
-            ceil_div(p.keys, TILE) * p.kv_heads * p.batches,
+            ceil_div(p.keys, shape.tile) * p.kv_heads * p.batches,
             3 * 128,
             shape.shared(bulk),
             {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
@@ -128,20 +136,20 @@ class OnePass(Backward):
                 "form": self,
                 "prepare": self.prepare(p),
                 "collect": collect,
-                "panel": shape.panel,
+                "shape": shape,
                 "columns": 64 * across,
-                "blocks": Blocks(TILE, shape.panel, True, CELLS[p.d]),
+                "blocks": Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
             },
             args=(p.sizes(padded, min(section, p.batches * p.kv_heads)),),
         )
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Three launches; gradients that are not wanted are computed all the same."""
-        padded, columns, panel = self.padded(p), launch.extra["columns"], launch.extra["panel"]
+        padded, columns, shape = self.padded(p), launch.extra["columns"], launch.extra["shape"]
         lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], padded))
         sums = of.lse.new_empty((*of.lse.shape[:2], padded, columns))
         launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums, columns)
-        given = *(box_map(x, TILE) for x in (of.k, of.v)), *(box_map(x, panel) for x in (of.q, of.grad_y))
+        given = *(box_map(x, shape.tile) for x in (of.k, of.v)), *(box_map(x, shape.panel) for x in (of.q, of.grad_y))
         found = empty(of.k) if of.grad_k is None else of.grad_k, empty(of.v) if of.grad_v is None else of.grad_v
         launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, of.scale)
         if of.grad_q is not None:
