@@ -85,7 +85,7 @@ template <int BN, bool KEYS, int BOUNDS, int TILE = 128> struct Work {
 
   // Blocks of one head begin at different panels, so that they do not all add to the same rows at once.
   __device__ __forceinline__ void spread() {
-    if (BOUNDS == 0) shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
+    if (BOUNDS == 0 || (begin == 0 && end == (rows + BN - 1) / BN)) shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
   }
 
   // Of a map: the panels of one of the heads of the queries, and of all.

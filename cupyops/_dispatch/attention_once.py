@@ -31,6 +31,11 @@ class Shape(NamedTuple):
         return min(3, (MOST - ROWS - self.held(bulk)) // self.stage)
 
     @property
+    def bounds(self) -> tuple[int, ...]:
+        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
+
+    @property
     def stage(self) -> int:
         """Bytes of a panel of queries and one of their gradients."""
         return self.panel * (line(self.d) + line(self.values))
@@ -64,7 +69,7 @@ def shape_of(p: Problem) -> Shape | None:
 
 def _is_once(D: int, DV: int, TILE: int, BN: int, STAGES: int, BULK: bool, BOUNDS: int, **_: Any) -> bool:
     shape = Shape(D, DV, TILE, BN)
-    there_is = shape in SHAPES and (BOUNDS == 2 or D <= 128)
+    there_is = shape in SHAPES and BOUNDS in shape.bounds
     return there_is and shape.bulk(BOUNDS) == BULK and shape.stages(BULK) == STAGES
 
 
@@ -115,7 +120,8 @@ class OnePass(Backward):
         """That of the pass; `extra` has what prepares, and what rounds the sums."""
         p, padded, shape = problem, self.padded(problem), shape_of(problem)
         assert shape is not None
-        bulk = shape.bulk(p.bounds)
+        bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
+        bulk = shape.bulk(bounds)
         section = max(1, L2 // (p.width * 4 * p.queries * p.group)) if p.bounds else 1
         across = ceil_div(shape.d, 64)
         collect = Launch(
@@ -125,7 +131,7 @@ class OnePass(Backward):
             template={"T": p.dtype},
             args=(across, np.array(p.grads[0], dtype=np.int64), p.sizes(padded)),
         )
-        fixed = {"TILE": shape.tile, "BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": p.bounds}
+        fixed = {"TILE": shape.tile, "BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": bounds}
         return Launch(
             attention_bwd_once_wgmma,
             ceil_div(p.keys, shape.tile) * p.kv_heads * p.batches,
