@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(384, 1)
   const At at(memory);
   const attention::RoleMaps given{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
-  const attention::Work<BN, KEYS, BOUNDS> work(sizes);
+  const attention::Work<BN, KEYS, BOUNDS> work(sizes, sizes.group);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS, PART>(at, work, given, sizes);
@@ -102,13 +102,13 @@ __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                              const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
-                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
+                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums, float* __restrict__ shared, int share,
                              float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
   const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
   at.begin();
-  attention::Work<BN, true, BOUNDS, TILE> work(sizes);
+  attention::Work<BN, true, BOUNDS, TILE> work(sizes, share);
   work.spread();
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
@@ -118,17 +118,17 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x < 256) {
       attention::OneResult<T, D, DV, STAGES, BOUNDS, false> gradient(at, work, given, sums, scale, sizes);
       gradient.run();
-      gradient.store(given, scale);
+      attention::leave<D, DV>(gradient, given, shared, scale, sizes);
     } else {
       attention::OneResult<T, D, DV, STAGES, BOUNDS, true> gradient(at, work, given, sums, scale, sizes);
       gradient.run();
-      gradient.store(given, scale);
+      attention::leave<D, DV>(gradient, given, shared, scale, sizes);
     }
   } else {
     wgmma::take_registers<240>();
     attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);
     gradient.run();
-    gradient.store(given, scale);
+    attention::leave<D, DV>(gradient, given, shared, scale, sizes);
   }
 }
 

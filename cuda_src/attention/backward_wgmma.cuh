@@ -48,19 +48,21 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, in
 
 // A block's tile, and the panels of the other side that pass: within a section, tiles with most to do first.
 template <int BN, bool KEYS, int BOUNDS, int TILE = 128> struct Work {
-  int own_rows, rows, head, batch, own_row, begin, end, panels, all, group, members;
+  int own_rows, rows, head, own_head, batch, own_row, begin, end, panels, all, group, members;
   int shift = 0;  // the panel of each head that passes first is begin + shift
   int own_start = 0, start = 0;  // of a packed sequence, where what is owned begins, and what passes
 
-  __device__ __forceinline__ explicit Work(const Sizes& sizes) : group(sizes.group) {
+  // share: of the keys' role, how many of the heads of a group a block goes through.
+  __device__ __forceinline__ Work(const Sizes& sizes, int share)
+      : group(KEYS ? share : sizes.group), members(KEYS ? share : 1) {
     own_rows = KEYS ? sizes.keys : sizes.queries;
-    const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads;
-    members = KEYS ? sizes.group : 1;
+    const int heads = sizes.heads / members;
     const int tiles_each = (own_rows + TILE - 1) / TILE, whole = sizes.section * tiles_each;
     const int section = blockIdx.x / whole * sizes.section, in = blockIdx.x % whole;
     const int wide = min(sizes.section, heads * sizes.batches - section);
     head = (section + in % wide) % heads, batch = (section + in % wide) / heads;
     own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * TILE;
+    own_head = KEYS ? head * members / sizes.group : head;
     look(sizes);
   }
 
@@ -112,10 +114,10 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
   mbarrier::arrive_and_expect(at.owned(), At::OWN + At::OWN_SECOND);
   const Place own = place_of<Variant>(work.own_row, work.own_rows, work.own_start, work.batch);
   for (int x = 0; x < D; x += 64) {
-    tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.head, own.batch, at.owned());
+    tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.own_head, own.batch, at.owned());
   }
   for (int x = 0; x < (PART == kOfValues ? 0 : DV); x += 64) {
-    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.head, own.batch, at.owned());
+    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch, at.owned());
   }
   Ring<STAGES> ring;
   const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
@@ -216,6 +218,14 @@ struct Gradient {
     }
   }
 
+  // What of weights that were dropped the others make up for.
+  __device__ __forceinline__ void scale_values() {
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (float& x : d_second) x *= variant.dropout.scale;
+    }
+  }
+
   // Each warpgroup's results take the place of the rows that only it has read.
   __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
     if constexpr (FIRST_OUT) put<T, D>(own_at, At::kTile * kLine, d_first, natural_scale, natural_scale);
@@ -228,10 +238,10 @@ struct Gradient {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
         for (int x = 0; x < (FIRST_OUT ? D : 0); x += 64) {
-          tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * At::kTile * 2);
+          tma::store(given.out_first, x, to.row, work.own_head, to.batch, own_at + x * At::kTile * 2);
         }
         for (int x = 0; x < (SECOND_OUT ? DV : 0); x += 64) {
-          tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * At::kTile * 2);
+          tma::store(given.out_second, x, to.row, work.own_head, to.batch, second_at + x * At::kTile * 2);
         }
       }
       tma::end_stores();

@@ -40,6 +40,23 @@ template <int N> __device__ __forceinline__ void add(float* to, const float (&d_
   }
 }
 
+// What is added up of a group of heads that several blocks share: grad_k of each head, then grad_v, in whole tiles of 128 keys.
+template <int D, int DV> struct Shared {
+  float* sums;  // null where a block has all heads of a group
+  const Sizes& sizes;
+
+  __device__ __forceinline__ float* at(int columns, int batch, int head, int row) const {
+    const int padded = (sizes.keys + 127) / 128 * 128, heads = sizes.heads / sizes.group;
+    return sums + (static_cast<long long>(batch * heads + head) * padded + row) * columns;
+  }
+  template <typename Work> __device__ __forceinline__ float* keys(const Work& work, int row) const {
+    return at(whole(D), work.batch, work.own_head, row);
+  }
+  template <typename Work> __device__ __forceinline__ float* values(const Work& work, int row) const {
+    return at(whole(D), sizes.batches, 0, 0) + (at(whole(DV), work.batch, work.own_head, row) - sums);
+  }
+};
+
 // A consumer, a warpgroup: owns 64 keys. dS also goes through shared memory, since grad_q = dS k takes it of all 128 keys, with
 // the queries as rows. BULK: what is added to grad_q goes by TMA, else from registers.
 template <typename T, int D, int DV, int BN, int STAGES, bool BULK, int BOUNDS, typename Variant = Plain>
@@ -365,6 +382,17 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
     }
   }
 };
+
+// The results of a warpgroup: by TMA, or added to those of the blocks that share its keys.
+template <int D, int DV, typename Gradient>
+__device__ __forceinline__ void leave(Gradient& gradient, const RoleMaps& maps, float* shared, float scale,
+                                      const Sizes& sizes) {
+  if (!shared) return gradient.store(maps, scale);
+  const Shared<D, DV> to{shared, sizes};
+  if (gradient.group_row >= sizes.keys) return;
+  if constexpr (Gradient::FIRST_OUT) add(to.keys(gradient.work, gradient.group_row), gradient.d_first);
+  if constexpr (Gradient::SECOND_OUT) gradient.scale_values(), add(to.values(gradient.work, gradient.group_row), gradient.d_second);
+}
 
 // grad_q of 64 x 64 sums that lie as a warpgroup held them, `across` side by side: rounded, and turned through shared memory into
 // whole lines.

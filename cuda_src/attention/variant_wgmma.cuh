@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(384, 1)
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
-  attention::Work<BN, KEYS, BOUNDS> work(whole);
+  attention::Work<BN, KEYS, BOUNDS> work(whole, whole.group);
   const auto sequence = attention::sequence_of(variant, whole, work.batch);
   const attention::Sizes& sizes = sequence.sizes;
   if constexpr (attention::Variant::kPacked) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(384, 1)
                                      const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                                      const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
                                      const float* __restrict__ lse2, const float* __restrict__ delta,
-                                     float* __restrict__ sums, float scale, const attention::Sizes sizes,
+                                     float* __restrict__ sums, float* __restrict__ shared, int share, float scale, const attention::Sizes sizes,
                                      const void* __restrict__ c0, const void* __restrict__ c1,
                                      const void* __restrict__ c2, const void* __restrict__ c3,
                                      const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(384, 1)
   const attention::RoleMaps maps{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
-  attention::Work<BN, true, BOUNDS, TILE> work(sizes);
+  attention::Work<BN, true, BOUNDS, TILE> work(sizes, share);
   work.spread();
   if constexpr (attention::Variant::kMaps) work.count(variant.map);
   if (threadIdx.x < 128) {
@@ -90,17 +90,17 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x < 256) {
       attention::OneResult<T, D, DV, STAGES, BOUNDS, false, attention::Variant> gradient(at, work, maps, sums, scale, sizes, variant);
       gradient.run();
-      gradient.store(maps, scale);
+      attention::leave<D, DV>(gradient, maps, shared, scale, sizes);
     } else {
       attention::OneResult<T, D, DV, STAGES, BOUNDS, true, attention::Variant> gradient(at, work, maps, sums, scale, sizes, variant);
       gradient.run();
-      gradient.store(maps, scale);
+      attention::leave<D, DV>(gradient, maps, shared, scale, sizes);
     }
   } else {
     wgmma::take_registers<240>();
     attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
                                                                                     variant);
     gradient.run();
-    gradient.store(maps, scale);
+    attention::leave<D, DV>(gradient, maps, shared, scale, sizes);
   }
 }

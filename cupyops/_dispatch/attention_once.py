@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._kernel.kernel import Kernel, ceil_div
-from .attention import BOUNDS, HALF, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
+from .attention import BOUNDS, HALF, TILE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
 from .attention_wgmma import CELLS, L2, MOST, ROWS, SPARE, box_map, line, why_not_by_tma
 from .forms import Launch
 from .gpu import Gpu
@@ -67,6 +67,19 @@ def shape_of(p: Problem) -> Shape | None:
     return next((one for one in SHAPES if p.width <= one.d and p.value_width <= one.values), None)
 
 
+def _share(p: Problem, shape: Shape) -> int:
+    """How many heads of a group one block goes through; the sums of blocks that share the rest are added up in memory."""
+    return p.group
+
+
+def _collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
+    """What rounds sums of so many columns for each of the padded rows of p's heads."""
+    across = ceil_div(columns, 64)
+    blocks = p.batches * p.heads * padded // 64 * across
+    args = across, np.array(to, dtype=np.int64), p.sizes(padded)
+    return Launch(attention_bwd_collect, blocks, 128, template={"T": p.dtype}, args=args)
+
+
 def _is_once(D: int, DV: int, TILE: int, BN: int, STAGES: int, BULK: bool, BOUNDS: int, **_: Any) -> bool:
     shape = Shape(D, DV, TILE, BN)
     there_is = shape in SHAPES and BOUNDS in shape.bounds
@@ -122,41 +135,50 @@ class OnePass(Backward):
         assert shape is not None
         bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
         bulk = shape.bulk(bounds)
-        section = max(1, L2 // (p.width * 4 * p.queries * p.group)) if p.bounds else 1
-        across = ceil_div(shape.d, 64)
-        collect = Launch(
-            attention_bwd_collect,
-            p.batches * p.heads * padded // 64 * across,
-            128,
-            template={"T": p.dtype},
-            args=(across, np.array(p.grads[0], dtype=np.int64), p.sizes(padded)),
+        share = _share(p, shape)
+        section = max(1, L2 // (p.width * 4 * p.queries * share)) if p.bounds else 1
+        whole = ceil_div(p.keys, TILE) * TILE
+        of_keys = p._replace(heads=p.kv_heads, queries=p.keys)
+        collects = (
+            _collect(p, p.grads[0], shape.d, padded),
+            _collect(of_keys, p.grads[1], shape.d, whole),
+            _collect(of_keys._replace(width=p.value_width), p.grads[2], shape.values, whole),
         )
         fixed = {"TILE": shape.tile, "BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": bounds}
         return Launch(
             attention_bwd_once_wgmma,
-            ceil_div(p.keys, shape.tile) * p.kv_heads * p.batches,
+            ceil_div(p.keys, shape.tile) * p.heads // share * p.batches,
             3 * 128,
             shape.shared(bulk),
             {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
             extra={
                 "form": self,
                 "prepare": self.prepare(p),
-                "collect": collect,
+                "collects": collects,
                 "shape": shape,
-                "columns": 64 * across,
+                "share": share,
                 "blocks": Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
             },
-            args=(p.sizes(padded, min(section, p.batches * p.kv_heads)),),
+            args=(p.sizes(padded, min(section, p.batches * p.heads // share)),),
         )
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Three launches; gradients that are not wanted are computed all the same."""
-        padded, columns, shape = self.padded(p), launch.extra["columns"], launch.extra["shape"]
-        lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], padded))
-        sums = of.lse.new_empty((*of.lse.shape[:2], padded, columns))
+        padded, shape, share = self.padded(p), launch.extra["shape"], launch.extra["share"]
+        columns, of_values, heads = 64 * ceil_div(shape.d, 64), 64 * ceil_div(shape.values, 64), of.lse.shape[:2]
+        lse2, delta = of.lse.new_empty((2, *heads, padded))
+        sums = of.lse.new_empty((*heads, padded, columns))
         launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums, columns)
+        shared = None
+        if share < p.group:
+            rows = p.batches * p.kv_heads * ceil_div(p.keys, TILE) * TILE
+            shared = of.lse.new_zeros(rows * (columns + of_values))
         given = *(box_map(x, shape.tile) for x in (of.k, of.v)), *(box_map(x, shape.panel) for x in (of.q, of.grad_y))
         found = empty(of.k) if of.grad_k is None else of.grad_k, empty(of.v) if of.grad_v is None else of.grad_v
-        launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, of.scale)
+        launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, shared, share, of.scale)
+        of_queries, of_keys, last = launch.extra["collects"]
         if of.grad_q is not None:
-            launch.extra["collect"](sums, of.grad_q, of.scale)
+            of_queries(sums, of.grad_q, of.scale)
+        if shared is not None:
+            of_keys(shared, found[0], of.scale)
+            last(shared[rows * columns :], found[1], 1.0)
