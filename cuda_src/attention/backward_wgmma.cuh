@@ -14,10 +14,19 @@ struct RoleMaps {
 // Columns in whole panels of TMA.
 __device__ __forceinline__ constexpr int whole(int columns) { return (columns + 63) / 64 * 64; }
 
+// Columns of the panels that TMA copies: all that there are of the kernel's, and of packed sequences those alone in which rows have
+// elements. A box of a segment map that is wholly outside makes the hardware look before the tensor.
+template <typename Variant> struct Widths {
+  int first, second;
+  __device__ __forceinline__ Widths(int columns, int values, const Sizes& sizes)
+      : first(Variant::kPacked ? min(columns, whole(sizes.width)) : columns),
+        second(Variant::kPacked ? min(values, whole(sizes.value_width)) : values) {}
+};
+
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
 // MORE: bytes after the panels. OWNED: tiles. DV: of values and grad_y. TILE: rows that are owned.
 template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, int TILE = 128> struct BackwardLayout {
-  static constexpr int kValues = DV, kTile = TILE;
+  static constexpr int kDV = DV, kColumns = whole(D), kValues = whole(DV), kTile = TILE;
   static constexpr int OWN = TILE * whole(D) * 2, OWN_SECOND = OWNED == 2 ? TILE * whole(DV) * 2 : 0;
   static constexpr int STREAM = BN * whole(D) * 2, STAGE = STREAM + BN * whole(DV) * 2, ROW = BN * 4;
   static constexpr int STREAM_AT = OWN + OWN_SECOND, MORE_AT = STREAM_AT + STAGES * STAGE, ROWS_AT = MORE_AT + MORE;
@@ -35,6 +44,26 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, in
   __device__ __forceinline__ unsigned second(int i) const { return first(i) + STREAM; }
   // lse2 of a panel's rows, and `apart` bytes after them delta.
   __device__ __forceinline__ unsigned rows(int i, int apart) const { return base + ROWS_AT + 2 * i * apart; }
+
+  // Panels that TMA is to copy nothing to are zeros.
+  template <typename Variant> __device__ __forceinline__ void clear(const Sizes& sizes) const {
+    if constexpr (Variant::kPacked) {
+      const Widths<Variant> of(kColumns, kValues, sizes);
+      if (of.first == kColumns && of.second == kValues) return;
+      clear_panels(base, TILE, of.first, kColumns);
+      if (OWNED == 2) clear_panels(base + OWN, TILE, of.second, kValues);
+      for (int i = 0; i < STAGES; ++i) {
+        clear_panels(first(i), BN, of.first, kColumns);
+        clear_panels(second(i), BN, of.second, kValues);
+      }
+      tma::fence_shared();
+    }
+  }
+  __device__ __forceinline__ static void clear_panels(unsigned at, int rows, int from, int to) {
+    for (unsigned i = from * rows * 2 + threadIdx.x * 16; i < to * rows * 2; i += blockDim.x * 16) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + i), "r"(0) : "memory");
+    }
+  }
 
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
@@ -110,13 +139,14 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
                                         const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
-  constexpr int DV = At::kValues;
-  mbarrier::arrive_and_expect(at.owned(), At::OWN + At::OWN_SECOND);
+  const Widths<Variant> of(At::kColumns, At::kValues, sizes);
+  const int second_owned = PART == kOfValues ? 0 : of.second;
+  mbarrier::arrive_and_expect(at.owned(), (of.first + second_owned) * At::kTile * 2);
   const Place own = place_of<Variant>(work.own_row, work.own_rows, work.own_start, work.batch);
-  for (int x = 0; x < D; x += 64) {
+  for (int x = 0; x < of.first; x += 64) {
     tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.own_head, own.batch, at.owned());
   }
-  for (int x = 0; x < (PART == kOfValues ? 0 : DV); x += 64) {
+  for (int x = 0; x < second_owned; x += 64) {
     tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch, at.owned());
   }
   Ring<STAGES> ring;
@@ -124,14 +154,14 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
     const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
     mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
     if constexpr (Variant::kMaps) put_entry(at.entry(ring.stage), entry, query_head);
-    mbarrier::arrive_and_expect(full, At::STAGE + (KEYS ? 2 * ROW : 0));
+    mbarrier::arrive_and_expect(full, (of.first + of.second) * BN * 2 + (KEYS ? 2 * ROW : 0));
     const Place to = place_of<Variant>(row, work.rows, work.start, work.batch);
-    for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
-    for (int x = 0; x < DV; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
+    for (int x = 0; x < of.first; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
+    for (int x = 0; x < of.second; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
     if (KEYS) {
-      const long long of = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
-      tma::load_line(at.rows(ring.stage, ROW), given.lse2 + of, ROW, full);
-      tma::load_line(at.rows(ring.stage, ROW) + ROW, given.delta + of, ROW, full);
+      const long long line = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
+      tma::load_line(at.rows(ring.stage, ROW), given.lse2 + line, ROW, full);
+      tma::load_line(at.rows(ring.stage, ROW) + ROW, given.delta + line, ROW, full);
     }
   };
   if constexpr (Variant::kMaps) {
@@ -159,7 +189,7 @@ struct Gradient {
   // computed: the sums over P.
   static constexpr bool DELAYED = FIRST_OUT && (!KEYS || D < 128 || PART == kOfKeys);
   static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
-  static constexpr int DV = At::kValues;
+  static constexpr int DV = At::kDV;
   static constexpr bool SHARED = At::kTile == 64;  // both warpgroups have the same rows, each of one result
 
   const At& at;
@@ -237,10 +267,11 @@ struct Gradient {
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
-        for (int x = 0; x < (FIRST_OUT ? D : 0); x += 64) {
+        const Widths<Variant> of(FIRST_OUT ? At::kColumns : 0, SECOND_OUT ? At::kValues : 0, sizes);
+        for (int x = 0; x < of.first; x += 64) {
           tma::store(given.out_first, x, to.row, work.own_head, to.batch, own_at + x * At::kTile * 2);
         }
-        for (int x = 0; x < (SECOND_OUT ? DV : 0); x += 64) {
+        for (int x = 0; x < of.second; x += 64) {
           tma::store(given.out_second, x, to.row, work.own_head, to.batch, second_at + x * At::kTile * 2);
         }
       }

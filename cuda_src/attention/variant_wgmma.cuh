@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(384, 1)
   extern __shared__ char memory[];
   using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2>;
   const At at(memory);
+  at.template clear<attention::Variant>(whole);
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
