@@ -39,12 +39,12 @@ class Shape(NamedTuple):
     @property
     def tiles(self) -> int:
         """Bytes of tiles of queries: two where there is room."""
-        return self.rows * _line(self.d) * (2 if self.d <= 128 else 1)
+        return self.rows * line(self.d) * (2 if self.d <= 128 else 1)
 
     @property
     def panels(self) -> int:
         """Bytes of a panel of keys and one of values."""
-        return self.keys * (_line(self.d) + _line(self.values))
+        return self.keys * (line(self.d) + line(self.values))
 
     @property
     def stages(self) -> int:
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
         return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
 
 
-def _line(d: int) -> int:
+def line(d: int) -> int:
     """Bytes of a row in whole panels of TMA."""
     return ceil_div(d, PANEL) * PANEL * 2
 
@@ -137,9 +137,6 @@ attention_bwd_wgmma = Kernel(
 
 # bytes of keys and values, or of what passes, that are to stay in L2 while heads are worked on side by side
 L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
-
-
-TOO_WIDE = "rows are wider than 128"
 
 
 def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
