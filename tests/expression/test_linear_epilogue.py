@@ -77,10 +77,15 @@ def compare(op, theirs, inputs):
 
 @pytest.mark.in_full(by=lambda parameters: "linear")
 def test_the_contract():
-    name = "scaled"
-    sample = made(name, (2, 3, 7), 6, torch.float32)
+    op = cupyops.linear_epilogue(f"waves{EPILOGUES['scaled'][0]}", "y = column * z; y += row; y = number * sin(y) + r;")
     report = cupyops.testing.check(
-        OPERATORS[name], sample, reference=by_torch(name), backends=("reference", "simulator"), shrink=False
+        op,
+        made("scaled", (2, 3, 7), 6, torch.float32),
+        reference=lambda x, weight, bias, column, row, number, r: (
+            torch.sin(F.linear(x, weight, bias) * column + row) * number + r
+        ),
+        backends=("reference", "simulator"),
+        shrink=False,
     )
     report.raise_if_failed()
 

@@ -84,6 +84,12 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         config.hook.pytest_deselected(items=left)
 
 
+def in_full(*values: object, of: str | None = None) -> list[Any]:
+    """Values of a test's parameter that are for runs in full: of the operator of its file, or of another."""
+    mark = pytest.mark.in_full if of is None else pytest.mark.in_full(by=lambda parameters: of)
+    return [pytest.param(value, marks=mark) for value in values]
+
+
 def is_quiet(item: pytest.Item, changed: set[str]) -> bool:
     """Whether a test is one that runs in full, of an operator that has not changed."""
     mark = item.get_closest_marker("in_full")
