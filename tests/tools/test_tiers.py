@@ -69,9 +69,11 @@ def edited(*path):
         ("cupyops/ops/_relu.py", {"relu"}),
         ("cupyops/ops/_layer_norm.py", {"layer_norm", "norm"}),
         ("cupyops/_dispatch/forms.py", set()),
+        ("cupyops/_dispatch/shardings.py", set()),
         ("cupyops/optim/sgd.py", {"sgd"}),
         ("tests/ops/test_mean.py", {"mean"}),
         ("tests/support/contract.py", set()),
+        ("tests/support/tiers.py", set()),
     ],
 )
 def test_python_counts_where_it_is_used(monkeypatch, path, operators):
