@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from attentions import HOPPER, compare, eager, sees
+from tiers import in_full
 
 import cupyops
 from cupyops._dispatch import attention as kernels
@@ -97,7 +98,7 @@ def test_where_it_is_taken(monkeypatch):
         assert form.why_slower(kernels.problem(q, q, q, q, None, 0)._replace(in_order="why"), card) == "why"
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [*in_full(64, of="attention"), 128])
 @pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"softcap": 20.0}], ids=str)
 def test_variants(always, monkeypatch, width, options):
     """Of scores and dropout it is taken where it was measured, and gives what two passes give."""
@@ -116,8 +117,8 @@ def test_variants(always, monkeypatch, width, options):
         assert (a - b).abs().max() <= 4e-3 * b.abs().max()
 
 
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, *in_full(128, of="attention")])
+@pytest.mark.parametrize("dtype", [*in_full(torch.float16, of="attention"), torch.bfloat16])
 def test_as_exact_as_two_passes(always, width, dtype):
     """dS is rounded once, whichever way it goes: errors against float64 are those of two passes."""
     given = [torch.randn(1, 2, 200, width).to(dtype).requires_grad_() for _ in range(3)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from attentions import HOPPER, eager, sees, usual
 from plan_driver import driver
+from tiers import in_full
 
 import cupyops
 from cupyops._dispatch import attention
@@ -119,7 +120,7 @@ def test_kernels(case, form):
     assert ran == [f"attention_fwd_{method}_variant", *[f"attention_bwd_{method}_variant"] * 2]
 
 
-@pytest.mark.parametrize("width", [64, 96, 192])
+@pytest.mark.parametrize("width", [64, *in_full(96, 192, of="attention")])
 def test_widths_on_hopper(width):
     """A panel of TMA ends with its sequence, whatever its width; lengths of one row, none, and more than a panel."""
     forms = ("attention.forward:wgmma", "attention.backward:wgmma") if width > 128 else ()  # where it is not the choice
@@ -135,7 +136,7 @@ def test_what_lies_alike():
     assert not attention.alike(x, torch.empty(1, 2, 30, 8)) and not attention.alike(x.mT, y.mT)
 
 
-@pytest.mark.parametrize("engine", ["mma", "wgmma"])
+@pytest.mark.parametrize("engine", [*in_full("mma", of="attention"), "wgmma"])
 def test_values_of_another_width(engine):
     """Mma.sync is the choice, and wgmma as right forward where it is asked for; backward it is refused."""
     lengths, forms = (37, 130, 3), ("attention.forward:wgmma",) if engine == "wgmma" else ()
@@ -161,7 +162,7 @@ def test_values_of_another_width(engine):
         assert (ours.double() - true).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * true.abs().max()
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", [*in_full("sm_80", of="attention"), "sm_90"])
 def test_nothing_leaks(arch):
     """NaN in one sequence stays there, though neighbours share tiles with it."""
     lengths, bad = (70, 33, 150), slice(70, 103)

@@ -142,31 +142,14 @@ def test_masks(arch, shared, name):
         assert (ours.double() - right).abs().max() <= 4e-3 * right.abs().max() + 1e-3 * (ours is grads[-1]), name
 
 
-def test_second_derivative_with_a_mask():
-    given = [torch.randn(1, 2, 5, 8).half().requires_grad_() for _ in range(3)] + [
-        torch.randn(5, 5).half().requires_grad_()
-    ]
+@pytest.mark.parametrize(("masked", "options"), [(True, {}), (False, {"is_causal": True})], ids=["mask", "causal"])
+def test_second_derivative(masked, options):
+    shapes = [(1, 2, 5, 8)] * 3 + [(5, 5)] * masked
+    given = [torch.randn(shape).half().requires_grad_() for shape in shapes]
     wide = [x.detach().double().requires_grad_() for x in given]
 
     def penalty(function, tensors):
-        y = function(*tensors)
-        return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), tensors, create_graph=True))
-
-    with cupyops.simulate(), cupyops.trace() as trace:
-        ours = torch.autograd.grad(penalty(cupyops.scaled_dot_product_attention, given), given)
-    assert trace.launches()
-    with sdpa_kernel(SDPBackend.MATH):
-        exact = torch.autograd.grad(penalty(SDPA, wide), wide)
-    for a, b in zip(ours, exact):
-        torch.testing.assert_close(a.double(), b, rtol=0.02, atol=0.02)
-
-
-def test_second_derivative_of_the_kernels():
-    given = [torch.randn(1, 2, 5, 8).half().requires_grad_() for _ in range(3)]
-    wide = [x.detach().double().requires_grad_() for x in given]
-
-    def penalty(function, tensors):
-        y = function(*tensors, is_causal=True)
+        y = function(*tensors, **options)
         return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), tensors, create_graph=True))
 
     with cupyops.simulate(), cupyops.trace() as trace:
