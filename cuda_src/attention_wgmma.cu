@@ -51,7 +51,8 @@ template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUN
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                         const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
-                        float* __restrict__ lse, int* __restrict__ counter, float scale, const attention::Sizes sizes) {
+                        T* __restrict__ y_rows, float* __restrict__ lse, int* __restrict__ counter, float scale,
+                        const attention::Strides ys, const attention::Sizes sizes) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
   at.begin();
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     }
   } else {
     wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
-    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, lse, scale, sizes);
+    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, y_rows, ys, lse, scale, sizes);
   }
 }
 
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(384, 1)
   const At at(memory);
   const attention::RoleMaps given{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
-  const attention::Work<BN, KEYS, BOUNDS> work(sizes);
+  const attention::Work<BN, KEYS, BOUNDS> work(sizes, sizes.group);
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, KEYS, BOUNDS, PART>(at, work, given, sizes);
@@ -97,33 +98,44 @@ __global__ void __launch_bounds__(384, 1)
 // Grid: a block for each tile of 128 keys of each of their heads. Block: 384. Shared memory: two tiles, twice STAGES panels of BN
 // queries, dS twice, 6 KiB, and with BULK 32 KiB. A warpgroup owns 64 keys, and sums grad_k and grad_v in the order of the queries
 // that pass, head after head of a group; sums, 0 before, has grad_q added to it in no order.
-template <typename T, int D, int BN, int STAGES, bool BULK, int BOUNDS>
+template <typename T, int D, int DV, int TILE, int BN, int STAGES, bool BULK, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                              const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
-                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
+                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums, float* __restrict__ shared, int share,
                              float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
-  const attention::OnceLayout<D, BN, STAGES, BULK> at(memory);
+  const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
   at.begin();
-  attention::Work<BN, true, BOUNDS> work(sizes);
+  attention::Work<BN, true, BOUNDS, TILE> work(sizes, share);
   work.spread();
   if (threadIdx.x < 128) {
     wgmma::give_back_registers<24>();
     if (threadIdx.x == 0) attention::produce<D, BN, STAGES, true, BOUNDS>(at, work, given, sizes);
+  } else if constexpr (TILE == 64) {
+    wgmma::take_registers<240>();
+    if (threadIdx.x < 256) {
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, false> gradient(at, work, given, sums, scale, sizes);
+      gradient.run();
+      attention::leave<D, DV>(gradient, given, shared, scale, sizes);
+    } else {
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, true> gradient(at, work, given, sums, scale, sizes);
+      gradient.run();
+      attention::leave<D, DV>(gradient, given, shared, scale, sizes);
+    }
   } else {
     wgmma::take_registers<240>();
-    attention::OnePass<T, D, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);
+    attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS> gradient(at, work, given, sums, scale, sizes);
     gradient.run();
-    gradient.store(given, scale);
+    attention::leave<D, DV>(gradient, given, shared, scale, sizes);
   }
 }
 
 // Grid: a block for each 64 x 64 of the padded rows of each head. Block: 128. See attention::collect.
-template <typename T, int D>
-__global__ void attention_bwd_collect(const float4* __restrict__ sums, T* __restrict__ grad_q, float scale,
+template <typename T>
+__global__ void attention_bwd_collect(const float4* __restrict__ sums, T* __restrict__ grad_q, float scale, int across,
                                       attention::Strides to, attention::Sizes sizes) {
-  attention::collect<T, D>(sums, grad_q, scale, to, sizes);
+  attention::collect<T>(sums, grad_q, scale, across, to, sizes);
 }

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,12 +39,12 @@ class Shape(NamedTuple):
     @property
     def tiles(self) -> int:
         """Bytes of tiles of queries: two where there is room."""
-        return self.rows * _line(self.d) * (2 if self.d <= 128 else 1)
+        return self.rows * line(self.d) * (2 if self.d <= 128 else 1)
 
     @property
     def panels(self) -> int:
         """Bytes of a panel of keys and one of values."""
-        return self.keys * (_line(self.d) + _line(self.values))
+        return self.keys * (line(self.d) + line(self.values))
 
     @property
     def stages(self) -> int:
@@ -56,7 +57,7 @@ class Shape(NamedTuple):
         return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
 
 
-def _line(d: int) -> int:
+def line(d: int) -> int:
     """Bytes of a row in whole panels of TMA."""
     return ceil_div(d, PANEL) * PANEL * 2
 
@@ -138,9 +139,6 @@ attention_bwd_wgmma = Kernel(
 L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
 
 
-TOO_WIDE = "rows are wider than 128"
-
-
 def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
     """Why a form cannot read or write a problem by TMA, or compute it by wgmma in so much shared memory."""
     if gpu.capability != 9:
@@ -214,7 +212,7 @@ class WgmmaForward(Forward):
                 "packed": p.tokens is not None,
                 "blocks": Blocks(shape.rows, shape.keys, False, (64, shape.keys)),
             },
-            args=(p.sizes(p.tokens or 0, min(section, p.heads * p.batches)),),
+            args=(np.array(p.y, dtype=np.int64), p.sizes(p.tokens or 0, min(section, p.heads * p.batches))),
         )
 
     def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
@@ -225,7 +223,7 @@ class WgmmaForward(Forward):
         packed = launch.extra["packed"]
         maps = (*(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),)
         maps = *maps, box_map(y, 64, written=True, packed=packed)
-        launch(*maps, lse, counter, scale)
+        launch(*maps, y, lse, counter, scale)
 
 
 class WgmmaBackward(Backward):
