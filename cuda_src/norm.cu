@@ -33,7 +33,7 @@
 // though its start is hidden; and the parameters of a long row come from L2. In backward, unaligned rows lose by their heads
 // and tails: prefetched behind the vectors, rms_norm of 32768x4095 comes to 3604, but that of 2048x50257 to 1850. When the
 // statistics of the next row are prefetched matters too: before the wait for this row, rms_norm of 8192x16384 comes to 3617,
-// after it that of 32768x4096 to 3784; PREFETCH_LATE takes the better. A row that is longer than shared memory holds is read
+// after it that of 32768x4096 to 3784; `late` takes the better. A row that is longer than shared memory holds is read
 // twice.
 //
 // The constants in capitals, such as BLOCK_THREADS, are defined by cupyops/_dispatch/norm.py, which launches these kernels.
@@ -162,17 +162,17 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, SUB_WARP_BLOCKS)
   else norm_sub_warp_bwd<false, 2>(tensors_of<false, 1>(to), shared);
 }
 
-template <typename T, bool CENTRED, int K, bool ALIGNED, bool PREFETCH_LATE>
+template <typename T, bool CENTRED, int K, bool ALIGNED>
 __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     norm_bwd_block(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ mean,
                    const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_partials,
-                   acc_t<T>* __restrict__ bias_partials, long long rows, long long size, int stages) {
+                   acc_t<T>* __restrict__ bias_partials, long long rows, long long size, int stages, bool late) {
   const Backward<T> to{grad_y, x, weight, grad_summed, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
   __shared__ typename BackwardAdder<CENTRED, K, ALIGNED, acc_t<T>>::Buffer buffer;
-  if constexpr (CENTRED) norm_block_bwd<true, 2, K, ALIGNED, PREFETCH_LATE>(tensors_of<true, 1>(to), stages, buffer);
-  else if (grad_summed) norm_block_bwd<false, 3, K, ALIGNED, PREFETCH_LATE>(tensors_of<false, 2>(to), stages, buffer);
-  else norm_block_bwd<false, 2, K, ALIGNED, PREFETCH_LATE>(tensors_of<false, 1>(to), stages, buffer);
+  if constexpr (CENTRED) norm_block_bwd<true, 2, K, ALIGNED>(tensors_of<true, 1>(to), stages, late, buffer);
+  else if (grad_summed) norm_block_bwd<false, 3, K, ALIGNED>(tensors_of<false, 2>(to), stages, late, buffer);
+  else norm_block_bwd<false, 2, K, ALIGNED>(tensors_of<false, 1>(to), stages, late, buffer);
 }
 
 // grad_x alone.

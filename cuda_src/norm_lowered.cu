@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     norm_lowered_bwd(const O* __restrict__ grad_y, const float* __restrict__ x, const float* __restrict__ weight,
                      const float* __restrict__ grad_summed, const float* __restrict__ mean,
                      const float* __restrict__ rstd, float* __restrict__ grad_x, float* __restrict__ weight_partials,
-                     float* __restrict__ bias_partials, long long rows, long long size, int stages) {
+                     float* __restrict__ bias_partials, long long rows, long long size, int stages, bool late) {
   Backward<float, O> to{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_partials, bias_partials, rows, size};
   if (!CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
   __shared__ typename BackwardAdder<CENTRED, 4, true, float>::Buffer buffer;
-  norm_block_bwd<CENTRED, 2, 4, true, false>(to, stages, buffer);
+  norm_block_bwd<CENTRED, 2, 4, true>(to, stages, late, buffer);
 }
 
 // The same with a residual. Rows of forward go to registers, CENTRED or not, so that no shared memory is needed; grad_x, of O,
@@ -63,10 +63,10 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
                          const float* __restrict__ mean, const float* __restrict__ rstd,
                          float* __restrict__ grad_residual, float* __restrict__ weight_partials,
                          float* __restrict__ bias_partials, O* __restrict__ grad_x, long long rows, long long size,
-                         int stages) {
+                         int stages, bool late) {
   Backward<float, O> to{grad_y,        summed,          weight,        grad_summed, mean, rstd,
                         grad_residual, weight_partials, bias_partials, rows,        size, grad_x};
   if (!CENTRED) to.mean = nullptr, to.bias_partials = nullptr;
   __shared__ typename BackwardAdder<CENTRED, 4, true, float>::Buffer buffer;
-  norm_block_bwd<CENTRED, 3, 4, true, false>(to, stages, buffer);
+  norm_block_bwd<CENTRED, 3, 4, true>(to, stages, late, buffer);
 }

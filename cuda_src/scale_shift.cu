@@ -71,18 +71,15 @@ __global__ void __launch_bounds__(COLUMN_THREADS, kColumnBlocks<T>)
 
 // Grid, block: see sum_channels(). What nobody wants is null, as above. partial: [2][slabs][channels], or null where there is
 // one slab, so that a warp has the sum itself.
-template <typename T>
+template <typename T, bool UNALIGNED>
 __global__ void __launch_bounds__(COLUMN_THREADS, kChannelBlocks<T>)
     scale_shift_bwd_channels(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                              T* __restrict__ grad_x, T* grad_weight, T* grad_bias, acc_t<T>* __restrict__ partial,
                              const __grid_constant__ Channels channels) {
-  const ScaleShift<acc_t<T>> step;
-  const auto store = [&](int s, long long slab, long long channel, double total) {
-    T* const to = s == 0 ? grad_weight : grad_bias;
-    if (partial) partial[(s * channels.slabs + slab) * channels.channels + channel] = total;
-    else if (to) to[channel] = from_acc<T>(static_cast<acc_t<T>>(total));
-  };
-  const bool unaligned = channels.inner % kVecWidth<T> != 0;
-  if (sizeof(T) == 8 || unaligned) sum_channels<true, T>(channels, step, grad_y, x, weight, grad_x, store);
-  else sum_channels<false, T>(channels, step, grad_y, x, weight, grad_x, store);
+  sum_channels<UNALIGNED, T>(channels, ScaleShift<acc_t<T>>(), grad_y, x, weight, grad_x,
+                             [&](int s, long long slab, long long channel, double total) {
+                               T* const to = s == 0 ? grad_weight : grad_bias;
+                               if (partial) partial[(s * channels.slabs + slab) * channels.channels + channel] = total;
+                               else if (to) to[channel] = from_acc<T>(static_cast<acc_t<T>>(total));
+                             });
 }

@@ -118,8 +118,7 @@ __device__ __forceinline__ void each_rows(const ColumnTile<T, ALIGNED>& tile, F 
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
     const int i = (REVERSED ? steps - 1 - s : s) * U;
-    if (i + U <= tile.count) step(i, U);  // here the compiler leaves the comparisons out
-    else step(i, tile.count - i);
+    step(i, min(U, tile.count - i));  // the comparisons cost nothing beside the memory, and code without them as much again
   }
 }
 

@@ -64,16 +64,18 @@ template <bool CENTRED, int TENSORS, typename T, typename G = T, typename A = ac
 // null. ALIGNED: whether all rows and tensors begin at 16-byte boundaries; else threads own whole vectors of grad_x, which
 // does, and at least 2 W threads share a row that is not of whole vectors.
 //
-// PREFETCH_LATE, of two stages alone: the statistics of the next row are prefetched once this row has arrived, not when its
-// copy begins: of wide rows that takes less time.
+// `late`, of two stages and aligned rows alone: the statistics of the next row are prefetched once this row has arrived, not
+// when its copy begins: of wide rows that takes less time.
 //
 // It is longer than 80 lines: its parts share what each thread keeps in registers from row to row.
-template <bool CENTRED, int TENSORS, int K, bool ALIGNED, bool PREFETCH_LATE, typename T, typename G,
+template <bool CENTRED, int TENSORS, int K, bool ALIGNED, typename T, typename G,
           typename Adder = BackwardAdder<CENTRED, K, ALIGNED, acc_t<T>>, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int stages, typename Adder::Buffer& buffer) {
+__device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int stages, bool late,
+                                               typename Adder::Buffer& buffer) {
   let_next_grid_begin();
   Adder adder(buffer);
   const bool two_stages = stages == 2;
+  if (!ALIGNED) late = false;
   constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
   const int period = ALIGNED ? 1 : W;  // rows so far apart begin alike within a vector
@@ -95,10 +97,10 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
   }
   EdgeElement<CENTRED, TENSORS, T, G> edge(edges.lone && part == 0, edges.column, to.weight);
   Prefetched<T, G> now, coming;
-  if constexpr (PREFETCH_LATE) coming = edge.prefetch(to, first);
+  if (late) coming = edge.prefetch(to, first);
   const auto prefetch = [&](long long row) { now = coming, coming = edge.prefetch(to, row); };
   const auto fetch = [&](long long row, int stage) {
-    if constexpr (!PREFETCH_LATE) prefetch(row);
+    if (!late) prefetch(row);
     const Row tile = Row::at(row, to.rows, edges.whole, part);
     const long long at = row * to.size + start;
     pipeline.template fetch<ALIGNED>(tile, to.x + at, stage, 0);
@@ -111,7 +113,7 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, edges.whole, part);
-    if constexpr (PREFETCH_LATE) prefetch(row + stride);
+    if (late) prefetch(row + stride);
     else if (!two_stages) now = edge.prefetch(to, row);
     const bool has_edge = !ALIGNED && edge.there && row < to.rows;
     const auto vector = [&](int k) {

@@ -86,10 +86,8 @@ class Channels(Form[Sums]):
         self.kernel, self.sums = kernel, sums
 
     def why_not(self, problem: Sums, gpu: Gpu) -> str | None:
-        if reason := why_not_size(self.kernel, problem.itemsize):
+        if reason := why_not_size(self.kernel, problem.itemsize, UNALIGNED=False):
             return reason
-        if problem.itemsize == 8:
-            return "fp64 has channels_unaligned alone"
         whole = problem.inner % (16 // problem.itemsize) == 0
         return None if whole else f"{problem.inner} elements of a channel are no whole vectors"
 
@@ -108,7 +106,7 @@ class Channels(Form[Sums]):
         numbers = (outer * channels * inner, channels, inner, units, slab_units, slabs, outer * units)
         size = struct.pack("=9q", *numbers, 32 % units, 32 // units * channels * inner)
         partial, grid = (self.sums, slabs, channels), ceil_div(slabs * channels * 32, BLOCK)
-        return _pass(self.kernel, grid, (BLOCK, 1), size, partial, channels, 1, own=True)
+        return _pass(self.kernel, grid, (BLOCK, 1), size, partial, channels, 1, UNALIGNED=unaligned)
 
 
 class ChannelsUnaligned(Channels):
@@ -118,8 +116,7 @@ class ChannelsUnaligned(Channels):
     summary = "the same, of the part of a vector that lies in the channel"
 
     def why_not(self, problem: Sums, gpu: Gpu) -> str | None:
-        whole = problem.itemsize < 8 and problem.inner % (16 // problem.itemsize) == 0  # as the kernel tells them apart
-        return f"{problem.inner} elements of a channel are whole vectors, which `channels` takes" if whole else None
+        return None
 
     def launch(self, problem: Sums, gpu: Gpu) -> Launch:
         return self._launch(problem, unaligned=True)
@@ -133,17 +130,14 @@ def _pass(
     partial: tuple[int, int, int],
     channels: int,
     inner: int,
-    own: bool = False,
+    **template: bool,
 ) -> Launch:
-    """The pass, and what comes after it: its partial sums, [sums x slabs x width], and the launch that adds them up.
-
-    own: one that has all of a sum itself writes it as it is, and leaves nothing to add up.
-    """
+    """The pass, and what comes after it: its partial sums, [sums x slabs x width], and the launch that adds them up."""
     sums, slabs, width = partial
     extra: dict[str, Any] = {"size": np.frombuffer(size, np.uint8)}
-    if slabs > 1 or not own:
+    if slabs > 1 or not template:  # a warp that has all of a channel leaves nothing to add up
         extra |= {"partial": partial, "finalize": _finalize(slabs * width // (channels * inner), channels, inner, sums)}
-    return Launch(kernel, grid, block, extra=extra)
+    return Launch(kernel, grid, block, template=template, extra=extra)
 
 
 def _finalize(slabs: int, channels: int, inner: int, sums: int) -> Launch:

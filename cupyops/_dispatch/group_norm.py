@@ -35,7 +35,10 @@ from .segments import CLUSTER, FEWEST, Segments
 # prefers fewer vectors, since it holds two tensors
 SUB_WARP_FORWARD = {16: ((8, 7), (16, 7), (32, 7), (64, 7), (128, 7)), 8: ((8, 7),)}
 SUB_WARP_BACKWARD = {16: ((16, 4), (32, 4), (64, 4), (128, 4), (128, 7)), 8: ((8, 7),)}
-FEW_THREADS = 8  # of a group, for which there are kernels of their own; others ask how many threads there are
+# threads of a group for which there are instances of their own; others ask how many there are, which takes backward of 128
+# threads up to a twentieth
+UNROLLED_FORWARD = (8,)
+UNROLLED_BACKWARD = (8, 128)
 SHORTEST = 64  # bytes of a group for which sub_warp pays
 MOST_ROWS = 1 << 30  # that an int counts, with those of a block behind them
 
@@ -49,21 +52,18 @@ SHARED_MEMORY = 48 << 10  # bytes for a block that every GPU has
 RESERVED = 3 << 10  # bytes of shared memory of a block that CUDA and the kernel's own variables take
 
 
-def _sub_warp(name: str, divisions: dict[int, tuple[tuple[int, int], ...]]) -> Kernel:
+def _sub_warp(name: str, divisions: dict[int, tuple[tuple[int, int], ...]], unrolled: tuple[int, ...]) -> Kernel:
     return kernel(
         "group_norm_sub_warp.cu",
         f"{name}<T, BYTES, THREADS, K>",
         T=HALF_AND_FLOAT,
         BYTES=tuple(divisions),
-        THREADS=(0, FEW_THREADS),
+        THREADS=(0, *unrolled),
         K=(4, 7),
-        where=lambda BYTES, THREADS, K: any((_unrolled(one), k) == (THREADS, K) for one, k in divisions[BYTES]),
+        where=lambda BYTES, THREADS, K: any(
+            (one if one in unrolled else 0, k) == (THREADS, K) for one, k in divisions[BYTES]
+        ),
     )
-
-
-def _unrolled(threads: int) -> int:
-    """The template value for so many threads: 0 is any number."""
-    return FEW_THREADS if threads == FEW_THREADS else 0
 
 
 def _persistent(name: str) -> Kernel:
@@ -77,12 +77,12 @@ def _persistent(name: str) -> Kernel:
     )
 
 
-group_norm_fwd_sub_warp = _sub_warp("group_norm_fwd_sub_warp", SUB_WARP_FORWARD)
+group_norm_fwd_sub_warp = _sub_warp("group_norm_fwd_sub_warp", SUB_WARP_FORWARD, UNROLLED_FORWARD)
 group_norm_fwd_persistent = _persistent("group_norm_fwd_persistent")
 group_norm_fwd_shared_memory = kernel("group_norm.cu", "group_norm_fwd_shared_memory<T>", T=HALF_AND_FLOAT)
 group_norm_fwd_partials = kernel("group_norm_two_pass.cu", "group_norm_fwd_partials<T>", T=FLOATING)
 group_norm_fwd_two_pass = kernel("group_norm_two_pass.cu", "group_norm_fwd_two_pass<T>", T=FLOATING)
-group_norm_bwd_sub_warp = _sub_warp("group_norm_bwd_sub_warp", SUB_WARP_BACKWARD)
+group_norm_bwd_sub_warp = _sub_warp("group_norm_bwd_sub_warp", SUB_WARP_BACKWARD, UNROLLED_BACKWARD)
 group_norm_bwd_persistent = _persistent("group_norm_bwd_persistent")
 group_norm_bwd_shared_memory = kernel("group_norm.cu", "group_norm_bwd_shared_memory<T>", T=HALF_AND_FLOAT)
 group_norm_bwd_partials = kernel("group_norm_two_pass.cu", "group_norm_bwd_partials<T>", T=FLOATING)
@@ -99,6 +99,7 @@ class SubWarp(GroupNormForm):
     summary = "8 to 128 threads hold a short group whose planes are not whole vectors"
     kernel: Kernel
     divisions: dict[int, tuple[tuple[int, int], ...]]
+    unrolled: tuple[int, ...]
 
     def kernels(self) -> tuple[Kernel, ...]:
         return (self.kernel,)
@@ -137,14 +138,14 @@ class SubWarp(GroupNormForm):
         assert division is not None
         threads, vectors = division
         rows = SUB_WARP_THREADS // threads
-        template = {"BYTES": self._vector(problem), "THREADS": _unrolled(threads), "K": vectors}
+        template = {"BYTES": self._vector(problem), "THREADS": threads if threads in self.unrolled else 0, "K": vectors}
         shared = rows * self._shared(problem, threads, vectors)
         extra = {"lanes": lanes_for(threads, problem)}
         return Launch(self.kernel, ceil_div(problem.rows, rows), (threads, rows), shared, template, extra=extra)
 
 
 class SubWarpForward(SubWarp):
-    kernel, divisions = group_norm_fwd_sub_warp, SUB_WARP_FORWARD
+    kernel, divisions, unrolled = group_norm_fwd_sub_warp, SUB_WARP_FORWARD, UNROLLED_FORWARD
 
     def _shared(self, problem: Problem, threads: int, vectors: int) -> int:
         return (problem.channels + 1) * 4 * problem.itemsize
@@ -155,7 +156,7 @@ class SubWarpForward(SubWarp):
 
 
 class SubWarpBackward(SubWarp):
-    kernel, divisions = group_norm_bwd_sub_warp, SUB_WARP_BACKWARD
+    kernel, divisions, unrolled = group_norm_bwd_sub_warp, SUB_WARP_BACKWARD, UNROLLED_BACKWARD
 
     def _shared(self, problem: Problem, threads: int, vectors: int) -> int:
         return (vectors * threads + 3 * (problem.channels + 1)) * 8

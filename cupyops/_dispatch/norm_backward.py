@@ -44,14 +44,7 @@ _MBARRIERS = 16  # bytes of those that are with them, of unaligned rows
 
 bwd_thread_per_row = kernel("norm_bwd_thread_per_row<T, CENTRED>", **EACH)
 bwd_sub_warp = kernel("norm_bwd_sub_warp<T, CENTRED>", **EACH)
-bwd_block = kernel(
-    "norm_bwd_block<T, CENTRED, K, ALIGNED, PREFETCH_LATE>",
-    **EACH,
-    K=PACKS,
-    ALIGNED=BOTH,
-    PREFETCH_LATE=BOTH,
-    where=is_block,
-)
+bwd_block = kernel("norm_bwd_block<T, CENTRED, K, ALIGNED>", **EACH, K=PACKS, ALIGNED=BOTH, where=is_block)
 bwd_two_pass = kernel("norm_bwd_two_pass<T>", **ALL)
 bwd_strided = kernel("norm_bwd_strided<T>", **ALL)
 bwd_finalize = kernel("norm_bwd_finalize<T>", **ALL)
@@ -106,9 +99,9 @@ class _OnePass(Shared):
             _groups(problem, gpu, shared, threads.block, blocks) * blocks,
             threads.block,
             shared,
-            {**template, "PREFETCH_LATE": late and problem.aligned and stages == 2},
+            template,
             blocks if blocks > 1 else None,
-            extra={"stages": stages},
+            extra={"stages": stages, "late": late and problem.aligned and stages == 2},
         )
 
     def kernels(self) -> tuple[Kernel, ...]:

@@ -99,10 +99,9 @@ def kernel(name: str, **domain: Any) -> Kernel:
     return Kernel("norm.cu", name, define=DEFINE, **domain)
 
 
-def is_block(K: int, ALIGNED: bool, PREFETCH_LATE: bool = False, **_: Any) -> bool:
-    """Whether the form `block` has such an instance: aligned rows of few vectors are those of sub_warp, and only wide
-    aligned rows have their statistics prefetched late."""
-    return K == VECTORS if ALIGNED else not PREFETCH_LATE
+def is_block(K: int, ALIGNED: bool, **_: Any) -> bool:
+    """Whether the form `block` has such an instance: aligned rows of few vectors are those of sub_warp."""
+    return K == VECTORS or not ALIGNED
 
 
 # --- forms ---

@@ -48,11 +48,13 @@ def compile(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. By default one per core.")] = None,
     fp64: Annotated[bool, typer.Option("--fp64", help="Also the built-in kernels for float64.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also all that few programs launch; it is named.")] = False,
 ) -> None:
-    """Compile every instance of every kernel ahead of time; of the built-in ones all but float64's. Needs no GPU."""
+    """Compile every instance of every kernel ahead of time; of the built-in ones all but the rarest. Needs no GPU."""
     from .compile import run
 
-    raise typer.Exit(run(modules or [], arch.replace(" ", "").split(",") if arch else None, out, jobs, fp64))
+    archs = arch.replace(" ", "").split(",") if arch else None
+    raise typer.Exit(run(modules or [], archs, out, jobs, fp64, everything))
 
 
 @app.command(cls=Command)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .._dispatch import rare
 from .._kernel import kernel
 from .._kernel.compile import architecture, cache, compiler, trust
-from .._kernel.compile.source import cuda_src
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
 from . import narrow, outputs, words
@@ -27,7 +26,12 @@ _LIBRARY = ("cupyops.ops", "cupyops.nn", "cupyops.optim")  # importing these mak
 
 
 def run(
-    modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None, fp64: bool = False
+    modules: list[str],
+    archs: list[str] | None,
+    out: Path | None,
+    processes: int | None,
+    fp64: bool = False,
+    everything: bool = False,
 ) -> int:
     """The command; returns its exit code: 0, or 1 where a kernel does not compile, or 2 for bad arguments."""
     console = Console()
@@ -37,7 +41,9 @@ def run(
         chosen = _archs(archs)
         kernels = _kernels(modules)
         every = ahead.plan(kernels, chosen)
-        planned = every if fp64 else [job for job in every if not _at_need(job)]
+        reasons = [rare.why(job.source, job.name, job.arch) for job in every]
+        kept = {None, *(reasons if everything else [rare.FP64] if fp64 else [])}
+        planned = [job for job, reason in zip(every, reasons) if reason in kept]
         folder = _folder(out)
     except (CupyopsError, OSError) as error:
         words.complain(error)
@@ -48,8 +54,9 @@ def run(
     for one in kernels:
         if not any(architecture.target(one.arch, arch) for arch in chosen):
             console.print(f"left out: {one.base}, which is for {one.arch} alone", highlight=False, soft_wrap=True)
-    if left := len(every) - len(planned):
-        said = f"left out: {left} for float64, which a first call compiles; with --fp64 they are made too"
+    for reason, count in Counter(reason for reason in reasons if reason not in kept).items():
+        option = "--fp64" if reason == rare.FP64 else "--all"
+        said = f"left out: {count} {reason}; a first call compiles them, and {option} makes them now"
         console.print(said, highlight=False, soft_wrap=True)
     try:
         outcomes = _with_progress(console, planned, folder, processes)
@@ -78,12 +85,6 @@ def run(
             use = f"Launches will not use them, since others can write there: {why.found}\n{why.remedy}"
         console.print(use, markup=False, highlight=False, soft_wrap=True)
     return 0
-
-
-def _at_need(job: ahead.Job) -> bool:
-    """Whether a job is left to a first call: the built-in kernels for float64, which few programs compute in."""
-    folder = None if job.source.path is None else job.source.path.parent
-    return folder == cuda_src() and re.search(r"\bdouble\b", job.name) is not None
 
 
 def _archs(archs: list[str] | None) -> list[str]:

@@ -23,7 +23,10 @@ scale_shift_fwd_params = Kernel(
 )
 scale_shift_fwd_strided = Kernel("scale_shift.cu", "scale_shift_fwd_strided<T>", define=DEFINES, T=FLOATING)
 scale_shift_bwd_columns = Kernel("scale_shift.cu", "scale_shift_bwd_columns<T>", define=DEFINES, T=UP_TO_FLOAT32)
-scale_shift_bwd_channels = Kernel("scale_shift.cu", "scale_shift_bwd_channels<T>", define=DEFINES, T=FLOATING)
+scale_shift_bwd_channels = Kernel(
+    "scale_shift.cu", "scale_shift_bwd_channels<T, UNALIGNED>", define=DEFINES, T=FLOATING, UNALIGNED=(False, True),
+    where=lambda T, UNALIGNED: UNALIGNED or T is not torch.float64,
+)  # fmt: skip
 
 FORWARD = Forms(
     "scale_shift",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -75,12 +76,36 @@ def test_float64_of_the_built_in_kernels_is_left_to_a_first_call(monkeypatch, cu
     relu = [one for one in kernel.kernels(cuda_src()) if one.base == "relu_fwd"]
     monkeypatch.setattr(kernel, "kernels", lambda: relu)
     result = command("--arch", "sm_80", "--out", cubins)
-    assert "left out: 1 for float64, which a first call compiles; with --fp64 they are made too" in result.output
+    assert "left out: 1 for float64; a first call compiles them, and --fp64 makes them now" in result.output
     assert len(list(cubins.glob("*.cubin"))) == 3 and not list(cubins.glob("*double*"))
     assert compiler.build(relu[0].source, "relu_fwd<double>", "sm_80", relu[0].options).origin == "nvrtc"
     result = command("--arch", "sm_80", "--out", cubins, "--fp64")
     assert result.exit_code == 0 and "left out" not in result.output
     assert len(list(cubins.glob("*.cubin"))) == 4 and list(cubins.glob("*double*"))
+
+
+@pytest.mark.parametrize(
+    ("base", "arch", "left", "made"),
+    [("attention_fwd_mma", "sm_90", 14, 0), ("attention_fwd_mma", "sm_80", 0, 14), ("gemm_fwd", "sm_80", 8, 3)],
+)
+def test_what_few_programs_launch_is_named(monkeypatch, cubins, base, arch, left, made):
+    """Attention by MMA where there is WGMMA, and products for which cuBLAS is called; never what nothing else computes."""
+    kernels = [one for one in kernel.kernels(cuda_src()) if one.base == base]
+    monkeypatch.setattr(kernel, "kernels", lambda: kernels)
+    jobs = []
+
+    def note(planned, *_):
+        jobs[:] = planned
+        return iter(())
+
+    monkeypatch.setattr("cupyops.cli.jobs.run", note)
+    result = command("--arch", arch, "--out", cubins)
+    named = re.findall(r"left out: (\d+) of (?:attention|products) .* and --all makes them now", result.output)
+    assert sum(map(int, named)) == left and len(jobs) == made and not any("double" in job.name for job in jobs)
+    result = command("--arch", arch, "--out", cubins, "--all")
+    assert "left out" not in result.output
+    doubles = sum("double" in job.name for job in jobs)
+    assert len(jobs) == left + made + doubles
 
 
 def test_the_variable_is_one_that_a_shell_takes(shift, cubins):

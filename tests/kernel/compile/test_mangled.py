@@ -1,9 +1,12 @@
 """The types of parameters, read from the symbols that NVRTC gives."""
 
+import re
+
 import pytest
 
 from cupyops._kernel.compile import compiler, mangled, source
 from cupyops._kernel.compile.declarations import parameters
+from cupyops.errors import CompileError
 
 HALF = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 TRAITS = "template <typename T> struct Traits { typedef float type; T a[2]; };\n"
@@ -103,6 +106,32 @@ def test_what_it_does_not_know_it_does_not_guess(symbol):
 
 def test_no_parameters():
     assert mangled.parameters("_Z1fv") == ()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_asked_is_not_in_the_ptx(case):
+    """The compiler is asked in the kernel's own program, by a kernel of which nobody is to see anything."""
+    text, name, _ = CASES[case]
+    binary, _ = compiler.compile(source.load(text + "\n"), name, "sm_80")
+    assert "cupyops_types_" not in binary.ptx
+    assert re.findall(r"\.entry\s+(\S+?)\(", binary.ptx).count(binary.symbol) == 1
+
+
+@pytest.mark.parametrize("end", ["#if 0", "namespace more {} // \\", "/*", "template <int> struct S {};"])
+def test_a_text_that_ends_otherwise(end):
+    """A kernel whose symbol tells its types has them whatever follows; one that does not compile says why by itself."""
+    text = source.load(f"__global__ void f(float* x, int n) {{}}\n{end}\n")
+    if end.startswith(("#if", "/*")):
+        with pytest.raises(CompileError, match="endif|comment"):
+            compiler.compile(text, "f", "sm_80")
+    else:
+        assert compiler.compile(text, "f", "sm_80")[0].types == ("float*", "int")
+
+
+def test_an_error_is_of_the_text_alone():
+    with pytest.raises(CompileError) as caught:
+        compiler.compile(source.load("__global__ void f(float* x) { y }\n"), "f", "sm_80")
+    assert "cupyops_types_" not in str(caught.value) and 'identifier "y" is undefined' in str(caught.value)
 
 
 def test_types_are_kept_with_the_kernel(tmp_path, monkeypatch):
