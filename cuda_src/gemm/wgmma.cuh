@@ -401,7 +401,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     if constexpr (BIAS) share(bias);
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
-      [[maybe_unused]] float2 residual[S::PIECE / 4];
+      [[maybe_unused]] unsigned residual[S::PIECE / 4], kept[S::PIECE / 4];
       if constexpr (E::ACTIVATED) load_residual(residual, i);
 #pragma unroll
       for (int c = 0; c < S::PIECE / 4;
@@ -412,15 +412,16 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
           add = *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
         if constexpr (E::ACTIVATED) {
           const float2 z = {pair[0] + add.x, pair[1] + add.y};
-          results[i][c] =
-              packed<T>(E::F::template value<T>(z.x) + residual[c].x, E::F::template value<T>(z.y) + residual[c].y);
-          residual[c] = z;
+          const Vec<T, 2> added = *reinterpret_cast<const Vec<T, 2>*>(&residual[c]);
+          results[i][c] = packed<T>(E::F::template value<T>(z.x) + to_acc(added.data[0]),
+                                    E::F::template value<T>(z.y) + to_acc(added.data[1]));
+          kept[c] = packed<T>(z.x, z.y);
         } else {
           results[i][c] = packed<T>(pair[0] + add.x, pair[1] + add.y);
         }
       }
       if constexpr (E::ACTIVATED) {
-        if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return packed<T>(residual[c].x, residual[c].y); });
+        if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
       }
     }
   }
@@ -483,9 +484,9 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 
   // The residual of a piece, as its sums are held; zeros where there is none. Its rows are n long: pairs of an odd n are not
   // aligned.
-  __device__ __forceinline__ void load_residual(float2 (&residual)[S::PIECE / 4], int piece) const {
+  __device__ __forceinline__ void load_residual(unsigned (&residual)[S::PIECE / 4], int piece) const {
 #pragma unroll
-    for (int c = 0; c < S::PIECE / 4; ++c) residual[c] = {0.f, 0.f};
+    for (int c = 0; c < S::PIECE / 4; ++c) residual[c] = 0;
     if (!p.residual) return;
     const int row = to.row + piece / S::ACROSS * 64 + thread / 32 * 16 + lane / 4;
     const int column = to.column + piece % S::ACROSS * S::PIECE + lane % 4 * 2;
@@ -495,16 +496,15 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     if (p.n % 2 == 0 && reinterpret_cast<unsigned long long>(p.residual) % 4 == 0) {
 #pragma unroll
       for (int c = 0; c < S::PIECE / 4; ++c) {
-        const auto* const at = reinterpret_cast<const Vec<T, 2>*>((c % 2 ? second : first) + c / 2 * 8);
-        const Vec<T, 2> pair = load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns);
-        residual[c] = {to_acc(pair.data[0]), to_acc(pair.data[1])};
+        const auto* const at = reinterpret_cast<const unsigned*>((c % 2 ? second : first) + c / 2 * 8);
+        residual[c] = load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns);
       }
     } else {
 #pragma unroll
       for (int c = 0; c < S::PIECE / 4; ++c) {
-        const T* const at = (c % 2 ? second : first) + c / 2 * 8;
-        residual[c].x = to_acc(load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns));
-        residual[c].y = to_acc(load_if(at + 1, c % 2 * 8 < rows && c / 2 * 8 + 1 < columns));
+        const auto* const at = reinterpret_cast<const unsigned short*>((c % 2 ? second : first) + c / 2 * 8);
+        const unsigned low = load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns);
+        residual[c] = low | load_if(at + 1, c % 2 * 8 < rows && c / 2 * 8 + 1 < columns) << 16;
       }
     }
   }
