@@ -138,7 +138,7 @@ print("sympy" in sys.modules)
 
 def test_no_call_imports_sympy():
     """torch.broadcast_shapes does, which takes longer than to load all kernels of a model."""
-    done = run_python("-c", NO_SYMPY)
+    done = run_python("-c", NO_SYMPY, bare=True)
     assert done.stdout.split() == ["False"], done.stderr
 
 
