@@ -152,6 +152,11 @@ class Plan:
     def __init__(self, launch: Launch, x: Tensor, weights: Sequence[Tensor]) -> None:
         self.launch, self.x, self.weights = launch, x, weights
 
+    @property
+    def takes_residual(self) -> bool:
+        """Whether the epilogue adds one; on Hopper what linear_epilogue makes of `y = z + r` does, linear_act's does not."""
+        return not self.launch.extra
+
     def run(self, y: Tensor, kept: Tensor | None, activation: str, *more: Tensor | None) -> None:
         """Launch it.
 
@@ -163,7 +168,7 @@ class Plan:
         """
         launch = self.launch
         if launch.extra:
-            return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
+            return self._by_wgmma(y, kept, ACTIVATIONS[activation], more[:1])
         (weight,), (bias, residual) = self.weights, more
         function = FUNCTIONS.index(ACTIVATIONS[activation])
         gemm.run_dense(launch, self.x, weight, y, bias, residual, function, kept)
