@@ -59,7 +59,8 @@ class Attention(torch.nn.Module):
     """Attention of a decoder's block, from (batch, rows, dim) to the same, by the operators of cupyops.
 
     One projection makes queries, keys and values, `cupyops.rms_norm` and `cupyops.rope` change queries and keys, and
-    `cupyops.scaled_dot_product_attention`, or with a window `cupyops.attention`, reads the heads where they are; with a cache, later steps are `cupyops.decode_attention`.
+    `cupyops.scaled_dot_product_attention`, or with a window `cupyops.attention`, reads the heads where they are; with a
+    cache, later steps are `cupyops.decode_attention`.
 
     Args:
         dim: of the input.
