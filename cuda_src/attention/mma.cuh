@@ -18,6 +18,18 @@ __device__ __forceinline__ void finish_copies() {
   __syncthreads();
 }
 
+// Which tile of which head a block has, of `tiles` of each of heads * batches: heads come `section` at a time, and of these their
+// first tiles, then their second ones, so that what passes by them stays in L2.
+struct Turn {
+  int tile, head, batch;
+
+  __device__ __forceinline__ Turn(int tiles, int heads, int batches, int section) {
+    const int number = blockIdx.x, whole = section * tiles, in = number % whole;
+    const int first = number / whole * section, wide = min(section, heads * batches - first);
+    tile = in / wide, head = (first + in % wide) % heads, batch = (first + in % wide) / heads;
+  }
+};
+
 // Where a 16-byte chunk of a row of D elements lies. The chunks of a row change places, so that eight rows meet no bank twice.
 template <int D> __device__ __forceinline__ unsigned place(unsigned base, int row, int chunk) {
   static_assert(D % 64 == 0, "chunks change places by eights");
