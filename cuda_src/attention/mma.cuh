@@ -39,11 +39,14 @@ template <int D> __device__ __forceinline__ unsigned place(unsigned base, int ro
 // Begins to copy ROWS rows, of which `rows` exist and have `width` elements: the rest is zeros.
 template <typename T, int D, int ROWS, int THREADS>
 __device__ __forceinline__ void fetch(unsigned to, const T* from, long long stride, int rows, int width) {
+  constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;  // of a row; rows at a time
+  static_assert(THREADS % CHUNKS == 0 && ROWS % STEP == 0, "a thread has a chunk of every STEP-th row");
+  const int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  from += first * stride + chunk * 8;
+  if (chunk * 8 >= width) rows = 0;
 #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
-    const int row = i / (D / 8), chunk = i % (D / 8);
-    const bool inside = row < rows && chunk * 8 < width;
-    fetch16_or_zero(place<D>(to, row, chunk), inside ? from + row * stride + chunk * 8 : from, inside);
+  for (int row = 0; row < ROWS; row += STEP, from += STEP * stride) {  // what is not inside is not read
+    fetch16_or_zero(place<D>(to, first + row, chunk), from, first + row < rows);
   }
 }
 
