@@ -17,11 +17,11 @@ NEVER = math.inf
 # has, on an H100, 16,384 tokens of 2,048 elements: of all keys, causal, and causal with heads that share. By elements of a
 # row of q and of v; forward alone, and with backward.
 ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
-    (64, 64): (4096, 512, 1024),
-    (96, 96): (512, 1024, 1024),
-    (128, 128): (NEVER, 1024, 1024),
-    (192, 128): (512, 4096, 4096),
-    (256, 256): (16384, 4096, 1024),
+    (64, 64): (4096, 512, 512),
+    (96, 96): (512, 512, 512),
+    (128, 128): (NEVER, 1024, 512),
+    (192, 128): (512, 512, 512),
+    (256, 256): (1024, 4096, 512),
 }
 WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
     (64, 64): (512, 512, 1024),
