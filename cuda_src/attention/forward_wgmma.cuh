@@ -3,9 +3,6 @@
 
 #include "attention/wgmma.cuh"
 
-#ifndef ATTENTION_SKIP
-#define ATTENTION_SKIP (D > 128)
-#endif
 namespace attention {
 
 // A tile of 64 * CONSUMERS queries: its number among those of its head, and how many panels of keys it sees; -1: there is no
@@ -287,7 +284,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
 
     mbarrier::wait(at.q_full(turn), At::parity(turn));
     int unseen = 0;  // of the tile's panels, those that pass first and that no row of this warpgroup sees
-    if constexpr ((CONSUMERS == 3 || ATTENTION_SKIP) && BOUNDS && !Variant::kMaps) {
+    if constexpr ((CONSUMERS == 3 || D > 128) && BOUNDS && !Variant::kMaps) {  // tiles or panels that do not end alike
       const int end = first_row < sizes.queries ? max(0, keys_end<BOUNDS>(sizes, first_row + 63)) : 0;
       unseen = __shfl_sync(~0u, min(panels, max(0, first_panel + panels - (end + BN - 1) / BN)), 0);
       for (int i = 0; i < unseen; ++i) {  // they pass, and its turns
