@@ -78,7 +78,8 @@ def _of_backward(problem: attention.Problem, needs: tuple[bool, bool, bool], car
     grads = problem.q, problem.k, problem.v
     problem = problem._replace(grads=grads, in_order=_in_order(problem, needs, None))
     launch = BACKWARD.launch(problem, card)
-    return [launch, *(one for one in launch.extra.values() if isinstance(one, Launch))]
+    others = (one if isinstance(one, tuple) else (one,) for one in launch.extra.values())
+    return [launch, *(one for some in others for one in some if isinstance(one, Launch))]
 
 
 def backward(
