@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 // Grid: a block for each tile of 128 rows of what is owned of each of its heads. Block: 384. Shared memory: two tiles, twice
 // STAGES panels of BN rows, 6 KiB. A warpgroup owns 64 rows, and sums in the order of the rows that pass, head after head of a
 // group. The role of the queries takes no out_second: any map.
-template <typename T, int D, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
+template <typename T, int D, int DV, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_wgmma(const __grid_constant__ TensorMap own_first, const __grid_constant__ TensorMap own_second,
                         const __grid_constant__ TensorMap first, const __grid_constant__ TensorMap second,
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(384, 1)
                         const float* __restrict__ lse2, const float* __restrict__ delta, float scale,
                         const attention::Sizes sizes) {
   extern __shared__ char memory[];
-  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2>;
+  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2, DV>;
   const At at(memory);
   const attention::RoleMaps given{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();

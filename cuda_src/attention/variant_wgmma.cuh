@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
   }
 }
 
-template <typename T, int D, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
+template <typename T, int D, int DV, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_wgmma_variant(const __grid_constant__ TensorMap own_first,
                                 const __grid_constant__ TensorMap own_second, const __grid_constant__ TensorMap first,
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(384, 1)
                                 const void* __restrict__ c3, const int* __restrict__ lists,
                                 const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
-  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2>;
+  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2, DV>;
   const At at(memory);
   at.template clear<attention::Variant>(whole);
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
