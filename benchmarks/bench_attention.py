@@ -31,7 +31,7 @@ def cases() -> Iterator[Case]:
             yield case(4, heads, heads, 4096, width, causal, values=values)
     for width in (64, 128):
         yield case(4, HIDDEN // width, HIDDEN // width, 4096, width, True, window=1023)
-    for name in ("softcap", "alibi", "documents", "dropout"):
+    for name in ("softcap", "alibi", "sinks", "documents", "dropout"):
         yield variant(4, 16, 4096, 128, name)
     yield variant(1, 16, 16384, 128, "documents")
     yield packed(16, 1024, 16, 128)
@@ -118,6 +118,8 @@ def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: tor
             return cupyops.attention(q, k, v, causal="top_left", softcap=30.0)
         if name == "alibi":
             return cupyops.attention(q, k, v, causal="top_left", alibi_slopes=slopes)
+        if name == "sinks":
+            return cupyops.attention(q, k, v, causal="top_left", sinks=slopes)
         if name == "dropout":
             return cupyops.attention(q, k, v, causal="top_left", dropout_p=0.1)
         return cupyops.attention(q, k, v, causal="top_left", mask="of[q] == of[k]", of=documents)
@@ -132,6 +134,10 @@ def variant(batch: int, heads: int, rows: int, width: int, name: str, dtype: tor
         scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
         distance = torch.arange(rows, device=q.device)[:, None] - torch.arange(rows, device=q.device)
         seen = distance >= 0
+        if name == "sinks":  # a key of no value, which all rows see
+            scores = scores.masked_fill(~seen, -torch.inf)
+            with_sinks = torch.cat([scores, slopes[:, None, None].expand(batch, heads, rows, 1)], -1)
+            return with_sinks.softmax(-1)[..., :-1].to(v.dtype) @ v
         if name == "softcap":
             scores = 30 * torch.tanh(scores / 30)
         else:
@@ -174,8 +180,14 @@ def _flex(rows: int, name: str) -> Callable[..., Any]:
         def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
             return s - slopes[h] * (i - j).abs() if name == "alibi" else 30 * torch.tanh(s / 30)
 
+        def changed(scores: Tensor, lse: Tensor) -> Tensor:
+            """As one more score in the sum of exponentials makes them."""
+            return scores * torch.sigmoid(lse - slopes[:, None]).unsqueeze(-1).to(scores.dtype)
+
         if not blocks:
             blocks.append(create_block_mask(seen, None, None, rows, rows, device=q.device))
+        if name == "sinks":
+            return changed(*compiled(q, k, v, block_mask=blocks[0], return_lse=True))
         return compiled(q, k, v, score_mod=None if name == "documents" else score, block_mask=blocks[0])
 
     return run

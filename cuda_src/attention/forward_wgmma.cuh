@@ -3,6 +3,9 @@
 
 #include "attention/wgmma.cuh"
 
+#ifndef ATTENTION_SKIP
+#define ATTENTION_SKIP (D > 128)
+#endif
 namespace attention {
 
 // A tile of 64 * CONSUMERS queries: its number among those of its head, and how many panels of keys it sees; -1: there is no
@@ -21,7 +24,8 @@ struct alignas(16) Tile {
 };
 
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does. D, DV: elements of a row of keys and of
-// values. Results take the place of their queries; where there is room for two, the next ones arrive meanwhile.
+// values. Where there is room for the queries of two tiles, results take the place of theirs, and the next ones arrive meanwhile.
+// Else results leave from registers, so that the next queries arrive as soon as the last scores are computed.
 template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
   static constexpr int PLACES = D <= 128 ? 2 : 1;
   static constexpr int ROWS = 64 * CONSUMERS, LINES = (D + 63) / 64, V_LINES = (DV + 63) / 64;
@@ -55,7 +59,9 @@ template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout
 
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < PLACES; ++i) mbarrier::init(q_full(i), 1), mbarrier::init(q_free(i), CONSUMERS);
+      for (int i = 0; i < PLACES; ++i) {
+        mbarrier::init(q_full(i), 1), mbarrier::init(q_free(i), PLACES == 2 ? CONSUMERS : 4 * CONSUMERS);
+      }
       mbarrier::init(next_full(), 1), mbarrier::init(next_free(), 4 * CONSUMERS);
       for (int i = 0; i < STAGES; ++i) {
         mbarrier::init(k_full(i), 1), mbarrier::init(v_full(i), 1);
@@ -142,8 +148,8 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
 // the softmax of one hides behind the products of another.
 template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
-                                        float* lse, float natural_scale, const Sizes& whole,
-                                        const Variant& variant = {}) {
+                                        T* y_rows, const Strides& ys, float* lse, float natural_scale,
+                                        const Sizes& whole, const Variant& variant = {}) {
   using At = ForwardLayout<D, DV, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // the compiler then knows that a warp shares it
@@ -274,10 +280,14 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       if (At::PLACES == 2 && started) leave(turn + 1);
       started = true;
     };
+    // The last scores of the tile are computed: nobody reads its queries any more.
+    const auto leave_queries = [&] {
+      if constexpr (At::PLACES == 1) release(at.q_free(turn));
+    };
 
     mbarrier::wait(at.q_full(turn), At::parity(turn));
     int unseen = 0;  // of the tile's panels, those that pass first and that no row of this warpgroup sees
-    if constexpr (CONSUMERS == 3 && BOUNDS && !Variant::kMaps) {
+    if constexpr ((CONSUMERS == 3 || ATTENTION_SKIP) && BOUNDS && !Variant::kMaps) {
       const int end = first_row < sizes.queries ? max(0, keys_end<BOUNDS>(sizes, first_row + 63)) : 0;
       unseen = __shfl_sync(~0u, min(panels, max(0, first_panel + panels - (end + BN - 1) / BN)), 0);
       for (int i = 0; i < unseen; ++i) {  // they pass, and its turns
@@ -297,6 +307,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       draw(first);
       finish<0>(sums);
       release(at.k_free(ring.stage));
+      if (panels == unseen + 1) leave_queries();
       leave_before();
       softmax(first);
       drop();
@@ -313,6 +324,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
         draw(now);
         finish<1>(sums);
         release(at.k_free(ring.stage));
+        if (panel == first_panel) leave_queries();
         softmax(now);
         drop();
         finish<0>(out);
@@ -328,6 +340,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       finish<0>(out);
       release(at.v_free(before.stage));
     } else {
+      leave_queries();
       leave_before();
     }
 
@@ -345,17 +358,22 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
         lse[of + row + 8 * r] = total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
       }
     }
-    meet(own_meeting, 128);  // all have read their queries
-    put<T, DV>(own_at, kLine * ROWS, out, inverse[0], inverse[1]);
-    meet(own_meeting, 128);
-    if (storer) {
-      if (first_row < sizes.queries) {
-        const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
-        for (int x = 0; x < DV; x += 64) tma::store(y, x, place.row, tile.head, place.batch, own_at + x * 2 * ROWS);
+    if constexpr (At::PLACES == 2) {
+      meet(own_meeting, 128);  // all have read their queries
+      put<T, DV>(own_at, kLine * ROWS, out, inverse[0], inverse[1]);
+      meet(own_meeting, 128);
+      if (storer) {
+        if (first_row < sizes.queries) {
+          const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
+          for (int x = 0; x < DV; x += 64) tma::store(y, x, place.row, tile.head, place.batch, own_at + x * 2 * ROWS);
+        }
+        tma::end_stores();
       }
-      tma::end_stores();
+    } else {
+      const int batch = Variant::kPacked ? 0 : tile.batch;
+      T* to = y_rows + batch * ys.batch + tile.head * ys.head + (sequence.query + row) * ys.row;
+      store_rows<T, DV>(to, ys.row, sizes.queries - row, sizes.value_width, out, inverse[0], inverse[1]);
     }
-    if constexpr (At::PLACES == 1) leave(turn);
   }
   if (group == 0) meet(1, 256);  // takes the last signal, so that none is left over
   tma::finish_stores();

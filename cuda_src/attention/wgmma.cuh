@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/problem.cuh"
+#include "common/core/vector.cuh"
 #include "common/hw/mbarrier.cuh"
 #include "common/hw/tma.cuh"
 #include "common/hw/wgmma.cuh"
@@ -119,6 +120,39 @@ __device__ __forceinline__ void put(unsigned at, unsigned apart, const float (&s
                  : "memory");
   }
   tma::fence_shared();
+}
+
+// Between a lane and the one that differs in bit BIT: the upper one's first word and the lower one's second change places.
+template <int BIT> __device__ __forceinline__ void trade(unsigned& first, unsigned& second, int lane) {
+  const bool is_upper = lane & BIT;
+  const unsigned got = __shfl_xor_sync(~0u, is_upper ? first : second, BIT);
+  (is_upper ? first : second) = got;
+}
+
+// The same from registers into memory: `to` is the row of this thread's upper sums, `rows` are there from it on, of `width`
+// columns. The four lanes of a row trade, so that each has 8 columns that are neighbours.
+template <typename T, int D>
+__device__ __forceinline__ void store_rows(T* to, long long stride, int rows, int width, const float (&sums)[D / 2],
+                                           float upper, float lower) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < D / 32; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float by = r ? lower : upper;
+      unsigned words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        words[j] = pack<T>(sums[16 * i + 4 * j + 2 * r] * by, sums[16 * i + 4 * j + 2 * r + 1] * by);
+      }
+      trade<1>(words[0], words[1], lane), trade<1>(words[2], words[3], lane);
+      trade<2>(words[0], words[2], lane), trade<2>(words[1], words[3], lane);
+      const int column = 32 * i + 8 * lane;
+      if (8 * r < rows && column < width) {
+        store16(to + 8 * r * stride + column, {words[0], words[1], words[2], words[3]});
+      }
+    }
+  }
 }
 
 }  // namespace attention

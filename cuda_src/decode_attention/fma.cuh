@@ -3,6 +3,7 @@
 
 #include "common/core/vector.cuh"
 #include "common/hw/dependent_launch.cuh"
+#include "decode_attention/combine.cuh"
 #include "decode_attention/problem.cuh"
 
 namespace decode {
@@ -81,17 +82,20 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     }
   }
   let_next_grid_begin();
-  finish<Exact, kRows, D, WARPS>(s, w, to, top, total, row, shared,
-                                 [&](float* all, const float (&by)[kRows], bool first) {
+  const auto add = [&](float* all, const float (&by)[kRows], int rows, bool first) {
 #pragma unroll
-                                   for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) break;
 #pragma unroll
-                                     for (int i = 0; i < kVecs * kVec; ++i) {
-                                       float& place = all[r * D + (32 * (i / kVec) + lane) * kVec + i % kVec];
-                                       place = sums[r][i] * by[r] + (first ? 0.0f : place);
-                                     }
-                                   }
-                                 });
+      for (int c = 0; c < kVecs; ++c) {
+        Vec<float, kVec>& to = *reinterpret_cast<Vec<float, kVec>*>(all + r * D + (32 * c + lane) * kVec);
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) to.data[e] = sums[r][c * kVec + e] * by[r] + (first ? 0.0f : to.data[e]);
+      }
+    }
+  };
+  finish<Exact, kRows, D, D, WARPS>(s, w, to, top, total, row, shared, add, [](int column) { return column; });
+  if (to.done && s.splits > 1) combine_by_last<kRows, D, WARPS>(s, w, to);
 }
 
 }  // namespace decode

@@ -4,6 +4,7 @@
 #include "attention/problem.cuh"
 #include "common/hw/dependent_launch.cuh"
 #include "common/hw/mma.cuh"
+#include "decode_attention/combine.cuh"
 #include "decode_attention/problem.cuh"
 
 namespace decode {
@@ -29,6 +30,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
                                             const Results<T>& to, float scale, float softcap, const Strides& qs,
                                             const Strides& ks, const Strides& vs, const Sizes& s) {
   constexpr int kRows = 16, kPitch = D + 32;  // of q in shared memory: eight neighbouring lanes meet no bank twice
+  constexpr int kSumPitch = D + 8;
   extern __shared__ __align__(16) float shared[];
   T* rows = reinterpret_cast<T*>(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -143,16 +145,22 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   }
   let_next_grid_begin();
   __syncthreads();  // nobody reads q any more, in whose place sums are
-  finish<Fast, kRows, D, WARPS>(s, w, to, top, total, row, shared, [&](float* all, const float (&by)[2], bool first) {
+  // Columns that differ by 8 are neighbours there: so no two lanes of a half warp meet in a bank.
+  const auto place = [](int column) { return column / 64 * 64 + column % 8 * 8 + column / 8 % 8; };
+  const auto add = [&](float* all, const float (&by)[2], int rows, bool first) {
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
+    for (int r = 0; r < 2; ++r) {
+      if (8 * r >= rows) break;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& place = all[row[i / 2] * D + n / 8 * 64 + (2 * t + i % 2) * 8 + n % 8];
-        place = sums[n][i] * by[i / 2] + (first ? 0.0f : place);
+      for (int n = 0; n < D / 8; ++n) {
+        float2& to = *reinterpret_cast<float2*>(all + row[r] * kSumPitch + n / 8 * 64 + n % 8 * 8 + 2 * t);
+        const float2 before = first ? float2{0, 0} : to;
+        to = {sums[n][2 * r] * by[r] + before.x, sums[n][2 * r + 1] * by[r] + before.y};
       }
     }
-  });
+  };
+  finish<Fast, kRows, D, kSumPitch, WARPS>(s, w, to, top, total, row, shared, add, place);
+  if (to.done && s.splits > 1) combine_by_last<kRows, D, WARPS>(s, w, to);
 }
 
 }  // namespace decode

@@ -91,21 +91,34 @@ struct Exact {
 __device__ __forceinline__ float base_of(float top) { return fabsf(top) == infinity<float>() ? 0.0f : top; }
 
 // Where a block leaves its rows: in y and lse, or as partial results of its split, in fp32. Rows are (batch, query, head).
+// done: how many splits of each tile of rows have left theirs, 0 before and after; null where a kernel after this one adds them.
 template <typename T> struct Results {
   T* y;
   float* lse;
   float* partial_y;
   float* partial_lse;
+  int* done;
 };
 
+// Floats of shared memory that `finish` takes, PITCH for a row of sums: how large rows are and what they add up to, and the sums
+// of half of the warps at a time.
+constexpr int kRegions = 2;
+
+// The row of the results that is row `at` of those that share a head of the keys.
+__device__ __forceinline__ long long result_of(const Sizes& s, const Work& w, int at) {
+  return (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads + w.kv_head * s.group + at % s.group;
+}
+
 // Adds up what the warps of a block have of its ROWS rows, in their order, and stores it. top, total: of the N rows of this
-// thread, `row` of the block, over the keys of the warp. add(sums, factors, first) adds the thread's sums, times a factor for
-// each of its rows, to sums[ROWS][D] in shared memory, or stores them there first.
-template <typename E, int ROWS, int D, int WARPS, typename T, int N, typename Add>
+// thread, `row` of the block, over the keys of the warp. add(sums, factors, rows, first) adds the thread's sums of the block's
+// first `rows` rows, times a factor for each of its own, to sums[ROWS][PITCH] in shared memory, or stores them there first;
+// column c lies at place(c).
+template <typename E, int ROWS, int D, int PITCH, int WARPS, typename T, int N, typename Add, typename Place>
 __device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Results<T>& to, const float (&top)[N],
-                                       const float (&total)[N], const int (&row)[N], float* shared, Add add) {
-  float *tops = shared, *totals = tops + WARPS * ROWS, *sums = totals + WARPS * ROWS;
-  const int warp = threadIdx.x / 32;
+                                       const float (&total)[N], const int (&row)[N], float* shared, Add add,
+                                       Place place) {
+  float *tops = shared, *totals = tops + WARPS * ROWS, *whole = totals + WARPS * ROWS, *sums = whole + ROWS;
+  const int warp = threadIdx.x / 32, rows = min(ROWS, s.queries * s.group - w.first_row);
 #pragma unroll
   for (int i = 0; i < N; ++i) {  // several lanes store the same
     tops[warp * ROWS + row[i]] = top[i];
@@ -120,30 +133,32 @@ __device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Resu
   float factors[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) factors[i] = E::exp_of(top[i] - base_of(most(row[i])));
-  for (int turn = 0; turn < WARPS; ++turn) {
-    if (turn == warp) add(sums, factors, turn == 0);
-    __syncthreads();
-  }
-  for (int i = threadIdx.x; i < ROWS * D; i += 32 * WARPS) {
-    const int of = i / D, column = i % D, at = w.first_row + of;
-    if (at >= s.queries * s.group || column >= s.width) continue;
-    const float largest = most(of);
+  const long long part = w.split * static_cast<long long>(s.batches) * s.queries * s.heads;
+  if (threadIdx.x < rows) {
+    const int of = threadIdx.x;
+    const float base = base_of(most(of));
     float sum = 0;
     for (int other = 0; other < WARPS; ++other) {
-      sum += totals[other * ROWS + of] * E::exp_of(tops[other * ROWS + of] - base_of(largest));
+      sum += totals[other * ROWS + of] * E::exp_of(tops[other * ROWS + of] - base);
     }
-    const long long result =
-        (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads + w.kv_head * s.group + at % s.group;
-    const float y = sum == 0 ? 0.0f : sums[i] / sum;
-    const float lse = sum == 0 ? -infinity<float>() : (base_of(largest) + E::log_of(sum)) / E::kUnit;
-    if (s.splits == 1) {
-      to.y[result * s.width + column] = from_acc<T>(y);
-      if (column == 0) to.lse[result] = lse;
-    } else {
-      const long long part = w.split * static_cast<long long>(s.batches) * s.queries * s.heads + result;
-      to.partial_y[part * s.width + column] = y;
-      if (column == 0) to.partial_lse[part] = lse;
-    }
+    whole[of] = sum;
+    const float lse = sum == 0 ? -infinity<float>() : (base + E::log_of(sum)) / E::kUnit;
+    const long long result = result_of(s, w, w.first_row + of);
+    (s.splits == 1 ? to.lse[result] : to.partial_lse[part + result]) = lse;
+  }
+  for (int turn = 0; turn < WARPS / kRegions; ++turn) {
+    if (turn == warp / kRegions) add(sums + warp % kRegions * ROWS * PITCH, factors, rows, turn == 0);
+    __syncthreads();
+  }
+  for (int i = threadIdx.x; i < rows * D; i += 32 * WARPS) {
+    const int of = i / D, column = i % D, at = of * PITCH + place(column);
+    if (column >= s.width) continue;
+    float sum = sums[at];
+    for (int region = 1; region < kRegions; ++region) sum += sums[region * ROWS * PITCH + at];
+    const float y = whole[of] == 0 ? 0.0f : sum / whole[of];
+    const long long result = result_of(s, w, w.first_row + of);
+    if (s.splits == 1) to.y[result * s.width + column] = from_acc<T>(y);
+    else to.partial_y[(part + result) * s.width + column] = y;
   }
 }
 

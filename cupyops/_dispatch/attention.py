@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
-from .._util import torch_private
 from .._util.strides import aligned
 from .forms import Form, Launch
 from .gpu import Gpu, gpu
-from .library import FASTER
 
 HALF = (torch.float16, torch.bfloat16)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
@@ -217,29 +215,6 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> s
     if max(queries, keys) >= _MOST_ROWS or batches * heads * ceil_div(max(queries, keys, 1), TILE) * 8 > _MOST_BLOCKS:
         return "over 2^31 - 1 blocks"
     return None
-
-
-def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, gpu: Gpu) -> str | None:
-    """Why PyTorch's own attention is taken, None where kernels are measured as fast; of tensors that kernels serve.
-
-    On an H100, beside cuDNN, the better of PyTorch's backends there.
-    """
-    if not gpu.library:
-        return None
-    queries, keys, width = q.shape[2], k.shape[2], q.shape[3]
-    needs = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
-    if gpu.capability == 9 and mask is None and width == v.shape[3] and queries == keys:
-        if not any(needs):
-            faster = keys >= 4096 and (causal or width <= 64)
-        elif all(needs) and not torch_private.deterministic():  # backward in one pass
-            faster = width in (64, 128) and keys >= 512
-        else:
-            faster = width == 128 and (keys == 512 or causal and 512 <= keys <= 1024)
-        if faster:
-            return None
-    # where PyTorch's function gets copies something is left to do
-    as_they_are = all(x is taken(x) for x in (q, k, v)) and (mask is None or mask is taken_mask(mask))
-    return FASTER if as_they_are else str(FASTER)
 
 
 def taken(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -244,7 +245,7 @@ class WgmmaForward(Forward):
                 "packed": p.tokens is not None,
                 "blocks": Blocks(shape.rows, shape.keys, False, (64, shape.keys)),
             },
-            args=(p.sizes(p.tokens or 0, min(section, p.heads * p.batches)),),
+            args=(np.array(p.y, dtype=np.int64), p.sizes(p.tokens or 0, min(section, p.heads * p.batches))),
         )
 
     def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
@@ -255,7 +256,7 @@ class WgmmaForward(Forward):
         packed = launch.extra["packed"]
         maps = (*(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),)
         maps = *maps, box_map(y, 64, written=True, packed=packed)
-        launch(*maps, lse, counter, scale)
+        launch(*maps, y, lse, counter, scale)
 
 
 class WgmmaBackward(Backward):

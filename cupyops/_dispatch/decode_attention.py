@@ -94,7 +94,8 @@ class Decode(Form[Problem]):
 
     def shared(self, d: int) -> int:
         """Bytes: what warps add up; before, by MMA, the rows of q in its place."""
-        sums = (2 * WARPS + d) * self.tile * 4
+        pitch = d + 8 if self.tile == 16 else d
+        sums = (2 * WARPS + 1 + 2 * pitch) * self.tile * 4
         return max(sums, self.tile * (d + 32) * 2) if self.tile == 16 else sums
 
     def wanted(self, p: Problem, blocks: int, gpu: Gpu) -> int:
@@ -215,10 +216,10 @@ def forward(
     splits = launch.extra["splits"]
     given = q, k, v, lengths, table, y, lse
     if splits == 1:
-        launch(*given, None, None, scale, softcap or 0.0)
+        launch(*given, None, None, None, scale, softcap or 0.0)
         return y, lse
     partial_y = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
-    launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
+    launch(*given, partial_y, partial_lse, None, scale, softcap or 0.0)
     launch.extra["combine"](partial_y, partial_lse, y, lse)
     return y, lse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -167,14 +168,16 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
 
 
 def _cases(path: Path) -> Iterator[Case]:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(_name(path), path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported, expected a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where torch.compile looks for what the functions of a file name
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of the user's raises
+        del sys.modules[spec.name]
         raise InputError(
             f"{path} cannot be imported: {type(error).__name__}: {error}; run it alone to see where"
         ) from error
@@ -183,3 +186,18 @@ def _cases(path: Path) -> Iterator[Case]:
     if not callable(getattr(module, "cases", None)):
         raise InputError(f"{path} has no function cases(); write one that returns a list of cupyops.bench.Case")
     yield from module.cases()
+
+
+def _name(path: Path) -> str:
+    """Of the module that a file becomes: one that no other file's module has. That of the same file is made anew."""
+    stem = path.stem.replace(".", "_")
+    names = (f"{stem}_{number}" if number else stem for number in itertools.count())
+    return next(name for name in names if _where(name) in (None, str(path.resolve())))
+
+
+def _where(name: str) -> str | None:
+    """The file of the module of that name, or what else it is; None where there is none."""
+    if name in sys.modules:
+        return str(getattr(sys.modules[name], "__file__", None) or name)
+    spec = importlib.util.find_spec(name)
+    return None if spec is None else spec.origin or name

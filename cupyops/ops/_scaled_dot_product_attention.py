@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._dispatch import attention as kernels
 from .._dispatch import attentions, shardings
+from .._dispatch.attention_library import slower
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._expression import captures
@@ -110,7 +111,7 @@ def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enabl
         return "a mask of another shape than the scores, or of none"
     card = gpu(query.device)
     refused = kernels.why_not(query, key, value, scale, card)
-    return refused or kernels.slower(query, key, value, attn_mask, is_causal, card)
+    return refused or slower(query, key, value, attn_mask, is_causal, card)
 
 
 def _broadcasts(mask: Tensor, scores: tuple[int, ...]) -> bool:

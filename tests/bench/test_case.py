@@ -1,6 +1,8 @@
 """What a declaration says, and the files that hold declarations."""
 
 import ast
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,38 @@ def test_files_by_operator_and_by_path(tmp_path):
         files(["c.py"], tmp_path)
     with pytest.raises(InputError, match="there is no folder"):
         files([], tmp_path / "absent")
+
+
+COMPILED = """
+import torch
+from cupyops.bench import Case
+FACTOR = {}.0
+
+def times(x):
+    return x * FACTOR
+
+def cases():
+    compiled = torch.compile(torch.vmap(times), backend="eager", fullgraph=True)
+    make = lambda device, dtype: (torch.ones(2, 3),)
+    return [Case("times", "2x3", torch.float32, make, compiled, times)]
+"""
+
+
+def test_what_a_file_defines_can_be_compiled(tmp_path):
+    """torch.compile imports the module of a function by its name: of two files called alike, and of one that is called
+    as a library is, each its own."""
+    paths = [tmp_path / folder / name for folder, name in (("a", "bench_x"), ("b", "bench_x"), ("a", "json"))]
+    before = json.loads
+    for number, path in enumerate(paths):
+        path = path.with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(COMPILED.format(number + 2))
+    found = [case for path in paths for case in declared([path.with_suffix(".py")])]
+    for number, one in enumerate(found):
+        torch.testing.assert_close(one.ours(*one.make("cpu", one.dtype)), torch.full((2, 3), number + 2.0))
+    assert sys.modules["json"].loads is before
+    again = declared([paths[0].with_suffix(".py")])[0]
+    assert again.eager.__module__ == found[0].eager.__module__ == "bench_x"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cupyops
 from cupyops._dispatch import attention as kernels
+from cupyops._dispatch.attention_library import slower
 from cupyops._dispatch.gpu import gpu
 from cupyops._util import observed
 from cupyops.testing import assume_gpu
@@ -201,37 +202,45 @@ HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": 
 
 
 @pytest.mark.parametrize(
-    "shape, causal, gradient, kernels_are",
+    "shape, kv_heads, value_width, causal, taken, taken_with_gradients, taken_in_order",
     [
-        ((4, 16, 4096, 128), True, False, "taken"),
-        ((4, 16, 4096, 128), False, False, "slower"),
-        ((4, 32, 4096, 64), False, False, "taken"),
-        ((16, 16, 1024, 128), True, False, "slower"),
-        ((16, 16, 1024, 128), True, True, "taken"),
-        ((32, 16, 512, 128), False, True, "taken"),
-        ((4, 16, 4096, 128), True, True, "taken where bits may differ"),
-        ((16, 32, 1024, 64), False, True, "taken where bits may differ"),
-        ((128, 12, 197, 64), False, True, "slower"),
-        ((4, 16, 4096, 80), True, True, "slower"),
+        ((4, 16, 4096, 128), 16, 128, True, True, True, True),
+        ((4, 16, 4096, 128), 16, 128, False, False, True, True),
+        ((4, 32, 4096, 64), 32, 64, False, True, True, True),
+        ((16, 16, 1024, 128), 16, 128, True, True, False, True),
+        ((16, 16, 1024, 128), 4, 128, True, True, False, False),
+        ((16, 16, 1024, 128), 4, 128, False, False, False, False),
+        ((32, 16, 512, 128), 16, 128, False, False, True, True),
+        ((16, 32, 1024, 64), 32, 64, False, False, True, True),
+        ((4, 16, 4096, 192), 16, 128, True, True, False, False),
+        ((128, 12, 197, 64), 12, 64, False, False, False, False),
+        ((4, 16, 4096, 80), 16, 80, True, False, False, False),
     ],
 )
-def test_where_kernels_are_taken(shape, causal, gradient, kernels_are):
-    """As measured on an H100, beside cuDNN. Where some gradients alone are wanted, backward takes two passes."""
-    x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=gradient)
-    if kernels_are == "taken where bits may differ":
-        with assume_gpu(**HOPPER):
-            card = gpu(torch.device("cpu"))
-        assert isinstance(kernels.slower(x, x, x, None, causal, card), observed.Faster)
-        torch.use_deterministic_algorithms(False)
-        assert isinstance(kernels.slower(x, x.detach(), x, None, causal, card), observed.Faster)
-        kernels_are = "taken"
+def test_where_kernels_are_taken(shape, kv_heads, value_width, causal, taken, taken_with_gradients, taken_in_order):
+    """As measured on an H100, beside cuDNN, or flash attention where a fixed order is asked for."""
     with assume_gpu(**HOPPER):
         card = gpu(torch.device("cpu"))
-    reason = kernels.slower(x, x, x, None, causal, card)
-    assert (reason is None) is (kernels_are == "taken")
-    assert reason is None or isinstance(reason, observed.Faster)
-    assert kernels.slower(x, x, x, x, causal, card) is not None  # a mask
-    assert kernels.slower(x, x, x, None, causal, dataclasses.replace(card, library=False)) is None
+    batch, heads, rows, width = shape
+    shapes = shape, (batch, kv_heads, rows, width), (batch, kv_heads, rows, value_width)
+    q, k, v = (torch.empty(one, dtype=torch.bfloat16, device="meta") for one in shapes)
+
+    def are_taken(*given, mask=None, card=card):
+        reason = slower(*given, mask, causal, card)
+        assert reason is None or isinstance(reason, observed.Faster)
+        return reason is None
+
+    assert are_taken(q, k, v) is taken
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    with torch.no_grad():
+        assert are_taken(q, k, v) is taken
+    for is_in_order, expected in ((False, taken_with_gradients), (True, taken_in_order)):
+        torch.use_deterministic_algorithms(is_in_order)
+        assert are_taken(q, k, v) is expected
+        assert not are_taken(q, k.detach(), v)
+    assert not are_taken(q, k, v, mask=q)
+    assert are_taken(q, k, v, card=dataclasses.replace(card, library=False))
+    assert not are_taken(q, k, v, card=dataclasses.replace(card, capability=8))
 
 
 @pytest.mark.gpu
@@ -281,8 +290,8 @@ def test_masks_that_pytorch_gets_copies_of():
         assert kernels.taken_mask(mask) is mask
     with assume_gpu(**HOPPER):
         card = dataclasses.replace(gpu(torch.device("cpu")), library=True)
-    assert isinstance(kernels.slower(x, x, x, mask, False, card), observed.Faster)
-    assert not isinstance(kernels.slower(x, x, x, mask.mT, False, card), observed.Faster)
+    assert isinstance(slower(x, x, x, mask, False, card), observed.Faster)
+    assert not isinstance(slower(x, x, x, mask.mT, False, card), observed.Faster)
 
 
 @pytest.mark.gpu

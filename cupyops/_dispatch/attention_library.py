@@ -1,0 +1,74 @@
+"""Where kernels of attention were measured as fast as PyTorch's own, and where PyTorch's are taken."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._util import torch_private
+from .attention import taken, taken_mask, why_not
+from .gpu import Gpu, gpu
+from .library import FASTER
+
+NEVER = math.inf
+# From how many queries and keys on kernels took at most as long as the faster of cuDNN and flash attention, which PyTorch
+# has, on an H100, 16,384 tokens of 2,048 elements: of all keys, causal, and causal with heads that share. By elements of a
+# row of q and of v; forward alone, and with backward.
+ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
+    (64, 64): (4096, 512, 1024),
+    (96, 96): (512, 1024, 1024),
+    (128, 128): (NEVER, 1024, 1024),
+    (192, 128): (512, 4096, 4096),
+    (256, 256): (16384, 4096, 1024),
+}
+WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
+    (64, 64): (512, 512, 1024),
+    (96, 96): (NEVER, 4096, 16384),
+    (128, 128): (512, 4096, 16384),
+}
+# Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none.
+IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {
+    (64, 64): (1024, 1024, NEVER),
+    (128, 128): (512, 512, NEVER),
+}
+
+
+def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, card: Gpu) -> str | None:
+    """Why PyTorch's own attention is taken, None where kernels are measured as fast; of tensors that kernels serve.
+
+    What is not measured is PyTorch's: masks, other GPUs, other widths, as many queries as keys alone.
+    """
+    if not card.library:
+        return None
+    if card.capability == 9 and mask is None and q.shape[2] == k.shape[2] and q.shape[2] >= _least(q, k, v, causal):
+        return None
+    # where PyTorch's function gets copies something is left to do
+    as_they_are = all(x is taken(x) for x in (q, k, v)) and (mask is None or mask is taken_mask(mask))
+    return FASTER if as_they_are else str(FASTER)
+
+
+def _least(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
+    """From how many rows on kernels are as fast."""
+    needs = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
+    if any(needs) and not all(needs):  # not measured
+        return NEVER
+    of = ALONE if not any(needs) else IN_ORDER if torch_private.deterministic() else WITH_BACKWARD
+    shared = q.shape[1] > k.shape[1]
+    if shared and not causal:
+        return NEVER
+    return of.get((q.shape[3], v.shape[3]), (NEVER,) * 3)[2 if shared else int(causal)]
+
+
+def serves(q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float | None) -> bool:
+    """Whether PyTorch's own function is to compute `cupyops.attention` of tensors that kernels serve too, without a variant.
+
+    It knows of bounds none, or those that it calls causal. Under deterministic algorithms some of its backends refuse.
+    """
+    if torch.compiler.is_compiling() or why_not(q, k, v, scale, card := gpu(q.device)):
+        return False
+    is_plain = low is None and (high is None or (high == 0 and q.shape[2] == k.shape[2]))
+    if not is_plain or not (q.numel() and k.numel()) or (torch_private.deterministic() and torch.is_grad_enabled()):
+        return False
+    return slower(q, k, v, None, high is not None, card) is not None
