@@ -11,18 +11,6 @@ struct RoleMaps {
   const float *lse2, *delta;
 };
 
-// Columns in whole panels of TMA.
-__device__ __forceinline__ constexpr int whole(int columns) { return (columns + 63) / 64 * 64; }
-
-// Columns of the panels that TMA copies: all that there are of the kernel's, and of packed sequences those alone in which rows have
-// elements. A box of a segment map that is wholly outside makes the hardware look before the tensor.
-template <typename Variant> struct Widths {
-  int first, second;
-  __device__ __forceinline__ Widths(int columns, int values, const Sizes& sizes)
-      : first(Variant::kPacked ? min(columns, whole(sizes.width)) : columns),
-        second(Variant::kPacked ? min(values, whole(sizes.value_width)) : values) {}
-};
-
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
 // MORE: bytes after the panels. OWNED: tiles. DV: of values and grad_y. TILE: rows that are owned.
 template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, int TILE = 128> struct BackwardLayout {
@@ -57,11 +45,6 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, in
         clear_panels(second(i), BN, of.second, kValues);
       }
       tma::fence_shared();
-    }
-  }
-  __device__ __forceinline__ static void clear_panels(unsigned at, int rows, int from, int to) {
-    for (unsigned i = from * rows * 2 + threadIdx.x * 16; i < to * rows * 2; i += blockDim.x * 16) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + i), "r"(0) : "memory");
     }
   }
 

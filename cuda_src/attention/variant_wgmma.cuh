@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                                 const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
+  at.template clear<attention::Variant>(sizes);
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
   if (threadIdx.x < 128) {

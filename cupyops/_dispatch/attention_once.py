@@ -56,8 +56,14 @@ SHAPES = (  # narrower ones first
     Shape(192, 128, 128, 64),
     Shape(256, 256, 64, 64),
 )
-# By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
-FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 1024, (128, 2): 4096}
+# By D, and by bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
+FASTER = {
+    64: (512, 512, 1024),
+    96: (1024, 1024, 4096),
+    128: (1024, 1024, 4096),
+    192: (512, 512, 512),
+    256: (512, 512, 512),
+}
 VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
 
@@ -69,7 +75,17 @@ def shape_of(p: Problem) -> Shape | None:
 
 def _share(p: Problem, shape: Shape) -> int:
     """How many heads of a group one block goes through; the sums of blocks that share the rest are added up in memory."""
-    return p.group
+    if shape.d <= 128:
+        return p.group
+    return 2 if p.group % 2 == 0 else 1  # of so many the last tiles would keep the GPU waiting
+
+
+def _section(p: Problem, shape: Shape, share: int) -> int:
+    """How many (batch, heads of a block) are worked on side by side: as many as were measured to be left in L2 meanwhile."""
+    if p.low is None and p.high is None:
+        return 1
+    held = L2 * (3 if shape.d > 128 else 2 if share > 1 else 1)
+    return max(1, min(held // ((p.width + p.value_width) * 2 * p.queries * share), p.batches * p.heads // share))
 
 
 def _collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
@@ -126,7 +142,7 @@ class OnePass(Backward):
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         """Where two passes are as fast they are taken, whose bits are the same every time."""
         p, shape = problem, shape_of(problem)
-        least = math.inf if shape is None else FASTER.get((shape.d, p.bounds), math.inf)
+        least = math.inf if shape is None else FASTER[shape.d][p.bounds]
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
@@ -136,7 +152,6 @@ class OnePass(Backward):
         bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
         bulk = shape.bulk(bounds)
         share = _share(p, shape)
-        section = max(1, L2 // (p.width * 4 * p.queries * share)) if p.bounds else 1
         whole = ceil_div(p.keys, TILE) * TILE
         of_keys = p._replace(heads=p.kv_heads, queries=p.keys)
         collects = (
@@ -159,7 +174,7 @@ class OnePass(Backward):
                 "share": share,
                 "blocks": Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
             },
-            args=(p.sizes(padded, min(section, p.batches * p.heads // share)),),
+            args=(p.sizes(padded, _section(p, shape, share)),),
         )
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:

@@ -188,13 +188,6 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
     return None
 
 
-def why_slower_packed(p: Problem) -> str | None:
-    """Why packed sequences are left to mma.sync: of some widths there is a fault on a GPU that is not explained."""
-    if p.tokens is None or (p.width == p.value_width and p.d < WIDE):
-        return None
-    return "packed sequences of values of another width had a fault that is not explained; wider rows share the kernels"
-
-
 def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
     """Of which TMA copies a panel of so many rows at a time."""
     if packed:
@@ -215,10 +208,6 @@ class WgmmaForward(Forward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """It is taken but for some packed sequences."""
-        return why_slower_packed(problem)
 
     def shared(self, shape: Shape) -> int:
         """Bytes: tiles, in whose place results leave, the ring of panels, the barriers."""
@@ -270,15 +259,9 @@ class WgmmaBackward(Backward):
         return attention_bwd_prepare, attention_bwd_wgmma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read, but for packed sequences with a fault that is not explained."""
-        if problem.tokens is not None and problem.width != problem.value_width:
-            return "packed sequences whose values have another width read outside of memory on a GPU"
+        """On Hopper alone, for what TMA can read."""
         roles = roles_of(problem)
         return why_not_by_tma(problem, gpu, max(roles.shared(keys, ALL) for keys in (False, True)))
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """It is taken but for some packed sequences."""
-        return why_slower_packed(problem)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the keys' role; `extra` has the queries' role, of wide rows the part of values, and what prepares."""
