@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                              const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
-                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums, float* __restrict__ shared, int share,
-                             float scale, const attention::Sizes sizes) {
+                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
+                             float* __restrict__ shared, int share, float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
   const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};

@@ -99,7 +99,8 @@ template <int BN, bool KEYS, int BOUNDS, int TILE = 128> struct Work {
 
   // Blocks of one head begin at different panels, so that they do not all add to the same rows at once.
   __device__ __forceinline__ void spread() {
-    if (BOUNDS == 0 || (begin == 0 && end == (rows + BN - 1) / BN)) shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
+    if (BOUNDS == 0 || (begin == 0 && end == (rows + BN - 1) / BN))
+      shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
   }
 
   // Of a map: the panels of one of the heads of the queries, and of all.
@@ -118,8 +119,8 @@ enum Part { kAll, kOfKeys, kOfValues };
 
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
 template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, int PART = kAll, typename At, typename Variant = Plain>
-__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work, const RoleMaps& given,
-                                        const Sizes& sizes, const Variant& variant = {}) {
+__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work,
+                                        const RoleMaps& given, const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   const Widths<Variant> of(At::kColumns, At::kValues, sizes);
@@ -130,7 +131,8 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
     tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.own_head, own.batch, at.owned());
   }
   for (int x = 0; x < second_owned; x += 64) {
-    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch, at.owned());
+    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch,
+              at.owned());
   }
   Ring<STAGES> ring;
   const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
@@ -140,7 +142,8 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
     mbarrier::arrive_and_expect(full, (of.first + of.second) * BN * 2 + (KEYS ? 2 * ROW : 0));
     const Place to = place_of<Variant>(row, work.rows, work.start, work.batch);
     for (int x = 0; x < of.first; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
-    for (int x = 0; x < of.second; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
+    for (int x = 0; x < of.second; x += 64)
+      tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
     if (KEYS) {
       const long long line = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
       tma::load_line(at.rows(ring.stage, ROW), given.lse2 + line, ROW, full);
@@ -190,8 +193,9 @@ struct Gradient {
   Kept<BN / 2> kept;
   const Variant& variant;
 
-  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work, const RoleMaps& given,
-                                      float natural_scale, const Sizes& sizes, const Variant& variant = {})
+  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work,
+                                      const RoleMaps& given, float natural_scale, const Sizes& sizes,
+                                      const Variant& variant = {})
       : at(at),
         work(work),
         sizes(sizes),

@@ -124,7 +124,8 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
     number = following();  // early: it takes a while
     const int kv_head = tile.head / sizes.group;
     const Widths<Variant> of(64 * At::LINES, 64 * At::V_LINES, whole);
-    const auto load_panel = [&](const TensorMap& map, unsigned to, int columns, int panel, unsigned full, unsigned free) {
+    const auto load_panel = [&](const TensorMap& map, unsigned to, int columns, int panel, unsigned full,
+                                unsigned free) {
       mbarrier::wait(free, ring.phase ^ 1);
       mbarrier::arrive_and_expect(full, columns * BN * 2);
       const Place place = place_of<Variant>(panel * BN, sizes.keys, sequence.key, tile.batch);
@@ -149,9 +150,11 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
         mbarrier::wait(at.k_free(ring.stage), ring.phase ^ 1);
         put_entry(at.entry(ring.stage), entry, 0);
       }
-      load_panel(k, at.base + At::K_AT + ring.stage * At::K, of.first, panel, at.k_full(ring.stage), at.k_free(ring.stage));
+      load_panel(k, at.base + At::K_AT + ring.stage * At::K, of.first, panel, at.k_full(ring.stage),
+                 at.k_free(ring.stage));
       if (i == panels - 1) load_queries();  // their place is taken for longer than a panel's
-      load_panel(v, at.base + At::V_AT + ring.stage * At::V, of.second, panel, at.v_full(ring.stage), at.v_free(ring.stage));
+      load_panel(v, at.base + At::V_AT + ring.stage * At::V, of.second, panel, at.v_full(ring.stage),
+                 at.v_free(ring.stage));
       ring.advance();
     }
     if (panels == 0) load_queries();

@@ -56,7 +56,7 @@ SHAPES = (  # narrower ones first
     Shape(192, 128, 128, 64),
     Shape(256, 256, 64, 64),
 )
-# By D, and by bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
+# By D, and by bounds: from how many queries and keys on it was measured as a tenth faster than two passes.
 FASTER = {
     64: (512, 512, 1024),
     96: (1024, 1024, 4096),
@@ -123,7 +123,7 @@ class OnePass(Backward):
     """A block owns keys, by which panels of queries pass; what it adds to the gradient of the queries, it adds in memory."""
 
     name = "wgmma_once"
-    summary = "a block owns 128 keys, by which queries pass, and adds to their gradient in fp32, in no order"
+    summary = "a block owns 128 keys, or 64 of wide rows; queries pass, to whose gradient it adds in fp32, in no order"
     measured = "1.1 to 1.25 times as fast as two passes from 1,024 rows on, on an H100"
 
     def kernels(self) -> tuple[Kernel, ...]:

@@ -234,12 +234,12 @@ class Bulk:
         return addresses, inside, offsets
 
     def _look_at(self, group: Group, map_: TensorMap, pc: int) -> None:
-        """A GPU has an address of a tile that it is to read nothing of: it stops where no memory is near the map's beginning."""
+        """Of a tile that it reads nothing of a GPU looks at where the map begins, and stops where no memory is."""
         try:
             self._spaces.global_.parts(group, np.array([map_.address], np.uint64), 1, "read", pc)
         except OutOfBounds:
             what = "a tile that is wholly outside of the tensor, by a map that begins where no memory is"
-            detail = f"the map begins at {map_.address:#x}, where a GPU may look; leave out such copies"
+            detail = f"the map begins at {map_.address:#x}, where a GPU looks; leave out such copies"
             raise fault(OutOfBounds, self._state.listing, group, np.True_, what, pc, detail=detail) from None
 
     def _check(self, group: Group, size: int, addresses: tuple[int, ...], pc: int) -> None:
