@@ -59,10 +59,10 @@ SHAPES = (  # narrower ones first
 # By D, and by bounds: from how many queries and keys on it was measured as a tenth faster than two passes.
 FASTER = {
     64: (512, 512, 1024),
-    96: (1024, 1024, 4096),
+    96: (512, 1024, 2048),
     128: (1024, 1024, 4096),
-    192: (512, 512, 512),
-    256: (512, 512, 512),
+    192: (math.inf, 16384, math.inf),
+    256: (512, 1024, 2048),
 }
 VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
@@ -73,6 +73,11 @@ def shape_of(p: Problem) -> Shape | None:
     return next((one for one in SHAPES if p.width <= one.d and p.value_width <= one.values), None)
 
 
+def _kind(p: Problem) -> int:
+    """How many bounds there are, of rows of any width."""
+    return 2 if p.low is not None else 1 if p.high is not None else 0
+
+
 def _share(p: Problem, shape: Shape) -> int:
     """How many heads of a group one block goes through; the sums of blocks that share the rest are added up in memory."""
     if shape.d <= 128:
@@ -81,11 +86,12 @@ def _share(p: Problem, shape: Shape) -> int:
 
 
 def _section(p: Problem, shape: Shape, share: int) -> int:
-    """How many (batch, heads of a block) are worked on side by side: as many as were measured to be left in L2 meanwhile."""
-    if p.low is None and p.high is None:
+    """How many (batch, heads of a block) are worked on side by side: as was measured, a power of two."""
+    if _kind(p) == 0:
         return 1
-    held = L2 * (3 if shape.d > 128 else 2 if share > 1 else 1)
-    return max(1, min(held // ((p.width + p.value_width) * 2 * p.queries * share), p.batches * p.heads // share))
+    held = L2 * (4 if shape.d > 128 else 1 if share == 1 else 2 if shape.d == 64 else 4)
+    most = min(16, held // ((p.width + p.value_width) * 2 * p.queries * share), p.batches * p.heads // share)
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def _collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
@@ -142,7 +148,7 @@ class OnePass(Backward):
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         """Where two passes are as fast they are taken, whose bits are the same every time."""
         p, shape = problem, shape_of(problem)
-        least = math.inf if shape is None else FASTER[shape.d][p.bounds]
+        least = math.inf if shape is None else FASTER[shape.d][_kind(p)]
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
