@@ -45,8 +45,9 @@ template <typename T, int LANES>
 __global__ void attention_bwd_prepare(const T* __restrict__ y, const T* __restrict__ grad_y,
                                       const float* __restrict__ lse, const float* __restrict__ grad_lse,
                                       float* __restrict__ delta, float* __restrict__ lse2,
-                                      float4* __restrict__ grad_sums, attention::Strides ys, attention::Sizes sizes) {
-  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, delta, lse2, grad_sums, ys, sizes);
+                                      float4* __restrict__ grad_sums, int columns, attention::Strides ys,
+                                      attention::Sizes sizes) {
+  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, delta, lse2, grad_sums, columns, ys, sizes);
 }
 
 // Grid: a block for each tile of 16 * WARPS rows of what is owned of each of its heads. Block: 32 * WARPS. Shared memory: two

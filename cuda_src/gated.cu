@@ -17,16 +17,13 @@
 // `function` says which f: a Function of common/elementwise/activations.cuh.
 #include "gated/strided_rows.cuh"
 #include "gated/shared_memory.cuh"
-#include "common/elementwise/activations.cuh"
 
 // Grid, block, who owns what: see gated_forward().
 template <typename T>
 __global__ void gated_fwd_strided_rows(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y,
                                        const __grid_constant__ Rows shape, long long gate_stride, long long up_stride,
                                        int function) {
-  if (function == kSilu) gated_forward<Silu>(gate, up, y, shape, gate_stride, up_stride);
-  else if (function == kGeluTanh) gated_forward<GeluTanh>(gate, up, y, shape, gate_stride, up_stride);
-  else gated_forward<GeluExact>(gate, up, y, shape, gate_stride, up_stride);
+  gated_forward(gate, up, y, shape, gate_stride, up_stride, function);
 }
 
 // Grid, block, who owns what: see gated_backward().
@@ -35,10 +32,7 @@ __global__ void gated_bwd_strided_rows(const T* __restrict__ grad_y, const T* __
                                        const T* __restrict__ up, T* __restrict__ grad_gate, T* __restrict__ grad_up,
                                        const __grid_constant__ Rows shape, long long gate_stride, long long up_stride,
                                        int function) {
-  if (function == kSilu) gated_backward<Silu>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
-  else if (function == kGeluTanh)
-    gated_backward<GeluTanh>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
-  else gated_backward<GeluExact>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
+  gated_backward(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride, function);
 }
 
 // Grid, block, shared memory: see shared_gated_forward().

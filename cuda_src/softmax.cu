@@ -56,7 +56,7 @@ template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(TWO_PASS_THREADS, TWO_PASS_BLOCKS)
     softmax_fwd_two_pass(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
                          long long inner, bool log) {
-  with_formulas(log, [&](auto f) { softmax_two_pass<decltype(f)>(x, y, outer, size, inner); });
+  softmax_two_pass(x, y, outer, size, inner, log);
 }
 
 // Rows of up to 32 vectors. Grid, block: see softmax_rows_bwd().

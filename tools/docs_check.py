@@ -31,6 +31,7 @@ from tornado.websocket import websocket_connect
 SITE = Path(__file__).resolve().parent.parent / "build" / "site"
 WIDTHS = (400, 1400)
 SCHEMES = ("light", "dark")
+PATIENCE = 60.0  # seconds for what a page is to come to by itself: a busy machine is slow, and not wrong
 SEARCHES = {"layer_norm": "operators/layer_norm.html", "Kernel": "Kernel"}  # what one of the first three hits has in it
 
 WIDE = """(() => {
@@ -56,7 +57,15 @@ SCHEME = """({default: "light", slate: "dark"})[document.body.dataset.mdColorSch
 BROKEN = (
     """[...document.images].filter((i) => i.complete && !i.naturalWidth && i.getAttribute("src")).map((i) => i.src)"""
 )
-OPEN = """document.querySelector("button.md-search__button").click()"""
+BOX = """(document.activeElement.shadowRoot ?? document).activeElement?.tagName === 'INPUT'"""
+# a click that comes before the button is listened to is lost: once a second another
+OPEN = f"""((now) => {{
+  if (!({BOX}) && now - (window.clicked ?? -1000) >= 1000) {{
+    window.clicked = now;
+    document.querySelector("button.md-search__button")?.click();
+  }}
+  return {BOX};
+}})(performance.now())"""
 TYPE = """((text) => {
   const box = (document.activeElement.shadowRoot ?? document).activeElement;
   if (box?.tagName !== "INPUT") return `no search box, but ${document.activeElement.outerHTML.slice(0, 200)}`;
@@ -105,8 +114,8 @@ def broken_links(site: Path) -> Iterator[str]:
 class Browser:
     """A page of Chromium, by its DevTools protocol."""
 
-    def __init__(self, connection: Any) -> None:
-        self.connection, self.numbers = connection, itertools.count(1)
+    def __init__(self, connection: Any, patience: float = PATIENCE) -> None:
+        self.connection, self.patience, self.numbers = connection, patience, itertools.count(1)
         self.events: list[dict[str, Any]] = []
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
@@ -125,18 +134,26 @@ class Browser:
         answer = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         return answer["result"].get("value")
 
+    async def until(self, expression: str) -> bool:
+        """Whether an expression comes to be true in the page, as long as patience lasts."""
+        end = time.monotonic() + self.patience
+        while not (true := bool(await self.js(expression))) and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        return true
+
     async def open(self, url: str, width: int, scheme: str) -> list[str]:
         """Open a page; what its console and its requests complain of."""
+        # a navigation is answered before the page before it is gone, and what is emulated then may be for that one
         await self.ask("Page.navigate", url="about:blank")
+        await self.until("location.href === 'about:blank'")
         size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         await self.ask("Emulation.setDeviceMetricsOverride", **size)
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        await self.until(f"matchMedia('(prefers-color-scheme: {scheme})').matches && window.innerWidth === {width}")
         self.events.clear()
         await self.ask("Page.navigate", url=url)
-        for _ in range(200):
-            if await self.js(f"location.href === {json.dumps(url)} && document.readyState === 'complete'"):
-                break
-            await asyncio.sleep(0.02)
+        if not await self.until(f"location.href === {json.dumps(url)} && document.readyState === 'complete'"):
+            return [*self.complaints(), f"it is not complete after {self.patience:g} s"]
         return list(self.complaints())
 
     def complaints(self) -> Iterator[str]:
@@ -159,17 +176,15 @@ class Browser:
     async def hits(self, base: str, text: str) -> list[str]:
         """The first three that the search finds."""
         await self.open(f"{base}/index.html", 1400, "light")
-        await asyncio.sleep(0.5)
-        await self.js(OPEN)
-        await asyncio.sleep(1)
+        await self.until(OPEN)
         if problem := await self.js(f"{TYPE}({json.dumps(text)})"):
             return [problem]
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if len(found := await self.js(HITS) or []) >= 3:
-                await asyncio.sleep(0.3)
-                return list(await self.js(HITS))
-        return list(found)
+        await self.until(f"{HITS}.length >= 3")
+        found = None
+        while found != (now := list(await self.js(HITS) or [])):  # until they stay as they are
+            found = now
+            await asyncio.sleep(0.3)
+        return now
 
 
 def serve(site: Path) -> tuple[http.server.ThreadingHTTPServer, str]:
@@ -184,10 +199,10 @@ def serve(site: Path) -> tuple[http.server.ThreadingHTTPServer, str]:
     return server, f"http://127.0.0.1:{server.server_port}"
 
 
-async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | None) -> list[str]:
+async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | None, patience: float) -> list[str]:
     """All that is wrong with the pages in the browser that listens on `port`; the search, from the disk too."""
     target = json.loads(await fetch(f"http://127.0.0.1:{port}/json/new?about:blank"))
-    browser = Browser(await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 28))
+    browser = Browser(await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 28), patience)
     for domain in ("Page", "Runtime", "Log"):
         await browser.ask(f"{domain}.enable")
     # a page of the site keeps the scheme that it was first seen in
@@ -196,11 +211,7 @@ async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | 
     for page, width, scheme in itertools.product(pages, WIDTHS, SCHEMES):
         where = f"{page} at {width}, {scheme}"
         found += [f"{where}: {text}" for text in await browser.open(f"{base}/{page}", width, scheme)]
-        for _ in range(50):  # the page's script may come late on a busy machine
-            if (shown := await browser.js(SCHEME)) in (scheme, None):
-                break
-            await asyncio.sleep(0.1)
-        if shown not in (scheme, None):
+        if not await browser.until(f"[{json.dumps(scheme)}, undefined].includes({SCHEME})"):
             found.append(f"{where}: the page is shown in the other scheme")
         if scheme == "light":
             found += [f"{where}: {text}" for text in await browser.js(WIDE)]
@@ -225,7 +236,9 @@ async def fetch(url: str) -> str:
     return str(answer.body.decode())
 
 
-def in_browser(chromium: str, site: Path, pages: list[str], shots: Path | None) -> list[str]:
+def in_browser(
+    chromium: str, site: Path, pages: list[str], shots: Path | None = None, patience: float = PATIENCE
+) -> list[str]:
     """What a browser finds wrong with pages of a site."""
     server, base = serve(site)
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -233,12 +246,11 @@ def in_browser(chromium: str, site: Path, pages: list[str], shots: Path | None) 
         process = subprocess.Popen([chromium, *options, f"--user-data-dir={profile}"], stderr=subprocess.DEVNULL)
         try:
             note = Path(profile, "DevToolsActivePort")
-            for _ in range(300):
-                if note.exists() and note.read_text(encoding="utf-8").count("\n"):
-                    break
-                time.sleep(0.1)
+            end = time.monotonic() + PATIENCE
+            while not (note.exists() and note.read_text(encoding="utf-8").count("\n")) and time.monotonic() < end:
+                time.sleep(0.05)
             port = int(note.read_text(encoding="utf-8").splitlines()[0])
-            return asyncio.run(look(port, base, site.as_uri(), pages, shots))
+            return asyncio.run(look(port, base, site.as_uri(), pages, shots, patience))
         finally:
             process.terminate()
             process.wait(timeout=30)

@@ -12,10 +12,12 @@ struct RoleMaps {
 };
 
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
-// MORE: bytes after the panels. OWNED: tiles.
-template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct BackwardLayout {
-  static constexpr int OWN = 128 * D * 2, STREAM = BN * D * 2, ROW = BN * 4;
-  static constexpr int STREAM_AT = OWNED * OWN, MORE_AT = STREAM_AT + 2 * STAGES * STREAM, ROWS_AT = MORE_AT + MORE;
+// MORE: bytes after the panels. OWNED: tiles. DV: of values and grad_y. TILE: rows that are owned.
+template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, int TILE = 128> struct BackwardLayout {
+  static constexpr int kDV = DV, kColumns = whole(D), kValues = whole(DV), kTile = TILE;
+  static constexpr int OWN = TILE * whole(D) * 2, OWN_SECOND = OWNED == 2 ? TILE * whole(DV) * 2 : 0;
+  static constexpr int STREAM = BN * whole(D) * 2, STAGE = STREAM + BN * whole(DV) * 2, ROW = BN * 4;
+  static constexpr int STREAM_AT = OWN + OWN_SECOND, MORE_AT = STREAM_AT + STAGES * STAGE, ROWS_AT = MORE_AT + MORE;
   static constexpr int BARRIERS_AT = ROWS_AT + 4096;
   static_assert(2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   unsigned base, barriers;
@@ -26,10 +28,25 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct Backwar
   __device__ __forceinline__ unsigned full(int i) const { return barriers + 16 + 16 * i; }
   __device__ __forceinline__ unsigned free(int i) const { return barriers + 24 + 16 * i; }
   __device__ __forceinline__ unsigned entry(int i) const { return barriers + 512 + 8 * i; }
-  __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + 2 * i * STREAM; }
+  __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + i * STAGE; }
   __device__ __forceinline__ unsigned second(int i) const { return first(i) + STREAM; }
   // lse2 of a panel's rows, and `apart` bytes after them delta.
   __device__ __forceinline__ unsigned rows(int i, int apart) const { return base + ROWS_AT + 2 * i * apart; }
+
+  // Panels that TMA is to copy nothing to are zeros.
+  template <typename Variant> __device__ __forceinline__ void clear(const Sizes& sizes) const {
+    if constexpr (Variant::kPacked) {
+      const Widths<Variant> of(kColumns, kValues, sizes);
+      if (of.first == kColumns && of.second == kValues) return;
+      clear_panels(base, TILE, of.first, kColumns);
+      if (OWNED == 2) clear_panels(base + OWN, TILE, of.second, kValues);
+      for (int i = 0; i < STAGES; ++i) {
+        clear_panels(first(i), BN, of.first, kColumns);
+        clear_panels(second(i), BN, of.second, kValues);
+      }
+      tma::fence_shared();
+    }
+  }
 
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
@@ -41,38 +58,31 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2> struct Backwar
   }
 };
 
-// In one pass: besides, dS of 128 keys twice, and with BULK what TMA adds to grad_q for each warpgroup.
-template <int D, int BN, int STAGES, bool BULK>
-struct OnceLayout : BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384> {
-  using Base = BackwardLayout<D, BN, STAGES, 2 * 128 * BN * 2 + BULK * 2 * 16384>;
-  using Base::Base;
-  __device__ __forceinline__ unsigned differences(int i) const { return this->base + Base::MORE_AT + i * 128 * BN * 2; }
-  __device__ __forceinline__ unsigned staged(int group) const { return differences(2) + group * 16384; }
-};
-
 // A block's tile, and the panels of the other side that pass: within a section, tiles with most to do first.
-template <int BN, bool KEYS, int BOUNDS> struct Work {
-  int own_rows, rows, head, batch, own_row, begin, end, panels, all, group, members;
+template <int BN, bool KEYS, int BOUNDS, int TILE = 128> struct Work {
+  int own_rows, rows, head, own_head, batch, own_row, begin, end, panels, all, group, members;
   int shift = 0;  // the panel of each head that passes first is begin + shift
   int own_start = 0, start = 0;  // of a packed sequence, where what is owned begins, and what passes
 
-  __device__ __forceinline__ explicit Work(const Sizes& sizes) : group(sizes.group) {
+  // share: of the keys' role, how many of the heads of a group a block goes through.
+  __device__ __forceinline__ Work(const Sizes& sizes, int share)
+      : group(KEYS ? share : sizes.group), members(KEYS ? share : 1) {
     own_rows = KEYS ? sizes.keys : sizes.queries;
-    const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads;
-    members = KEYS ? sizes.group : 1;
-    const int tiles_each = (own_rows + 127) / 128, whole = sizes.section * tiles_each;
+    const int heads = sizes.heads / members;
+    const int tiles_each = (own_rows + TILE - 1) / TILE, whole = sizes.section * tiles_each;
     const int section = blockIdx.x / whole * sizes.section, in = blockIdx.x % whole;
     const int wide = min(sizes.section, heads * sizes.batches - section);
     head = (section + in % wide) % heads, batch = (section + in % wide) / heads;
-    own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * 128;
+    own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * TILE;
+    own_head = KEYS ? head * members / sizes.group : head;
     look(sizes);
   }
 
   // What passes, by the sizes of one of packed sequences where they are.
   __device__ __forceinline__ void look(const Sizes& sizes) {
     own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
-    const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + 127)
-                              : key_panels<BOUNDS, BN>(sizes, own_row, own_row + 127);
+    const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + TILE - 1)
+                              : key_panels<BOUNDS, BN>(sizes, own_row, own_row + TILE - 1);
     begin = range.begin, end = range.end;
     panels = max(0, end - begin), all = panels * members;
   }
@@ -89,12 +99,13 @@ template <int BN, bool KEYS, int BOUNDS> struct Work {
 
   // Blocks of one head begin at different panels, so that they do not all add to the same rows at once.
   __device__ __forceinline__ void spread() {
-    if (BOUNDS == 0) shift = own_row / 128 * panels / ((own_rows + 127) / 128);
+    if (BOUNDS == 0 || (begin == 0 && end == (rows + BN - 1) / BN))
+      shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
   }
 
   // Of a map: the panels of one of the heads of the queries, and of all.
   __device__ __forceinline__ const int* list(const Map& map, int member) const {
-    return map.of(batch, KEYS ? head * group + member : head, own_row / 128);
+    return map.of(batch, KEYS ? head * group + member : head, own_row / TILE);
   }
   __device__ __forceinline__ void count(const Map& map) {
     all = 0;
@@ -108,30 +119,35 @@ enum Part { kAll, kOfKeys, kOfValues };
 
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
 template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, int PART = kAll, typename At, typename Variant = Plain>
-__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
-                                        const Sizes& sizes, const Variant& variant = {}) {
+__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work,
+                                        const RoleMaps& given, const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
-  mbarrier::arrive_and_expect(at.owned(), (PART == kOfValues ? 1 : 2) * At::OWN);
+  const Widths<Variant> of(At::kColumns, At::kValues, sizes);
+  const int second_owned = PART == kOfValues ? 0 : of.second;
+  mbarrier::arrive_and_expect(at.owned(), (of.first + second_owned) * At::kTile * 2);
   const Place own = place_of<Variant>(work.own_row, work.own_rows, work.own_start, work.batch);
-  for (int x = 0; x < D; x += 64) {
-    tma::load(at.base + x * 256, given.own_first, x, own.row, work.head, own.batch, at.owned());
-    if (PART == kOfValues) continue;
-    tma::load(at.base + At::OWN + x * 256, given.own_second, x, own.row, work.head, own.batch, at.owned());
+  for (int x = 0; x < of.first; x += 64) {
+    tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.own_head, own.batch, at.owned());
+  }
+  for (int x = 0; x < second_owned; x += 64) {
+    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch,
+              at.owned());
   }
   Ring<STAGES> ring;
   const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
     const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
     mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
     if constexpr (Variant::kMaps) put_entry(at.entry(ring.stage), entry, query_head);
-    mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * ROW : 0));
+    mbarrier::arrive_and_expect(full, (of.first + of.second) * BN * 2 + (KEYS ? 2 * ROW : 0));
     const Place to = place_of<Variant>(row, work.rows, work.start, work.batch);
-    for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
-    for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
+    for (int x = 0; x < of.first; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
+    for (int x = 0; x < of.second; x += 64)
+      tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
     if (KEYS) {
-      const long long of = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
-      tma::load_line(at.rows(ring.stage, ROW), given.lse2 + of, ROW, full);
-      tma::load_line(at.rows(ring.stage, ROW) + ROW, given.delta + of, ROW, full);
+      const long long line = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
+      tma::load_line(at.rows(ring.stage, ROW), given.lse2 + line, ROW, full);
+      tma::load_line(at.rows(ring.stage, ROW) + ROW, given.delta + line, ROW, full);
     }
   };
   if constexpr (Variant::kMaps) {
@@ -159,9 +175,11 @@ struct Gradient {
   // computed: the sums over P.
   static constexpr bool DELAYED = FIRST_OUT && (!KEYS || D < 128 || PART == kOfKeys);
   static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
+  static constexpr int DV = At::kDV;
+  static constexpr bool SHARED = At::kTile == 64;  // both warpgroups have the same rows, each of one result
 
   const At& at;
-  const Work<BN, KEYS, BOUNDS>& work;
+  const Work<BN, KEYS, BOUNDS, At::kTile>& work;
   const Sizes& sizes;
   const int group, lane, group_row, row;  // row: the first of this thread's two, 8 apart
   const unsigned own_at;
@@ -169,22 +187,23 @@ struct Gradient {
   Ring<STAGES> ring;
   int before = 0;  // the stage of the panel before
   int columns_from = 0;  // of the panel that passes, this thread's first column
-  float s[BN / 2], dp[BN / 2], d_first[FIRST_OUT ? D / 2 : 1], d_second[SECOND_OUT ? D / 2 : 1];
+  float s[BN / 2], dp[BN / 2], d_first[FIRST_OUT ? D / 2 : 1], d_second[SECOND_OUT ? DV / 2 : 1];
   float own_lse[2], own_delta[2];
   unsigned p[BN / 4], ds[BN / 4];
   Kept<BN / 2> kept;
   const Variant& variant;
 
-  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
-                                      float natural_scale, const Sizes& sizes, const Variant& variant = {})
+  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work,
+                                      const RoleMaps& given, float natural_scale, const Sizes& sizes,
+                                      const Variant& variant = {})
       : at(at),
         work(work),
         sizes(sizes),
         group(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1),
         lane(threadIdx.x % 32),
-        group_row(work.own_row + group * 64),
+        group_row(work.own_row + (SHARED ? 0 : group * 64)),
         row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
-        own_at(at.base + group * 64 * kLine),
+        own_at(at.base + (SHARED ? 0 : group * 64 * kLine)),
         scale(Variant::kScores ? natural_scale : natural_scale * kLog2E),
         variant(variant) {
 #pragma unroll
@@ -216,20 +235,31 @@ struct Gradient {
     }
   }
 
+  // What of weights that were dropped the others make up for.
+  __device__ __forceinline__ void scale_values() {
+    if constexpr (Variant::kDrops) {
+#pragma unroll
+      for (float& x : d_second) x *= variant.dropout.scale;
+    }
+  }
+
   // Each warpgroup's results take the place of the rows that only it has read.
   __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
-    if constexpr (FIRST_OUT) put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
+    if constexpr (FIRST_OUT) put<T, D>(own_at, At::kTile * kLine, d_first, natural_scale, natural_scale);
     float of_second = 1;
     if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
-    const unsigned second_at = own_at + FIRST_OUT * At::OWN;
-    if constexpr (SECOND_OUT) put<T, D>(second_at, 128 * kLine, d_second, of_second, of_second);
+    const unsigned second_at = own_at + (FIRST_OUT || SHARED) * At::OWN;
+    if constexpr (SECOND_OUT) put<T, DV>(second_at, At::kTile * kLine, d_second, of_second, of_second);
     meet(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);
-        for (int x = 0; x < D; x += 64) {
-          if (FIRST_OUT) tma::store(given.out_first, x, to.row, work.head, to.batch, own_at + x * 256);
-          if (SECOND_OUT) tma::store(given.out_second, x, to.row, work.head, to.batch, second_at + x * 256);
+        const Widths<Variant> of(FIRST_OUT ? At::kColumns : 0, SECOND_OUT ? At::kValues : 0, sizes);
+        for (int x = 0; x < of.first; x += 64) {
+          tma::store(given.out_first, x, to.row, work.own_head, to.batch, own_at + x * At::kTile * 2);
+        }
+        for (int x = 0; x < of.second; x += 64) {
+          tma::store(given.out_second, x, to.row, work.own_head, to.batch, second_at + x * At::kTile * 2);
         }
       }
       tma::end_stores();
@@ -248,7 +278,7 @@ struct Gradient {
     wgmma::fence();
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
-    if constexpr (FIRST_OUT) begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    if constexpr (FIRST_OUT) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     draw(now);
     if constexpr (Variant::kScores) {
       finish<0>(s);
@@ -272,7 +302,7 @@ struct Gradient {
     if constexpr (SECOND_OUT) {
       weigh();
       wgmma::fence();
-      begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
+      begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     }
     if constexpr (FIRST_OUT && !Variant::kScores) {
       finish<SECOND_OUT>(dp);

@@ -6,19 +6,18 @@
 namespace attention {
 
 // delta = sum(grad_y * y) - grad_lse of a row, and its LSE for exp2: +inf where no key is seen and beyond the last row, so that
-// P is 0 there. LANES threads have a row, 16 bytes each. y and grad_y lie alike. grad_sums, 8 LANES of each row, becomes 0 where
+// P is 0 there. LANES threads have a row, 16 bytes each. y and grad_y lie alike. grad_sums, `columns` of each row, becomes 0 where
 // there is one.
 template <typename T, int LANES>
 __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float* lse, const float* grad_lse,
-                                        float* delta, float* lse2, float4* grad_sums, const Strides& ys,
+                                        float* delta, float* lse2, float4* grad_sums, int columns, const Strides& ys,
                                         const Sizes& sizes) {
   const long long row = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES, query = row % sizes.padded;
   const int head = row / sizes.padded % sizes.heads;
   const long long batch = row / sizes.padded / sizes.heads;
   if (grad_sums && batch < sizes.batches) {  // in turn, so that a warp fills whole lines
-    float4* const at = grad_sums + row * (2 * LANES) + lane;
-    at[0] = at[LANES] = make_float4(0, 0, 0, 0);
+    for (int i = lane; i < columns / 4; i += LANES) grad_sums[row * (columns / 4) + i] = make_float4(0, 0, 0, 0);
   }
   const bool inside = batch < sizes.batches && query < sizes.queries;
   float sum = 0;

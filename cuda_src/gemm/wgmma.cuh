@@ -135,7 +135,9 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     const int tiles = block.template all_tiles<E>();
     for (int tile = block.first + (S::PINGPONG ? me * block.step : 0); tile < tiles; tile += step) {
       const int slice = S::SPLIT > 1 ? block.rank : 0;
-      float bias[kBiases] = {};  // of this tile's columns thread, thread + 128
+      float bias[kBiases];  // of this tile's columns thread, thread + 128
+#pragma unroll
+      for (int i = 0; i < kBiases; ++i) bias[i] = -0.f;  // added to a sum it changes nothing
       if (p.bias) {
         const int first = block.place(tile).column + across + slice * S::STORED + thread;
 #pragma unroll
@@ -170,7 +172,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       } else {
         if constexpr (E::GATED) gate(sums);
         else if constexpr (E::COMPUTED) compute(sums, bias);
-        else if (p.bias) round<true>(sums, bias);
+        else if (E::ACTIVATED || p.bias) round<true>(sums, bias);
         else round<false>(sums, bias);
         unstored = S::PIECES;
         if (!S::LATE) {
@@ -485,19 +487,24 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 #pragma unroll
     for (int c = 0; c < S::PIECE / 4; ++c) residual[c] = {0.f, 0.f};
     if (!p.residual) return;
-    const bool pairs = (p.n % 2 == 0) && reinterpret_cast<unsigned long long>(p.residual) % 4 == 0;
+    const int row = to.row + piece / S::ACROSS * 64 + thread / 32 * 16 + lane / 4;
+    const int column = to.column + piece % S::ACROSS * S::PIECE + lane % 4 * 2;
+    const int rows = p.m - row, columns = p.n - column;  // that are left from there on
+    const T* const first = p.residual + static_cast<long long>(row) * p.n + column;
+    const T* const second = first + 8ll * p.n;
+    if (p.n % 2 == 0 && reinterpret_cast<unsigned long long>(p.residual) % 4 == 0) {
 #pragma unroll
-    for (int c = 0; c < S::PIECE / 4; ++c) {
-      const int row = to.row + piece / S::ACROSS * 64 + thread / 32 * 16 + lane / 4 + c % 2 * 8;
-      const int column = to.column + piece % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2;
-      if (row >= p.m || column >= p.n) continue;
-      const T* const at = p.residual + static_cast<long long>(row) * p.n + column;
-      if (pairs) {
-        const Vec<T, 2> pair = load_vec<T, 2>(at);
+      for (int c = 0; c < S::PIECE / 4; ++c) {
+        const auto* const at = reinterpret_cast<const Vec<T, 2>*>((c % 2 ? second : first) + c / 2 * 8);
+        const Vec<T, 2> pair = load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns);
         residual[c] = {to_acc(pair.data[0]), to_acc(pair.data[1])};
-      } else {
-        residual[c].x = to_acc(at[0]);
-        if (column + 1 < p.n) residual[c].y = to_acc(at[1]);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < S::PIECE / 4; ++c) {
+        const T* const at = (c % 2 ? second : first) + c / 2 * 8;
+        residual[c].x = to_acc(load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns));
+        residual[c].y = to_acc(load_if(at + 1, c % 2 * 8 < rows && c / 2 * 8 + 1 < columns));
       }
     }
   }
@@ -522,39 +529,51 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 
   // Stores one piece, through shared memory.
   __device__ __forceinline__ void store(int number) {
+    if constexpr (!E::REDUCED) wait_for_slot();
 #pragma unroll
-    for (int i = 0; i < S::PIECES; ++i) {
+    for (int i = 0; i < S::PIECES; ++i) {  // registers have no index: a copy of this for each, of the rest one
       if (i != number) continue;
-      if constexpr (E::REDUCED) {
-        rows.add(p, to, i, results[i]);
-        continue;
-      }
+      if constexpr (E::REDUCED) rows.add(p, to, i, results[i]);
+      else fill_slot(i % S::SLOTS, [&](int c) { return results[i][c]; });
+    }
+    if constexpr (!E::REDUCED) {
       const auto index = [&](int row, int column) {
         return (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
       };
-      store_bits(i % S::SLOTS, i, p.y, to.batch, p.data, index, [&](int c) { return results[i][c]; });
+      store_slot(number % S::SLOTS, number, p.y, to.batch, p.data, index);
     }
   }
 
   // The same of what backward reads.
   template <typename Bits> __device__ __forceinline__ void keep(int slot, int piece, int part, Bits bits) const {
     const auto index = [&](int row, int column) { return row * p.kept_row + part * p.kept_part + column; };
-    store_bits(slot, piece, p.kept_map, part, p.kept, index, bits);
+    wait_for_slot();
+    fill_slot(slot, bits);
+    store_slot(slot, piece, p.kept_map, part, p.kept, index);
   }
 
-  // bits(c): two elements, as `results` has them. index(row, column): where an element is, if there is no map.
-  template <typename Index, typename Bits>
-  __device__ __forceinline__ void store_bits(int number, int piece, const TensorMap& map, int batch, T* data,
-                                             Index index, Bits bits) const {
-    const unsigned slot = slots + number * S::PIECE_BYTES;
+  // Until what the next slot had is stored.
+  __device__ __forceinline__ void wait_for_slot() const {
     if (thread == 0) tma::wait_for_stores<S::SLOTS - 1>();
     sync_threads(1 + me, 128);
+  }
+
+  // bits(c): two elements, as `results` has them.
+  template <typename Bits> __device__ __forceinline__ void fill_slot(int number, Bits bits) const {
+    const unsigned slot = slots + number * S::PIECE_BYTES;
 #pragma unroll
     for (int c = 0; c < S::PIECE; c += 16) {  // a warp's 16 rows by 16 columns
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(slot + (line ^ c * 2)),
                    "r"(bits(c / 4)), "r"(bits(c / 4 + 1)), "r"(bits(c / 4 + 2)), "r"(bits(c / 4 + 3))
                    : "memory");
     }
+  }
+
+  // Stores a piece that a slot has. index(row, column): where an element is, if there is no map.
+  template <typename Index>
+  __device__ __forceinline__ void store_slot(int number, int piece, const TensorMap& map, int batch, T* data,
+                                             Index index) const {
+    const unsigned slot = slots + number * S::PIECE_BYTES;
     tma::fence_shared();
     sync_threads(1 + me, 128);
     const int x = to.column + piece % S::ACROSS * S::PIECE, y = to.row + piece / S::ACROSS * 64;
@@ -586,12 +605,20 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 
   template <typename Index>
   __device__ __forceinline__ void store_elements(unsigned slot, int x, int y, T* data, Index index) const {
-    for (int j = thread; j < 64 * S::PIECE; j += 128) {
-      const int row = y + j / S::PIECE, column = x + j % S::PIECE;
-      if (row >= p.m || column >= p.n) continue;
+    constexpr int DOWN = 128 / S::PIECE;  // rows that all threads store at once
+    const int row = y + thread / S::PIECE, column = x + thread % S::PIECE;
+    if (column >= p.n) return;
+    unsigned short* at = reinterpret_cast<unsigned short*>(data) + index(row, column);
+    const long long step = index(DOWN, 0) - index(0, 0);
+#pragma unroll 4
+    for (int i = 0; i < 64 / DOWN; ++i, at += step) {
+      if (row + i * DOWN >= p.m) break;
       unsigned short bits;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(slot + tma::swizzle<S::PIECE * 2>(j * 2)) : "memory");
-      reinterpret_cast<unsigned short*>(data)[index(row, column)] = bits;
+      asm volatile("ld.shared.u16 %0, [%1];"
+                   : "=h"(bits)
+                   : "r"(slot + tma::swizzle<S::PIECE * 2>((thread + 128 * i) * 2))
+                   : "memory");
+      *at = bits;
     }
   }
 };

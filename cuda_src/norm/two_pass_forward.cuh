@@ -30,12 +30,14 @@ __device__ __forceinline__ auto own_moments(const Tile<K, W, ALIGNED>& tile, Get
   return Moments<A>::of(A(count), about, sums[0].first, sums[0].second);
 }
 
-// See norm_two_pass: one row. The second pass begins at the row's end: what was read last is still in the cache.
-template <bool CENTRED, int K, bool ALIGNED, typename T, typename A = acc_t<T>>
+// See norm_two_pass: one row. The second pass begins at the row's end: what was read last is still in the cache. About a mean
+// of 0 and with a summand of -0 both operators are one, to the bit, so that their second pass exists once.
+template <int K, bool ALIGNED, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ RowStatistics<A> norm_row_in_two_passes(const Forward<T>& to, long long row,
                                                                    Moments<A>* shared) {
   using Part = Tile<K, kVecWidth<T>, ALIGNED>;
   const int parts = Part::count(to.size);
+  const bool centred = to.mean != nullptr;
   Vector<T> vectors[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
   const auto load = [&](const Part& part, long long at, bool again) {
@@ -53,27 +55,32 @@ __device__ __forceinline__ RowStatistics<A> norm_row_in_two_passes(const Forward
   const auto get = [&](int k) { return vectors[k]; };
   A squares = A(0);
   Moments<A> moments = {};
+#pragma unroll 1
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, row * to.size + start(c), false);
     if (ALIGNED && to.residual) store_sum(part, c);
-    if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
+    if (centred) moments.merge(own_moments<K>(part, get));
     else squares += own_squares<K, kVecWidth<T>>(get);
   }
   RowStatistics<A> of;
-  if constexpr (CENTRED) {
+  if (centred) {
     const Moments<A> all = block_merge(moments, shared);
     of = {all.mean, all.rstd(to.eps)};
   } else {
     of = {A(0), inverse_sqrt(block_reduce<Sum>(squares, &shared->count) / to.size + to.eps)};
   }
+#pragma unroll 1
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, row * to.size + start(c), true);
     if (!ALIGNED && to.residual) store_sum(part, c);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      store_normalised<CENTRED>(part, to, to.y + row * to.size + start(c), start(c), k, vectors[k], of);
+      const Vector<T> w = load_parameter(part, to.weight ? to.weight + start(c) : nullptr, k, 1);
+      const Vector<T> b = load_parameter(part, to.bias ? to.bias + start(c) : nullptr, k, -0.0f);
+      store_vector(part, to.y + row * to.size + start(c), k,
+                   [&](int e) { return of.template y<true>(vectors[k][e], w[e], b[e]); });
     }
   }
   return of;
@@ -83,12 +90,10 @@ __device__ __forceinline__ RowStatistics<A> norm_row_in_two_passes(const Forward
 // multiple of 32, 1).
 template <typename T> __device__ __forceinline__ void norm_two_pass(const Forward<T>& to) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
-  const bool aligned = to.aligned(), centred = to.mean != nullptr;
+  const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    const auto of = centred   ? aligned ? norm_row_in_two_passes<true, 4, true>(to, row, shared)
-                                        : norm_row_in_two_passes<true, 2, false>(to, row, shared)
-                    : aligned ? norm_row_in_two_passes<false, 4, true>(to, row, shared)
-                              : norm_row_in_two_passes<false, 2, false>(to, row, shared);
+    const auto of = aligned ? norm_row_in_two_passes<4, true>(to, row, shared)
+                            : norm_row_in_two_passes<2, false>(to, row, shared);
     if (threadIdx.x == 0) to.save(row, of);
   }
 }

@@ -59,6 +59,11 @@ template <typename F> __device__ __forceinline__ void with_formulas(bool log, F 
   else f(Softmax());
 }
 
+// of_sum() of either.
+template <typename O> __device__ __forceinline__ acc_t<O> of_sum_by(bool log, acc_t<O> sum) {
+  return log ? LogSoftmax::of_sum<O>(sum) : Softmax::of_sum<O>(sum);
+}
+
 // The type of backward's sum over a long row: for fp32 it is double, to which each vector's terms are added once. Where the
 // terms cancel, the rounding of a sum in fp32 would be larger than what is left.
 template <typename O> struct LongSum { using type = acc_t<O>; };

@@ -65,9 +65,9 @@ template <typename O, int V> __device__ __forceinline__ void store_columns(O* at
 
 // Grid: any size. Block: (threads on neighbouring columns, a power of two of threads that share a column), TWO_PASS_THREADS
 // at most. A thread owns V neighbouring columns, and takes every blockDim.y-th element of each.
-template <typename F, int V, typename T, typename O>
+template <int V, typename T, typename O>
 __device__ __forceinline__ void softmax_strided(const T* __restrict__ x, O* __restrict__ y, long long outer,
-                                                long long size, long long inner) {
+                                                long long size, long long inner, bool log) {
   using A = acc_t<T>;
   constexpr int U = 4;  // loads that a thread has in flight
   __shared__ A shared[TWO_PASS_THREADS * V];
@@ -97,19 +97,21 @@ __device__ __forceinline__ void softmax_strided(const T* __restrict__ x, O* __re
     for (int v = 0; v < V; ++v) of_sum[v] = mine[v].sum_for(max[v]);
     reduce_columns<Sum>(of_sum, shared);
 #pragma unroll
-    for (int v = 0; v < V; ++v) of_sum[v] = F::template of_sum<O>(of_sum[v]);
+    for (int v = 0; v < V; ++v) of_sum[v] = of_sum_by<O>(log, of_sum[v]);
+    with_formulas(log, [&](auto f) {
 #pragma unroll U
-    for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
-      const long long at = columns.start + r * inner;
-      const Vec<T, V> value = load_columns<V>(x + at, true, x_vectors);
-      Vec<O, V> result;
+      for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
+        const long long at = columns.start + r * inner;
+        const Vec<T, V> value = load_columns<V>(x + at, true, x_vectors);
+        Vec<O, V> result;
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const A each = to_acc(value.data[v]);
-        result.data[v] = from_acc<O>(F::template y<O>(Exponential<O>(max[v])(each), each - max[v], of_sum[v]));
+        for (int v = 0; v < V; ++v) {
+          const A each = to_acc(value.data[v]);
+          result.data[v] = from_acc<O>(f.template y<O>(Exponential<O>(max[v])(each), each - max[v], of_sum[v]));
+        }
+        store_columns(y + at, result, y_vectors);
       }
-      store_columns(y + at, result, y_vectors);
-    }
+    });
   }
 }
 

@@ -8,10 +8,11 @@
 #include "common/reduce/online_softmax_row.cuh"
 #include "softmax/strided.cuh"
 
-// One row. The second pass goes backwards, since what was read last is still in a cache.
-template <typename F, int K, bool ALIGNED, typename T, typename O, typename A = acc_t<T>>
+// One row. The second pass goes backwards, since what was read last is still in a cache. Which operator it is matters to the
+// second alone.
+template <int K, bool ALIGNED, typename T, typename O, typename A = acc_t<T>>
 __device__ __forceinline__ void softmax_two_pass_row(const T* x, O* y, long long row, long long rows, long long size,
-                                                     A* shared) {
+                                                     A* shared, bool log) {
   constexpr int W = kVecWidth<T>;
   using Piece = Tile<K, W, ALIGNED>;
   const int pieces = Piece::count(size);
@@ -23,29 +24,31 @@ __device__ __forceinline__ void softmax_two_pass_row(const T* x, O* y, long long
   }
   const A max = block_reduce<Larger>(mine.max, shared);
   const Exponential<O> exp(max);
-  const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
+  const A of_sum = of_sum_by<O>(log, block_reduce<Sum>(mine.sum_for(max), shared));
   for (int c = pieces - 1; c >= 0; --c) {
     const Piece piece = Piece::at(row, rows, size, c);
     const long long at = c * (long long)Piece::capacity();
     load_row(piece, x + at, T(), vectors);
+    with_formulas(log, [&](auto f) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      store_vector(piece, y + at, k,
-                   [&](int e) { return F::template y<O>(exp(vectors[k][e]), vectors[k][e] - max, of_sum); });
-    }
+      for (int k = 0; k < K; ++k) {
+        store_vector(piece, y + at, k,
+                     [&](int e) { return f.template y<O>(exp(vectors[k][e]), vectors[k][e] - max, of_sum); });
+      }
+    });
   }
 }
 
 // Grid: any size. Block: one dimension, a multiple of 32. A block owns a row, and takes every gridDim.x-th.
-template <typename F, int K, typename T, typename O>
+template <int K, typename T, typename O>
 __device__ __forceinline__ void softmax_two_pass_rows(const T* __restrict__ x, O* __restrict__ y, long long rows,
-                                                      long long size) {
+                                                      long long size, bool log) {
   __shared__ acc_t<T> shared[kWarp];
   const bool aligned = all_aligned<kVecWidth<T>>(size, x, y);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
     const long long at = row * size;
-    if (aligned) softmax_two_pass_row<F, K, true>(x + at, y + at, row, rows, size, shared);
-    else softmax_two_pass_row<F, 2, false>(x + at, y + at, row, rows, size, shared);
+    if (aligned) softmax_two_pass_row<K, true>(x + at, y + at, row, rows, size, shared, log);
+    else softmax_two_pass_row<2, false>(x + at, y + at, row, rows, size, shared, log);
   }
 }
 
@@ -95,14 +98,14 @@ __device__ __forceinline__ void softmax_two_pass_rows_bwd(const O* __restrict__ 
 }
 
 // Grid, block: as of softmax_two_pass_rows() where inner is 1, else as of softmax_strided().
-template <typename F, typename T, typename O>
+template <typename T, typename O>
 __device__ __forceinline__ void softmax_two_pass(const T* __restrict__ x, O* __restrict__ y, long long outer,
-                                                 long long size, long long inner) {
-  if (inner == 1) return softmax_two_pass_rows<F, 4>(x, y, outer, size);
+                                                 long long size, long long inner, bool log) {
+  if (inner == 1) return softmax_two_pass_rows<4>(x, y, outer, size, log);
   if constexpr (sizeof(T) == 2) {
-    if (inner % 2 == 0) return softmax_strided<F, 2>(x, y, outer, size, inner);
+    if (inner % 2 == 0) return softmax_strided<2>(x, y, outer, size, inner, log);
   }
-  softmax_strided<F, 1>(x, y, outer, size, inner);
+  softmax_strided<1>(x, y, outer, size, inner, log);
 }
 
 template <typename F, typename T, typename O>

@@ -337,7 +337,7 @@ class Backward(Form[Problem]):
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Launch what is wanted."""
         lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], self.padded(p)))
-        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, None)
+        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, None, 0)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
         if of.grad_q is not None:

@@ -25,8 +25,10 @@ ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
 }
 WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
     (64, 64): (512, 512, 1024),
-    (96, 96): (NEVER, 4096, 16384),
-    (128, 128): (512, 4096, 16384),
+    (96, 96): (512, 1024, 1024),
+    (128, 128): (512, 1024, 1024),
+    (192, 128): (512, 512, 512),
+    (256, 256): (512, 1024, 1024),
 }
 # Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none.
 IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {

@@ -3,53 +3,133 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._kernel.kernel import Kernel, ceil_div
-from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
-from .attention_wgmma import CELLS, L2, ROWS, SPARE, TOO_WIDE, box_map, why_not_by_tma
+from .attention import BOUNDS, HALF, TILE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
+from .attention_wgmma import CELLS, L2, MOST, ROWS, SPARE, box_map, line, why_not_by_tma
 from .forms import Launch
 from .gpu import Gpu
 
-PANEL = {64: 128, 128: 64}  # by D: queries that pass at a time
-# By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
-FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 1024, (128, 2): 4096}
+
+class Shape(NamedTuple):
+    """What a kernel is made for: elements of a row of q and k, and of v; keys that a block owns; queries that pass."""
+
+    d: int
+    values: int
+    tile: int
+    panel: int
+
+    def bulk(self, bounds: int) -> bool:
+        """Whether TMA adds, from shared memory that is one stage; else each thread does, from registers."""
+        return (self.d, bounds) == (128, 0)
+
+    def stages(self, bulk: bool) -> int:
+        """Of the ring."""
+        return min(3, (MOST - ROWS - self.held(bulk)) // self.stage)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a panel of queries and one of their gradients."""
+        return self.panel * (line(self.d) + line(self.values))
+
+    def held(self, bulk: bool) -> int:
+        """Bytes: two tiles, dS twice, or dS and P, what TMA adds."""
+        return self.tile * (line(self.d) + line(self.values) + 2 * self.panel * 2) + bulk * 2 * 4 * SUMS
+
+    def shared(self, bulk: bool) -> int:
+        """Bytes: with the ring, lse2 and delta, the barriers."""
+        return self.held(bulk) + self.stages(bulk) * self.stage + ROWS + SPARE
+
+
+SHAPES = (  # narrower ones first
+    Shape(64, 64, 128, 128),
+    Shape(96, 96, 128, 64),
+    Shape(128, 128, 128, 64),
+    Shape(192, 128, 128, 64),
+    Shape(256, 256, 64, 64),
+)
+# By D, and by bounds: from how many queries and keys on it was measured as a tenth faster than two passes.
+FASTER = {
+    64: (512, 512, 1024),
+    96: (512, 1024, 2048),
+    128: (1024, 1024, 4096),
+    192: (math.inf, 16384, math.inf),
+    256: (512, 1024, 2048),
+}
 VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
 
 
-def _bulk(d: int, bounds: int) -> bool:
-    """Whether TMA adds, from shared memory that is one stage; else each thread does, from registers."""
-    return (d, bounds) == (128, 0)
+def shape_of(p: Problem) -> Shape | None:
+    """The narrowest that has room for the rows of a problem, None where none has."""
+    return next((one for one in SHAPES if p.width <= one.d and p.value_width <= one.values), None)
 
 
-def _stages(bulk: bool) -> int:
-    return 2 if bulk else 3
+def _kind(p: Problem) -> int:
+    """How many bounds there are, of rows of any width."""
+    return 2 if p.low is not None else 1 if p.high is not None else 0
+
+
+def _share(p: Problem, shape: Shape) -> int:
+    """How many heads of a group one block goes through; the sums of blocks that share the rest are added up in memory."""
+    if shape.d <= 128:
+        return p.group
+    return 2 if p.group % 2 == 0 else 1  # of so many the last tiles would keep the GPU waiting
+
+
+def _section(p: Problem, shape: Shape, share: int) -> int:
+    """How many (batch, heads of a block) are worked on side by side: as was measured, a power of two."""
+    if _kind(p) == 0:
+        return 1
+    held = L2 * (4 if shape.d > 128 else 1 if share == 1 else 2 if shape.d == 64 else 4)
+    most = min(16, held // ((p.width + p.value_width) * 2 * p.queries * share), p.batches * p.heads // share)
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
+    """What rounds sums of so many columns for each of the padded rows of p's heads."""
+    across = ceil_div(columns, 64)
+    blocks = p.batches * p.heads * padded // 64 * across
+    args = across, np.array(to, dtype=np.int64), p.sizes(padded)
+    return Launch(attention_bwd_collect, blocks, 128, template={"T": p.dtype}, args=args)
+
+
+def _is_once(D: int, DV: int, TILE: int, BN: int, STAGES: int, BULK: bool, BOUNDS: int, **_: Any) -> bool:
+    shape = Shape(D, DV, TILE, BN)
+    there_is = shape in SHAPES and BOUNDS in shape.bounds
+    return there_is and shape.bulk(BOUNDS) == BULK and shape.stages(BULK) == STAGES
 
 
 attention_bwd_once_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_bwd_once_wgmma<T, D, BN, STAGES, BULK, BOUNDS>",
+    "attention_bwd_once_wgmma<T, D, DV, TILE, BN, STAGES, BULK, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=(64, 128),
+    D=(64, 96, 128, 192, 256),
+    DV=(64, 96, 128, 256),
+    TILE=(64, 128),
     BN=(64, 128),
     STAGES=(2, 3),
     BULK=(False, True),
     BOUNDS=BOUNDS,
-    where=lambda D, BN, STAGES, BULK, BOUNDS, **_: (
-        (PANEL[D], _bulk(D, BOUNDS), _stages(_bulk(D, BOUNDS))) == (BN, BULK, STAGES)
-    ),
+    where=_is_once,
 )
-attention_bwd_collect = Kernel("attention_wgmma.cu", "attention_bwd_collect<T, D>", arch="sm_90a", T=HALF, D=(64, 128))
+attention_bwd_collect = Kernel("attention_wgmma.cu", "attention_bwd_collect<T>", arch="sm_90a", T=HALF)
 
 
 class OnePass(Backward):
     """A block owns keys, by which panels of queries pass; what it adds to the gradient of the queries, it adds in memory."""
 
     name = "wgmma_once"
-    summary = "a block owns 128 keys, by which queries pass, and adds to their gradient in fp32, in no order"
+    summary = "a block owns 128 keys, or 64 of wide rows; queries pass, to whose gradient it adds in fp32, in no order"
     measured = "1.1 to 1.25 times as fast as two passes from 1,024 rows on, on an H100"
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -60,56 +140,66 @@ class OnePass(Backward):
         """On Hopper alone, for what TMA can read; what it adds up is of whole batches."""
         if problem.tokens is not None:
             return "of packed sequences the order is fixed"
-        return TOO_WIDE if problem.d == WIDE else why_not_by_tma(problem, gpu, self.shared(problem))
+        shape = shape_of(problem)
+        if shape is None:
+            return "rows are too wide"
+        return why_not_by_tma(problem, gpu, shape.shared(shape.bulk(problem.bounds)))
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         """Where two passes are as fast they are taken, whose bits are the same every time."""
-        p = problem
-        least = FASTER.get((p.d, p.bounds), math.inf)
+        p, shape = problem, shape_of(problem)
+        least = math.inf if shape is None else FASTER[shape.d][_kind(p)]
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
-
-    def shared(self, p: Problem) -> int:
-        """Bytes: two tiles, the ring of two panels each, dS twice, what TMA adds, lse2 and delta, the barriers."""
-        panel, bulk = PANEL[p.d], _bulk(p.d, p.bounds)
-        read = 2 * TILE * p.d * 2 + 2 * _stages(bulk) * panel * p.d * 2
-        return read + 2 * TILE * panel * 2 + bulk * 2 * 4 * SUMS + ROWS + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the pass; `extra` has what prepares, and what rounds the sums."""
-        p, padded, bulk = problem, self.padded(problem), _bulk(problem.d, problem.bounds)
-        section = max(1, L2 // (p.width * 4 * p.queries * p.group)) if p.bounds else 1
-        fixed = {"BN": PANEL[p.d], "STAGES": _stages(bulk), "BULK": bulk, "BOUNDS": p.bounds}
-        sums = p.batches * p.heads * padded * p.d // SUMS
-        collect = Launch(
-            attention_bwd_collect,
-            sums,
-            128,
-            template={"T": p.dtype, "D": p.d},
-            args=(np.array(p.grads[0], dtype=np.int64), p.sizes(padded)),
+        p, padded, shape = problem, self.padded(problem), shape_of(problem)
+        assert shape is not None
+        bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
+        bulk = shape.bulk(bounds)
+        share = _share(p, shape)
+        whole = ceil_div(p.keys, TILE) * TILE
+        of_keys = p._replace(heads=p.kv_heads, queries=p.keys)
+        collects = (
+            _collect(p, p.grads[0], shape.d, padded),
+            _collect(of_keys, p.grads[1], shape.d, whole),
+            _collect(of_keys._replace(width=p.value_width), p.grads[2], shape.values, whole),
         )
+        fixed = {"TILE": shape.tile, "BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": bounds}
         return Launch(
             attention_bwd_once_wgmma,
-            ceil_div(p.keys, TILE) * p.kv_heads * p.batches,
+            ceil_div(p.keys, shape.tile) * p.heads // share * p.batches,
             3 * 128,
-            self.shared(p),
-            {"T": p.dtype, "D": p.d, **fixed},
+            shape.shared(bulk),
+            {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
             extra={
                 "form": self,
                 "prepare": self.prepare(p),
-                "collect": collect,
-                "blocks": Blocks(TILE, PANEL[p.d], True, CELLS[p.d]),
+                "collects": collects,
+                "shape": shape,
+                "share": share,
+                "blocks": Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
             },
-            args=(p.sizes(padded, min(section, p.batches * p.kv_heads)),),
+            args=(p.sizes(padded, _section(p, shape, share)),),
         )
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
         """Three launches; gradients that are not wanted are computed all the same."""
-        padded = self.padded(p)
-        lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], padded))
-        sums = of.lse.new_empty((*of.lse.shape[:2], padded, p.d))
-        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums)
-        given = *(box_map(x, TILE) for x in (of.k, of.v)), *(box_map(x, PANEL[p.d]) for x in (of.q, of.grad_y))
+        padded, shape, share = self.padded(p), launch.extra["shape"], launch.extra["share"]
+        columns, of_values, heads = 64 * ceil_div(shape.d, 64), 64 * ceil_div(shape.values, 64), of.lse.shape[:2]
+        lse2, delta = of.lse.new_empty((2, *heads, padded))
+        sums = of.lse.new_empty((*heads, padded, columns))
+        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums, columns)
+        shared = None
+        if share < p.group:
+            rows = p.batches * p.kv_heads * ceil_div(p.keys, TILE) * TILE
+            shared = of.lse.new_zeros(rows * (columns + of_values))
+        given = *(box_map(x, shape.tile) for x in (of.k, of.v)), *(box_map(x, shape.panel) for x in (of.q, of.grad_y))
         found = empty(of.k) if of.grad_k is None else of.grad_k, empty(of.v) if of.grad_v is None else of.grad_v
-        launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, of.scale)
+        launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, shared, share, of.scale)
+        of_queries, of_keys, last = launch.extra["collects"]
         if of.grad_q is not None:
-            launch.extra["collect"](sums, of.grad_q, of.scale)
+            of_queries(sums, of.grad_q, of.scale)
+        if shared is not None:
+            of_keys(shared, found[0], of.scale)
+            last(shared[rows * columns :], found[1], 1.0)

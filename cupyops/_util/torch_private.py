@@ -72,6 +72,7 @@ saved_tensors_hooks: Callable[[bool], Any] = _found("_autograd", "_top_saved_ten
 """The pair of hooks that tensors saved for backward go through, or None; True: also those that tracing ignores."""
 keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_keep_graph")
 """Whether the backward under way keeps the graph; True outside of one."""
+_will_execute: Callable[[Any], bool] | None = _found("_will_engine_execute_node")
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
 below_autograd: Any = _found("_AutoDispatchBelowAutograd")
@@ -101,6 +102,16 @@ available = hasattr(forward_ad, LEVEL) and None not in (
     *(_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic),
     *(saved_tensors_hooks, keeps_graph, without_function_modes),
 )
+
+
+def will_use_gradient(node: Any) -> bool:
+    """Whether the backward under way will use the gradient that goes to a node: `torch.autograd.grad` may ask for others."""
+    if node is None or _will_execute is None:
+        return node is not None
+    try:
+        return _will_execute(node)
+    except RuntimeError:  # it is one of the leaves that were asked for
+        return True
 
 
 def tensor_guard(examples: Sequence[Tensor]) -> Callable[..., bool]:
@@ -319,6 +330,11 @@ def module_hooks() -> bool:
         or _module._global_backward_hooks
         or _module._global_backward_pre_hooks
     )
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether somebody hears the gradient of a tensor: by a hook of its own, or as its `.grad`."""
+    return bool(tensor._backward_hooks) or tensor.retains_grad
 
 
 def pre_step_hooks() -> Any:

@@ -150,12 +150,13 @@ class Timed:
 
 
 def measure(timed: Sequence[Timed]) -> list[Figures]:
-    """The variants of a model, a round of each in turn: what slows the machine for a while slows them all."""
+    """The variants of a model, a round of each in turn, there and back: what slows the machine for a while slows them all,
+    and who comes after one that heats it does so every other time."""
     gc.collect()
     gc.freeze()  # no collection of one's garbage looks through the modules of all the others
     try:
-        for _ in range(ROUNDS):
-            for one in timed:
+        for turn in range(ROUNDS):
+            for one in timed[:: -1 if turn % 2 else 1]:
                 torch.cuda.synchronize()
                 one.round()
     finally:

@@ -12,6 +12,7 @@ from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
 from ..ops._linear import linear
 from ..ops._linear_lowered import linear_lowered
+from .halves import half_of
 
 
 class Linear(torch.nn.Linear):
@@ -26,8 +27,23 @@ class Linear(torch.nn.Linear):
         if not is_dynamo_compiling():
             input = _in_half(input)
             if _is_lowered(input, self.weight, self.bias):
-                return linear_lowered(input, self.weight, self.bias)
+                return linear_lowered(input, self.weight, self.bias, *self._halves(input.dtype))
         return linear(input, self.weight, self.bias)
+
+    def without_bias(self, input: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Under autocast, with gradients: the product alone, and the bias of its type for whoever adds it; else None."""
+        input = _in_half(input)
+        if type(self) is not Linear or self.bias is None or not _is_lowered(input, self.weight, self.bias):
+            return None
+        return linear_lowered(input, self.weight, None, *self._halves(input.dtype)[:1]), self.bias.to(input.dtype)
+
+    def _halves(self, half: torch.dtype) -> tuple[Tensor | None, ...]:
+        """The copies of the parameters that the model has made, none where a subclass or a hook may change them first."""
+        if type(self) is not Linear or self._forward_pre_hooks:
+            return ()
+        weight = half_of(self.weight, half)
+        bias = None if self.bias is None else half_of(self.bias, half)
+        return () if weight is None else (weight, bias)
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:

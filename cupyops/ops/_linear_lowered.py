@@ -16,16 +16,21 @@ from .._operator.floating import operator
 from .._util.strides import is_dry
 
 
-@operator("cupyops::linear_lowered", mixed=("weight", "bias"), sharding="...k, nk, +n -> ...n")
-def _linear_lowered(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+@operator("cupyops::linear_lowered", mixed=("weight", "bias"), sharding="...k, nk, +n, nk, +n -> ...n")
+def _linear_lowered(
+    x: Tensor, weight: Tensor, bias: Tensor | None, half: Tensor | None, half_bias: Tensor | None
+) -> Tensor:
     return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 @_linear_lowered.forward
-def forward(x, weight, bias):
-    half = weight.to(x.dtype, memory_format=torch.contiguous_format)
+def forward(x, weight, bias, half, half_bias):
+    if half is None:
+        half = weight.to(x.dtype, memory_format=torch.contiguous_format)
+    if half_bias is None and bias is not None:
+        half_bias = bias.to(x.dtype).contiguous()
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    multiply(rows_of(x), half, None if bias is None else bias.to(x.dtype).contiguous(), y, turn_b=True)
+    multiply(rows_of(x), half, half_bias, y, turn_b=True)
     return y, (half,)
 
 
@@ -56,25 +61,44 @@ def _multiply_in_full(a: Tensor, b: Tensor, y: Tensor) -> None:
 
 
 @_linear_lowered.unsupported
-def unsupported(x, weight, bias):
+def unsupported(x, weight, bias, half, half_bias):
     n, k = weight.shape
     m = math.prod(x.shape[:-1])
     if reason := too_large(m, n, k):
         return reason
     if weight.dtype is not torch.float32 or (bias is not None and bias.dtype is not torch.float32):
         return f"weight is {weight.dtype}, expected torch.float32"
-    if is_symbolic(m, n, k) or not x.is_cuda or not m * n * k:
-        return None
+    if is_symbolic(m, n, k) or not x.is_cuda or not m * n * k or half is not None:
+        return None  # with copies, PyTorch's product is taken for them, and for gradients of float32
     strides = x.stride() if x.dim() == 2 else (k, 1)
     found = problem((m, k), strides, False, (n, k), (k, 1), True, False, x.dtype)
     return library.faster(PRODUCT, found, x.device)
 
 
-@_linear_lowered.interface(twin=torch.nn.functional.linear)
-def linear_lowered(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _by_torch(
+    input: Tensor, weight: Tensor, bias: Tensor | None, half: Tensor | None = None, half_bias: Tensor | None = None
+) -> Tensor:
+    return torch.nn.functional.linear(input, weight, bias)
+
+
+@_linear_lowered.interface(twin=_by_torch)
+def linear_lowered(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    half: Tensor | None = None,
+    half_bias: Tensor | None = None,
+) -> Tensor:
     """`linear` of a half type with parameters of float32, rounded to it; their gradients are of float32 and are not rounded
     on the way where PyTorch's own product makes them.
 
     Nothing is checked: the layer of `cupyops.nn` knows what it gives.
+
+    Args:
+        input: of a half type.
+        weight: of float32.
+        bias: of float32, or None.
+        half: a contiguous copy of `weight` of the dtype of `input`, where there is one; else it is made here.
+        half_bias: the same of `bias`.
     """
-    return _linear_lowered(input, weight, bias)
+    return _linear_lowered(input, weight, bias, half, half_bias)

@@ -256,7 +256,7 @@ def test_pages_in_a_browser(site):
     if chromium is None:
         pytest.skip("no Chromium")
     some = ["index.html", "operators.html", "conformance.html", "operators/layer_norm.html", "attention.html"]
-    assert docs_check.in_browser(chromium, site, some, None) == []
+    assert docs_check.in_browser(chromium, site, some) == []
 
 
 def test_a_page_that_is_too_wide_is_found(tmp_path):
@@ -267,6 +267,6 @@ def test_a_page_that_is_too_wide_is_found(tmp_path):
     (tmp_path / "a.html").write_text(page, encoding="utf-8")
     with_search = '<button class="md-search__button" onclick="0"></button>'
     (tmp_path / "index.html").write_text(with_search, encoding="utf-8")
-    found = docs_check.in_browser(chromium, tmp_path, ["a.html"], None)
+    found = docs_check.in_browser(chromium, tmp_path, ["a.html"], patience=0.5)
     assert any("TABLE ends at" in text for text in found) and any("nothing is not defined" in text for text in found)
     assert any("the search for Kernel" in text for text in found)

@@ -224,6 +224,27 @@ def test_transforms():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("retains", [False, True])
+def test_who_asks_for_the_gradient_of_a_part(which, retains):
+    class Asked(Iterated):
+        def parts(self, qkv):
+            found = qkv.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+            self.part = found[which]
+            self.part.retain_grad() if retains else self.part.register_hook(lambda grad: 2 * grad)
+            return found
+
+    torch.manual_seed(5)
+    model, x = Asked(), torch.randn(2, 5, 24)
+    expected, part = step(model, x)[0], model.part
+    with cupyops.swap(model):
+        for context in (contextlib.nullcontext(), simulated()):
+            with context:
+                found, _ = step(model, x)
+            for a, b in zip([*found, model.part.grad] if retains else found, [*expected, part.grad]):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_hooks_on_the_layer(full):
     """Those on its result, and those on the module, which has a node of its own for them."""

@@ -135,6 +135,7 @@ def library_includes() -> tuple[Path, ...]:
     return tuple(one for one in found if one is not None)
 
 
+@functools.lru_cache(maxsize=64)
 def runtime_version(include: Path) -> int | None:
     """CUDART_VERSION (12090 for 12.9) as the headers in `include` state it, or None where there are none."""
     header = include / "cuda_runtime_api.h"

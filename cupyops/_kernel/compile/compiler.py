@@ -154,53 +154,66 @@ def _fresh(source: Source, name: str, arch: str, options: tuple[str, ...], stem:
 
 def compile(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
     """Run NVRTC and nothing else: no cache is read or written. For "compute_90" the PTX of sm_90, and no machine code."""
-    nvrtc = backend.nvrtc()
     flags = (*BASE_OPTIONS, f"-arch={arch}", f"-I{backend.cuda_include()}", *_with_libraries(source, options))
-    includes = [text.encode() for text in source.includes.values()]
-    with backend.nvrtc_at_work():
-        program = nvrtc.createProgram(source.text, source.name, includes, [name.encode() for name in source.includes])
+    try:
+        ptx, cubin, (symbol, asked) = _compiled(source, source.text + _TYPES, (name, _TYPES_OF.format(name)), flags)
+    except (
+        _Failed
+    ):  # two kernels of the name, or a text that does not end outside of everything; or an error of its own
+        asked = ""
         try:
-            nvrtc.addNameExpression(program, name)
-            nvrtc.compileProgram(program, flags)
-            ptx = nvrtc.getPTX(program)
-            symbol = nvrtc.getLoweredName(program, name)
-            cubin = b"" if arch.startswith("compute_") else nvrtc.getCUBIN(program)
-        except RuntimeError as error:  # NVRTC's own, or CuPy's where the options leave no cubin
-            log = nvrtc.getProgramLog(program)
-            if (absent := source.absent(log)) is not None:
+            ptx, cubin, (symbol,) = _compiled(source, source.text, (name,), flags)
+        except _Failed as failed:
+            if (absent := source.absent(failed.log)) is not None:
                 raise SourceError(absent) from None
-            raise CompileError(explain(source, name, arch, log or str(error))) from None
-        finally:
-            nvrtc.destroyProgram(program)
-    ptx = ptx.decode() if isinstance(ptx, bytes) else ptx
-    symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
-    typed = typed_symbol(source, name, symbol, flags)
-    return Binary(name, symbol, arch, ptx.rstrip("\0"), parameters(ptx, symbol), typed=typed), cubin
+            raise CompileError(explain(source, name, arch, failed.log)) from None
+    known = mangled.parameters(symbol) is not None or mangled.parameters(asked) is None
+    if asked:
+        ptx = re.sub(_ENTRY.format(re.escape(asked)), "", ptx, flags=re.MULTILINE | re.DOTALL)
+    return Binary(name, symbol, arch, ptx, parameters(ptx, symbol), typed="" if known else asked), cubin
 
 
-def typed_symbol(source: Source, name: str, symbol: str, flags: tuple[str, ...]) -> str:
-    """A symbol that tells what the kernel takes, where its own does not: that of a template of the kernel's type.
+# A kernel whose symbol tells what another takes, where that one's own does not: `extern "C"` functions have no types in
+# their symbols, and templates may have there what hangs on their parameters. It does nothing, and costs a tenth of a program
+# of its own.
+_TYPES = "\ntemplate <typename> __global__ void cupyops_types_() {}\n"
+_TYPES_OF = "cupyops_types_<decltype(&{})>"
+_ENTRY = r"(^[ \t]*//[^\n]*{0}\s*\n)?^\.weak \.entry {0}\(\)\n\{{.*?^\}}\n"
 
-    `extern "C"` functions have no types in their symbols, and templates may have there what hangs on their parameters. Empty
-    where it is not needed or cannot be had.
-    """
-    if mangled.parameters(symbol) is not None:
-        return ""
-    nvrtc, asked = backend.nvrtc(), f"cupyops_types_<decltype(&{name})>"
-    text = f"{source.text}\ntemplate <typename> __global__ void cupyops_types_() {{}}\n"
-    includes = [text.encode() for text in source.includes.values()]
+
+class _Failed(Exception):
+    """NVRTC's own error, or CuPy's where the options leave no cubin."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+
+def _compiled(
+    source: Source, text: str, names: tuple[str, ...], flags: tuple[str, ...]
+) -> tuple[str, bytes, tuple[str, ...]]:
+    """PTX, cubin and the symbols of `names`, of `text` in the place of the source's own."""
+    nvrtc = backend.nvrtc()
+    includes = [included.encode() for included in source.includes.values()]
     with backend.nvrtc_at_work():
-        program = nvrtc.createProgram(text, source.name, includes, [name.encode() for name in source.includes])
+        program = nvrtc.createProgram(text, source.name, includes, [path.encode() for path in source.includes])
         try:
-            nvrtc.addNameExpression(program, asked)
-            nvrtc.compileProgram(program, (*flags, "-dlto"))  # which ends before there is machine code
-            found = nvrtc.getLoweredName(program, asked)
-        except RuntimeError:  # two kernels of the name, or a text that does not end outside of everything
-            return ""
+            for name in names:
+                nvrtc.addNameExpression(program, name)
+            nvrtc.compileProgram(program, flags)
+            ptx = _text(nvrtc.getPTX(program)).rstrip("\0")
+            symbols = tuple(_text(nvrtc.getLoweredName(program, name)) for name in names)
+            return ptx, b"" if any(map(_PTX_ALONE.match, flags)) else nvrtc.getCUBIN(program), symbols
+        except RuntimeError as error:
+            raise _Failed(nvrtc.getProgramLog(program) or str(error)) from None
         finally:
             nvrtc.destroyProgram(program)
-    found = found.decode() if isinstance(found, bytes) else found
-    return found if mangled.parameters(found) is not None else ""
+
+
+_PTX_ALONE = re.compile("-arch=compute_")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def supported_archs() -> list[str]:

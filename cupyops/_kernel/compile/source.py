@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...errors import InputError, SourceError
 
+_own: dict[Path, Source] = {}  # the built-in files that were read: a file has many kernels
 _PACKAGE = Path(__file__).resolve().parents[2]  # cupyops/
 
 # A comment, or a literal: what stands between quotes begins no comment. One that does not end is taken to the end of the
@@ -26,6 +27,8 @@ _COMMENT_OR_LITERAL = re.compile(
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
+_ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\([^()]*\)")
 _ABSENT = "#error a file that was not found\n"  # the text of a header that only a condition asks for
 # an include whose text would be missing from the digest: its name is a macro's, or leads past the compiler's own folders
 _HIDDEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[^"<\s]|<[ \t]*/)[^\n]*', re.MULTILINE)
@@ -85,6 +88,12 @@ class Source:
             sha.update(len(encoded).to_bytes(8, "little") + encoded)
         return sha.hexdigest()
 
+    @cached_property
+    def code(self) -> tuple[str, ...]:
+        """Its text and those of its includes, without comments, directives and alignments."""
+        pieces = (_DIRECTIVE.sub("", strip_comments(piece)) for piece in (self.text, *self.includes.values()))
+        return tuple(_ALIGNMENT.sub(" ", piece) for piece in pieces)
+
     def absent(self, log: str) -> str | None:
         """What there is to say of an include that was not found, where the compiler's log says that it came to it."""
         for spelled, message in self.missing.items():
@@ -122,10 +131,15 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
             "`__global__ void`"
         )
     path = find(source, beside)
+    if (kept := _own.get(path)) is not None and all(stamp(one) == was for one, was in kept.stamps.items()):
+        return kept
     before = stamp(path)
     text = read(path)
     includes, missing, stamps = _gather(text, path.name, path.parent)
-    return Source(plain(path.name), text, path, includes, missing, {path: before} | stamps)
+    loaded = Source(plain(path.name), text, path, includes, missing, {path: before} | stamps)
+    if path.parent == cuda_src():
+        _own[path] = loaded
+    return loaded
 
 
 def find(source: str | Path, beside: Path | None = None) -> Path:

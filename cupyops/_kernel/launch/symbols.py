@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..compile.source import Source, strip_comments
+from ..compile.source import Source
 from .ctype import VARIABLE_DTYPES
 
 _PTX = re.compile(
@@ -17,8 +18,7 @@ _PTX = re.compile(
     r"\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?",
     re.MULTILINE,
 )
-_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
-_ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\([^()]*\)")
+_VARIABLE = re.compile(r"\b__(?:device|constant|managed)__\b")
 _QUALIFIERS = re.compile(r"\b(?:__\w+__|static|extern|inline|volatile|const|constexpr)\b")
 
 
@@ -45,12 +45,14 @@ class Symbol:
 
 def symbols(ptx: str, text: Source) -> dict[str, Symbol]:
     """The variables in the PTX that the text speaks of, by name; two of one name each by its symbol."""
-    pieces = (_DIRECTIVE.sub("", strip_comments(piece)) for piece in (text.text, *text.includes.values()))
-    code = [_ALIGNMENT.sub(" ", piece) for piece in pieces]
+    declared: dict[str, tuple[str, str, bool] | None] = {}
     found = []
     for kind, symbol, count in _PTX.findall(ptx):
         name = _plain(symbol)
-        declaration = _declaration(code, name.rpartition("::")[2])
+        last = name.rpartition("::")[2]
+        if last not in declared:
+            declared[last] = _declaration(text.code, last)
+        declaration = declared[last]
         if declaration is not None:
             size = int(re.sub(r"\D", "", kind)) // 8 * int(count or 1)
             found.append(_symbol(name, symbol, size, *declaration))
@@ -70,24 +72,37 @@ def _plain(symbol: str) -> str:
     return "::".join(part for part in parts if not re.match(r"_INTERNAL_|\d*_GLOBAL__N_", part))
 
 
-def _declaration(code: list[str], name: str) -> tuple[str, str, bool] | None:
+def _declaration(code: Sequence[str], name: str) -> tuple[str, str, bool] | None:
     """(C type, brackets, whether it is const) of a variable: no type where it stands after another's value, or in a macro.
 
     None where no text has the name: a string or a table that the compiler has made.
     """
-    pattern = re.compile(
-        rf"(?P<head>(?:^|[;{{}}>)])[^;{{}}()=]*?\b__(?:device|constant|managed)__\b[^;{{}}()=]*?)\b{re.escape(name)}\b"
-        r"\s*(?P<brackets>(?:\[[^\]]*\]\s*)*)(?=[=;{,])"
-    )
+    is_there = False
+    # it begins with the name, and not with \b, for which each place of a text would be tried
+    pattern = re.compile(rf"{re.escape(name)}(?!\w)(?P<declared>\s*(?P<brackets>(?:\[[^\]]*\]\s*)*)(?=[=;{{,]))?")
     for piece in code:
-        if (match := pattern.search(piece)) is not None:
-            head = match["head"].lstrip(";{}>)")
-            first = head.partition(",")[0] if "<" not in head else head  # of `float a[4], b`, what stands before a
-            if first != head:
-                first = re.sub(r"\w+\s*(?:\[[^\]]*\]\s*)*$", "", first.rstrip())
-            const = re.search(r"\bconst(expr)?\b", first) is not None and "*" not in first
-            return " ".join(_QUALIFIERS.sub(" ", first).split()), match["brackets"], const
-    return ("", "", False) if any(re.search(rf"\b{re.escape(name)}\b", piece) for piece in code) else None
+        for match in pattern.finditer(piece):
+            if re.match(r"\w", piece[match.start() - 1 : match.start()]):
+                continue
+            is_there = True
+            head = None if match["declared"] is None else _head(piece, match.start())
+            if head is not None:
+                first = head.partition(",")[0] if "<" not in head else head  # of `float a[4], b`, what stands before a
+                if first != head:
+                    first = re.sub(r"\w+\s*(?:\[[^\]]*\]\s*)*$", "", first.rstrip())
+                const = re.search(r"\bconst(expr)?\b", first) is not None and "*" not in first
+                return " ".join(_QUALIFIERS.sub(" ", first).split()), match["brackets"], const
+    return ("", "", False) if is_there else None
+
+
+def _head(piece: str, end: int) -> str | None:
+    """What stands before the name of a variable that is declared there; None where none is."""
+    start = max(piece.rfind(stop, 0, end) for stop in ";{}()=")
+    head = piece[start + 1 : end]
+    if start >= 0 and piece[start] in "(=":  # as of a default of a template's parameter
+        head = head.partition(">")[2]
+    head = head.lstrip(";{}>)")
+    return head if _VARIABLE.search(head) else None
 
 
 def _symbol(name: str, symbol: str, size: int, ctype: str, brackets: str, constant: bool) -> Symbol:

@@ -21,6 +21,8 @@ from .constants import MISS
 from .definition import Definition, like_outputs
 from .kept import Kept, Pooled
 
+_LARGE = 2**22  # elements of all tensors together, for which kernels take ten microseconds or more
+
 
 class ForwardCall:
     """What a backward has to know of its forward, besides the tensors kept."""
@@ -30,17 +32,29 @@ class ForwardCall:
     ) -> None:
         self.of, self.kept, self.values, self.strides = of, kept, values, strides
         self.given = [index for index in of.tensors if args[index] is not None]
+        large = sum(args[index].numel() for index in self.given) >= _LARGE
+        self.chooses = of.backward_chooses and len(self.given) > 1 and large
         self.saved: Sequence[int | Pooled] | None = None  # where each saved tensor is; None: each by itself, in order
         self.backwards: tuple[Callable[..., Any], ...] = ()  # the code of recorded backwards
 
     def backward(self, ctx: Any, tensors: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         """The gradients by the roles, for each tensor of the operator; before them None, for what forward ran."""
         last = self.of.backward_asks and not torch_private.keeps_graph()
-        return (None, *self.checked(ctx, grads, self.gradients(tensors, grads, self.needs(ctx), last)))
+        return (None, *self.checked(ctx, grads, self.gradients(tensors, grads, self.needs(self.asked(ctx)), last)))
 
-    def needs(self, ctx: Any) -> list[bool]:
+    def needs(self, asked: Sequence[bool]) -> list[bool]:
         """Of each parameter, whether its gradient is wanted."""
-        return _needs(self.of, ctx)
+        return _needs(self.of, asked)
+
+    def asked(self, ctx: Any) -> tuple[bool, ...]:
+        """Of what the autograd.Function was given, the gradients that are wanted.
+
+        Those are all that forward knew of. Of large tensors those that the backward under way will use, since
+        `torch.autograd.grad` may ask for one alone: autograd is asked for each, which small calls would notice.
+        """
+        if not self.chooses:
+            return ctx.needs_input_grad  # type: ignore[no-any-return]
+        return will_be_used(ctx, tuple(index in self.given for index in self.of.tensors))
 
     def gradients(
         self, tensors: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool], last: bool
@@ -124,7 +138,7 @@ def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
     _, op, args = run
     if op.mutated:
         ctx.mark_dirty(*op.changed(args))
-    needs = _needs(op, ctx) if op.forward_asks or op.kept_by_gradient else ()
+    needs = _needs(op, ctx.needs_input_grad) if op.forward_asks or op.kept_by_gradient else ()
     kept = op.kept(needs)
     if (recorder := observed.recorder()) is None:
         outputs, saved = op.run_forward(args, needs)
@@ -140,9 +154,17 @@ def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
     return outputs[0]
 
 
-def _needs(op: Definition, ctx: Any) -> list[bool]:
+def will_be_used(ctx: Any, given: tuple[bool, ...]) -> tuple[bool, ...]:
+    """`ctx.needs_input_grad`, of which the backward under way will use these; `given`: which of the tensors there are."""
+    edges = iter(ctx.next_functions)  # of these alone
+    first, *needs = ctx.needs_input_grad
+    nodes = [next(edges)[0] if there else None for there in given]
+    return (first, *(need and torch_private.will_use_gradient(node) for need, node in zip(needs, nodes)))
+
+
+def _needs(op: Definition, asked: Sequence[bool]) -> list[bool]:
     needs = [False] * op.arity
-    for index, need in zip(op.tensors, ctx.needs_input_grad[1:]):
+    for index, need in zip(op.tensors, asked[1:]):
         needs[index] = need
     return needs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._util import torch_private
 from . import interpreter
-from .autograd import ForwardCall
+from .autograd import ForwardCall, will_be_used
 from .codegen import Writer
 from .constants import MISS, Ref
 from .guard import executor, globals_of, miss_if, surroundings, tensors, values
@@ -84,7 +84,11 @@ def backward(
     if kept:
         code.writer.line("".join(f"{name}, " for name in names[1]) + "= _tensors")
     if len(of.tensors) > 1:
-        miss_if(code.writer, f"_ctx.needs_input_grad != {code.writer.name(needs)}")
+        asked = "_ctx.needs_input_grad"
+        if call.chooses:
+            given = tuple(index in call.given for index in of.tensors)
+            asked = f"{code.writer.name(will_be_used)}(_ctx, {code.writer.name(given)})"
+        miss_if(code.writer, f"{asked} != {code.writer.name(needs)}")
     if of.backward_asks:
         miss_if(code.writer, f"{code.writer.name(torch_private.keeps_graph)}() is {last}")
     assert of.launch_backward is not None

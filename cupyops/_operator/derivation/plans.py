@@ -292,7 +292,8 @@ class PlannedCall(ForwardCall):
         """The gradients by the roles, recorded where that is its turn."""
         if not self._is_ordinary(tensors, grads):
             return super().backward(ctx, tensors, grads)
-        needs, last = self.needs(ctx), self.of.backward_asks and not torch_private.keeps_graph()
+        asked = self.asked(ctx)
+        needs, last = self.needs(asked), self.of.backward_asks and not torch_private.keeps_graph()
         values = (*grads, *tensors)
         seen = self.history.of((signature(values), tuple(needs), last))
         if seen.reason:
@@ -300,7 +301,7 @@ class PlannedCall(ForwardCall):
 
         def add(recording: Recording) -> None:
 
-            replay = build.backward(self, tensors, grads, tuple(ctx.needs_input_grad), last, recording)
+            replay = build.backward(self, tensors, grads, tuple(asked), last, recording)
             if len(self.backwards) < MOST_NUMBERS:
                 self.backwards = (replay, *self.backwards)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
+from ..halves import Copies
 from . import activations, batch_norms, calls, classes, norms, rotary, sums
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
@@ -118,7 +120,7 @@ def swap(
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
         ours, what = _successor(module, called[0], rotates, exact, known)
-        if lowerable and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
+        if not exact and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
             ours, what = (ours, what) if _refusal(module, found[0]) else found
         if isinstance(ours, str):
             reason = ours
@@ -137,7 +139,30 @@ def swap(
     for block, norm in sums.link(names):
         vars(block)[sums.NEXT] = (norm,)
         resets.append(functools.partial(vars(block).pop, sums.NEXT, None))
+    if copies := _copied(model, names):
+        resets.append(copies)
     return Swap(replaced, kept, changed, said, resets)
+
+
+def _copied(model: Module, names: Iterable[Module]) -> Callable[[], None] | None:
+    """Have a model's forward copy its layers' parameters to a half type at once; what takes that back.
+
+    Not where a forward names `data`, by which parameters change unseen.
+    """
+    if sum(type(module) is nn.Linear for module in names) < 2 or model._forward_pre_hooks:
+        return None
+    forwards = {inspect.unwrap(type(module).forward) for module in names}
+    if any("data" in code.co_names for forward in forwards for code in calls.codes(forward)):
+        return None
+    copies = Copies()
+    before = model.register_forward_pre_hook(copies.before)
+    after = model.register_forward_hook(copies.after, always_call=True)
+
+    def reset() -> None:
+        before.remove()
+        after.remove()
+
+    return reset
 
 
 def _successor(

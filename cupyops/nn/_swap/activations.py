@@ -74,7 +74,7 @@ def activation(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], d
 
 def name_of_activation(module: Any) -> str | None:
     """Which of `ACTIVATIONS` a module computes; None where it is none, or has hooks that want to see it."""
-    if not isinstance(module, Module) or _is_listened_to(module):
+    if not isinstance(module, Module) or is_listened_to(module):
         return None
     cls = type(module)
     if (recipe := recipe_of(cls)) is not None and recipe.kind == "activation":
@@ -86,7 +86,7 @@ def name_of_activation(module: Any) -> str | None:
     return None
 
 
-def _is_listened_to(module: Module) -> bool:
+def is_listened_to(module: Module) -> bool:
     """Whether somebody wants a module's forward to be called."""
     of = vars(module)
     return (
@@ -116,7 +116,7 @@ def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x
     if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
         return None
     biases: tuple[Tensor | None, ...] = gate.bias, up.bias
-    if biases != (None, None) or _is_listened_to(gate) or _is_listened_to(up):
+    if biases != (None, None) or is_listened_to(gate) or is_listened_to(up):
         return None
     features, inputs = weight.shape
     if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:

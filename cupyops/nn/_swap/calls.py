@@ -118,7 +118,7 @@ def _methods(cls: Class, rotates: bool, found: list[str]) -> dict[str, Any]:
 
 def _called(cls: Class) -> set[str]:
     """The names that a class's forward names: its methods among them."""
-    return {name for code in _codes(inspect.unwrap(cls.forward)) for name in code.co_names}
+    return {name for code in codes(inspect.unwrap(cls.forward)) for name in code.co_names}
 
 
 def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) -> Any:
@@ -186,7 +186,8 @@ def _renamed(function: types.FunctionType, rotates: bool, found: list[str], dept
     return names
 
 
-def _codes(function: Any) -> Iterator[types.CodeType]:
+def codes(function: Any) -> Iterator[types.CodeType]:
+    """The code of a function, and of those that are written inside it."""
     pending = [function.__code__] if isinstance(function, types.FunctionType) else []
     while pending:
         code = pending.pop()
@@ -197,7 +198,7 @@ def _codes(function: Any) -> Iterator[types.CodeType]:
 def _globals(function: types.FunctionType) -> list[str]:
     """The names that a function reads as globals and does nothing else with."""
     read: dict[str, bool] = {}
-    for code in _codes(function):
+    for code in codes(function):
         for step in dis.get_instructions(code):
             if isinstance(step.argval, str) and step.argval in code.co_names:
                 read[step.argval] = read.get(step.argval, True) and step.opname == "LOAD_GLOBAL"
@@ -208,7 +209,7 @@ def _attributes(function: types.FunctionType, name: str, functional: bool) -> se
     """What of ours a function takes of a module: `softmax` of `F.softmax`; where `functional`, of `nn.functional.softmax`,
     and `CrossEntropyLoss` of `nn.CrossEntropyLoss`."""
     taken: set[str] = set()
-    for code in _codes(function):
+    for code in codes(function):
         steps = [s for s in dis.get_instructions(code) if s.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
         for at, step in enumerate(steps):
             if step.opname == "LOAD_GLOBAL" and step.argval == name:

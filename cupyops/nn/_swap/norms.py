@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from ... import nn
 from ..._dispatch.norm_lowered import of_autocast
+from ..._util import torch_private
 from ...ops._layer_norm import layer_norm, layer_norm_lowered
 from ...ops._rms_norm import rms_norm, rms_norm_lowered
 from . import calls, proof, readers, sums
@@ -268,7 +269,7 @@ def _lowered(module: Module, x: Any, *parameters: Tensor | None) -> torch.dtype 
     """The half type in which a norm is to give its result now; None where it is to give that of its input."""
     if not isinstance(x, Tensor) or (half := of_autocast(x)) is None:
         return None
-    if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks or torch_private.module_hooks():
         return None  # somebody else reads it
     # on a GPU autocast has a half type normalised in float32, on a CPU as it is
     wide = x.dtype is torch.float32 or (x.is_cuda and x.dtype in (torch.float16, torch.bfloat16))

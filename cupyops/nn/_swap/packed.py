@@ -1,7 +1,8 @@
 """Attention of queries, keys and values that are parts of one tensor, as a layer for all three gives them.
 
 Of `q, k, v = self.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)` PyTorch puts the three gradients into one
-tensor, and copies that to where the layer's result lies. Here each is written where it belongs, once.
+tensor, and copies that to where the layer's result lies. Here each is written where it belongs, once: the three are no part
+of the graph then, and nobody is told their gradients who asks after the call.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def _whole(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, li
     if not torch.is_grad_enabled() or torch_private.functorch_active() or torch_private.forward_mode():
         return nothing
     if whole.is_leaf or not (query.requires_grad and key.requires_grad and value.requires_grad):
+        return nothing
+    if any(torch_private.has_gradient_hooks(one) for one in (query, key, value)):
         return nothing
     if not _are_parts(whole, query, key, value) or not all(_is_view(one, whole) for one in (query, key, value)):
         return nothing

@@ -1,16 +1,19 @@
 """A residual sum and the norm that reads it, in one operator: `x = x + self.attention(...)`, and then `self.norm(x)`.
 
 The text of a block's forward says which norm reads a sum. In a copy of that forward the sum is a call of `added`, which
-computes the norm as well and leaves it with the sum; the norm takes it from there, if it gets that very tensor, as it was.
+computes the norm as well and leaves that for the norm, which takes it if it gets that very sum, as it was.
 So the text decides only where it is worth while: a sum is a sum whoever reads it, and a norm that is given something else
 normalises it. The last sum of a block is for the first norm of the next one in a list of blocks.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
+import weakref
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +24,7 @@ from ..._dispatch.norm_lowered import HALF, of_autocast
 from ..._util import torch_private
 from ...ops._add_norm_lowered import add_norm_lowered
 from ...ops._add_rms_norm import add_rms_norm
-from . import calls, sums_text
+from . import activated, calls, sums_text
 from .classes import MARK, Class, Recipe, derived, kind, recipe_of
 
 # On an H100 a step of GPT-2 takes 0.951 of what it takes without, of which 0.025 are across blocks; of ViT 0.943.
@@ -32,20 +35,40 @@ _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 # --- when it runs -----------------------------------------------------------------------------------------------------
 
 
-class _Normed:
-    """What a norm makes of a sum, which lies in the sum's `_cupyops_normed` until the norm is called."""
+class _Normed(NamedTuple):
+    """What a norm makes of a sum: it waits for the norm to be called, and goes when the sum goes.
 
-    __slots__ = ("norm", "of", "y")
+    Attributes:
+        sum: a reference to the sum, which is not held: what is saved for the gradient of `y` may hold it already.
+        of: what all was when it was computed: see `_state`.
+        y: the result.
+    """
 
-    def __init__(self, norm: Module, of: tuple[Any, ...], y: Tensor) -> None:
-        self.norm, self.of, self.y = norm, of, y
-
-    def __reduce__(self) -> Any:
-        return _nothing, ()  # a tensor is pickled and copied without it
+    sum: weakref.ref[Tensor]
+    of: tuple[Any, ...]
+    y: Tensor
 
 
-def _nothing() -> None:
-    return None
+class _Waiting(threading.local):
+    """Of a thread: what waits for each norm."""
+
+    def __init__(self) -> None:
+        self.of = weakref.WeakKeyDictionary[Module, _Normed]()
+
+
+_waiting = _Waiting()
+
+
+def _leave(norm: Module, summed: Tensor, y: Tensor) -> None:
+    waiting = _waiting.of
+    gone = functools.partial(_forget, waiting, weakref.ref(norm))
+    waiting[norm] = _Normed(weakref.ref(summed, gone), _state(norm, summed), y)
+
+
+def _forget(waiting: Any, norm: Any, summed: Any) -> None:
+    """A sum is gone, perhaps in another thread than that in which it was made."""
+    if (of := norm()) is not None and (left := waiting.get(of)) is not None and left.sum is summed:
+        waiting.pop(of, None)
 
 
 def added(norm: Any, a: Any, b: Any) -> Any:
@@ -60,7 +83,7 @@ def added(norm: Any, a: Any, b: Any) -> Any:
     if found is None:
         return a + b
     y, summed = found
-    summed._cupyops_normed = _Normed(norm, _state(norm, summed), y)  # type: ignore[attr-defined]
+    _leave(norm, summed, y)
     return summed
 
 
@@ -88,7 +111,12 @@ def _of_one_type(norm: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | Non
 
 
 def after(block: Module) -> Module | None:
-    """The norm that reads what a block returns, where one is known to."""
+    """The norm that reads what a block returns, where one is known to.
+
+    None while tensors that are saved go through hooks: by those checkpoints recompute a block without the one before it.
+    """
+    if is_dynamo_compiling() or torch_private.saved_tensors_hooks(True) is not None:
+        return None
     found: tuple[Module | None, ...] = vars(block).get(NEXT, (None,))
     return found[0]
 
@@ -106,24 +134,29 @@ def taken(norm: Module, x: Any) -> Tensor | None:
     """What `added` left for a norm with its argument; None where there is nothing, or where something has changed since."""
     if is_dynamo_compiling():
         return None
-    kept: _Normed | None = getattr(x, "_cupyops_normed", None)
-    if kept is None or kept.norm is not norm:
+    left = _waiting.of.get(norm)
+    if left is None or left.sum() is not x:
         return None
-    del x._cupyops_normed
-    return kept.y if kept.of == _state(norm, x) else None
+    _waiting.of.pop(norm, None)
+    return left.y if left.of == _state(norm, x) else None
 
 
 def _state(norm: Module, x: Tensor) -> tuple[Any, ...]:
+    """What has to be as it was: the sum, autocast, whether gradients are recorded and where what is saved for them goes, the
+    stream, on another of which the result would have to be waited for, and the norm's parameters."""
     parameters = [p for p in norm._parameters.values() if p is not None]
     versions = [(id(p), p._version) for p in parameters]
-    return x._version, of_autocast(x), torch.is_grad_enabled(), *versions
+    stream = torch_private.current_stream(x.device.index) if x.is_cuda else None
+    hooks = torch_private.saved_tensors_hooks(True)
+    return x._version, x.data_ptr(), of_autocast(x), torch.is_grad_enabled(), hooks, stream, *versions
 
 
 # --- which sums -------------------------------------------------------------------------------------------------------
 
 
 def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> tuple[Class, str] | None:
-    """The class of a module in whose forward a norm reads a sum, and what that is in words; None of any other.
+    """The class of a module in whose forward a norm reads a sum, or gelu a layer's results, and what that is in words; None
+    of any other.
 
     Args:
         module: of any class.
@@ -135,12 +168,21 @@ def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> 
     if isinstance(ours, str):
         return None
     recipe = None if ours is None else recipe_of(ours)
-    if not norms or (ours is not None and (recipe is None or recipe.kind != "calls")):
+    if ours is not None and (recipe is None or recipe.kind != "calls"):
         return None
-    if sums_text.with_sums(type(module).forward, norms) is None:
+    pair, forward, found = activated.names(module), type(module).forward, []
+    if norms and sums_text.with_sums(forward, norms) is not None:
+        found.append("residual sums with norms")
+    else:
+        norms = ()
+    if all(pair) and sums_text.with_sums(forward, (), *pair) is not None:
+        found.append("gelu of a layer")
+    else:
+        pair = ((), ())
+    if not found:
         return None
-    values = (None if recipe is None else recipe.values, norms)
-    what = "residual sums with norms in its forward"
+    values = (None if recipe is None else recipe.values, norms, *pair)
+    what = f"{', '.join(found)} in its forward"
     if recipe is not None:
         what = f"{recipe.what.removesuffix(' in its forward')}, {what}"
     return derived(type(module), Recipe("sums", values, what, exact=False)), what
@@ -148,10 +190,11 @@ def fused(module: Module, ours: Class | str | None, candidates: set[Module]) -> 
 
 @kind
 def sums(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A class whose forward has calls of `added` for sums; `values`: those of `calls`, or None, and the norms' names."""
-    of_calls, norms = values
+    """A class whose forward has calls of `added` for sums and of `activated` for gelu of layers; `values`: those of `calls`,
+    or None, and the names of norms, of activations and of layers."""
+    of_calls, *names = values
     bases, methods = ((cls,), {}) if of_calls is None else calls.calls(cls, of_calls)
-    forward = sums_text.with_sums(cls.forward, norms)
+    forward = sums_text.with_sums(cls.forward, *names)
     if forward is None:  # its text is not there, as where a module is unpickled
         return bases, methods
     if of_calls is not None:
@@ -175,4 +218,4 @@ def link(modules: Iterable[Module]) -> list[tuple[Module, Module]]:
     return found
 
 
-sums_text.CALLED.update(added=added, after=after)
+sums_text.CALLED.update(added=added, after=after, activated=activated.activated)

@@ -1,4 +1,4 @@
-"""The text of a forward, with calls in the place of residual sums that norms read."""
+"""The text of a forward, with calls in the place of residual sums that norms read, and of activations of layers."""
 
 from __future__ import annotations
 import __future__
@@ -6,13 +6,15 @@ import __future__
 import ast
 import functools
 import inspect
+import itertools
 import textwrap
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 CALLED: dict[str, Callable[..., Any]] = {}
-"""What a text calls: `added(norm, a, b)` for a + b, and `after(block)` for the norm that reads what a block returns."""
+"""What a text calls: `added(norm, a, b)` for a + b, `after(block)` for the norm that reads what a block returns, and
+`activated(act, layer, x)` for act(layer(x))."""
 _PREFIX = "_cupyops_"  # of these among a function's globals
 _DEPTH = 3  # of decorators
 
@@ -83,13 +85,16 @@ def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def with_sums(function: Any, norms: tuple[str, ...]) -> types.FunctionType | None:
-    """A copy of a forward that calls `added`; None where no norm reads a sum in it. Decorators are copied around it."""
+def with_sums(
+    function: Any, norms: tuple[str, ...], acts: tuple[str, ...] = (), layers: tuple[str, ...] = ()
+) -> types.FunctionType | None:
+    """A copy of a forward that calls `added` and `activated`; None where no norm reads a sum in it, and no activation is
+    one of a layer. Decorators are copied around it."""
     inner = inspect.unwrap(function)
     if not isinstance(inner, types.FunctionType) or not isinstance(function, types.FunctionType):
         return None
     tree = _parsed(inner)
-    if tree is None or not _rewrite(tree, norms):
+    if tree is None or not _join(tree, acts, layers) | _rewrite(tree, norms):
         return None
     code = _compiled(tree, inner)
     if code is None:
@@ -155,6 +160,38 @@ def _rewrite(tree: ast.FunctionDef, norms: tuple[str, ...]) -> bool:
             found |= norm is not None
     ast.fix_missing_locations(tree)
     return found
+
+
+def _join(tree: ast.FunctionDef, acts: tuple[str, ...], layers: tuple[str, ...]) -> bool:
+    """Put calls of `activated` into a text, for `self.act(self.layer(x))` in one statement or two; whether there are any."""
+    me, found = tree.args.args[0].arg, False
+    for body in _bodies(tree):
+        for at, (one, following) in enumerate(itertools.pairwise(body)):
+            name, act = _target(one), getattr(following, "value", None)
+            given = _given(act, me, acts)
+            if name is None or name != _target(following) or _given(getattr(one, "value", None), me, layers) is None:
+                continue
+            if isinstance(given, ast.Name) and given.id == name:
+                act.args[0] = one.value  # type: ignore[union-attr, attr-defined]
+                body[at] = ast.copy_location(ast.Pass(), one)
+    for node in ast.walk(tree):
+        layer: Any = _given(node, me, acts)
+        if (x := _given(layer, me, layers)) is not None:
+            node.args = [node.func, layer.func, x]  # type: ignore[attr-defined]
+            node.func = ast.copy_location(ast.Name(f"{_PREFIX}activated", ast.Load()), node)  # type: ignore[attr-defined]
+            found = True
+    ast.fix_missing_locations(tree)
+    return found
+
+
+def _given(node: Any, me: str, names: tuple[str, ...]) -> ast.expr | None:
+    """What one of these modules inside is called with, if an expression is that."""
+    if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
+        return None
+    of = node.func
+    if not isinstance(of, ast.Attribute) or of.attr not in names or not isinstance(of.value, ast.Name):
+        return None
+    return node.args[0] if of.value.id == me else None
 
 
 def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
