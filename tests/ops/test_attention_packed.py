@@ -137,7 +137,9 @@ def test_what_lies_alike():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("engine", [*in_full("mma", of="attention"), "wgmma"])
-@pytest.mark.parametrize("widths", [(192, 128), *in_full((192, 192), (128, 64), (40, 200), of="attention"), (40, 72)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(192, 128), *in_full((192, 192), (128, 64), (40, 200), of="attention"), (40, 72)], ids=str
+)
 def test_values_of_another_width(widths, engine, device):
     """Of rows that are narrower than a kernel's some panels are never copied: on a GPU nothing lies before these tensors."""
     if device == "cuda" and engine == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
