@@ -4,6 +4,7 @@ Importing it (and `torch.testing._internal` beneath it) freezes PyTorch's backen
 run beside no others. `--conformance=PATH` keeps what they count, for tools/conformance.py.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ torch.backends.cuda.matmul.allow_tf32 = False
 torch.set_num_threads(1)
 
 import kept  # noqa: E402
-from opdb.backends import BACKENDS  # noqa: E402
+from opdb.backends import BACKENDS, DTYPES  # noqa: E402
 from opdb.known import IN_FULL, named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
@@ -40,6 +41,7 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError("tests/opdb needs a process of its own: python -m pytest tests/opdb")
 
 
+OF_REFERENCES = 60  # samples of a kind and dtype, with --changed: of max_pool2d alone there are thousands
 MARKS = {"gpu": [pytest.mark.gpu], "simulator": [IN_FULL]}
 
 
@@ -48,6 +50,8 @@ def backend(request, monkeypatch):
     """Where the operators run; the simulator's kernels are compiled once for all tests."""
     if request.param.name == "simulator":
         kept.texts_alone(monkeypatch)
+    if request.param.name == "reference" and request.config.option.changed:
+        return replace(request.param, most=dict.fromkeys(DTYPES, OF_REFERENCES))
     return request.param
 
 

@@ -24,14 +24,16 @@ SEVEN = ("add", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2
 SHARED = ("began", "changed_operators", "draw", "operators")  # what all processes of a run agree on
 UNCHANGED = "ran in full on the same sources"
 NO_TIME = "no time is left for all that has changed"
-SLOW = (
+SLOW = (  # folders and files, some of whose tests take many seconds each; and one that forks, and so is before them
     "docs",
     "examples",
     "test_distributed.py",
+    "test_forms_ab.py",
     "test_new.py",
     "test_pictures.py",
+    "test_robustness.py",
     "test_wheel.py",
-)  # folders and files
+)
 FOLDERS = ("ops", "optim", "dispatch")  # whose tests may launch what has changed alone
 
 _bounded = pytest.StashKey[bool]()  # of an item: it runs only while there is time

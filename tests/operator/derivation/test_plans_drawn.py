@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import cupyops
 from cupyops._operator.derivation import plans
 
-CALLS = 160
+CALLS = 100
 
 
 class Draw:
