@@ -22,25 +22,20 @@
 // forward and 406 (262) backward, D = 64 450 (267) and 313 (242). A window of 1,024 keys of 4,096: D = 128 519 (233) and 395 (231).
 // Forward of 4,096 rows, full and causal, D = 256: 725 (cuDNN 733) and 634 (607), D = 96 559 (524) and 479 (434).
 //
-// How many times as fast as the faster of cuDNN and flash attention it is (of windows and packed sequences: as flash attention), in
-// the geometric mean of 512 to 16,384 rows, those of grouped heads and windows from 1,024 on: forward and backward.
+// How many times as fast as the faster of cuDNN and flash attention it is (of windows and packed sequences: as flash attention; at
+// 192 as a mask in memory, and as one sequence after the other), in the geometric mean of 512, 1,024, 4,096 and 16,384 rows, forward
+// and backward, where the faster one is taken (benchmarks/results/h100_attention_rows.csv):
 //
 //    D, of v    full          causal        4 heads share  window        packed
-//    64         1.05  1.19    1.08  1.19    1.12  1.28     3.04  1.63    2.04  1.32
-//    96         1.07  0.95    1.11  1.04    1.19  0.86     1.92  1.37    1.56  1.23
-//    128        1.00  1.00    1.03  0.97    1.09  0.93     2.26  1.65    1.98  1.40
-//    192, 128   1.05  0.69    1.04  0.45    1.07  0.44     -             -
-//    256        0.97  0.83    1.00  0.77    1.09  0.67     1.77  1.13    1.69  1.12
+//    64         1.06  1.18    1.08  1.22    1.09  1.25     2.59  1.58    2.02  1.25
+//    96         1.06  1.06    1.08  1.05    1.14  1.02     1.74  1.36    1.50  1.25
+//    128        1.00  1.00    1.05  1.04    1.09  1.06     2.12  1.52    1.94  1.47
+//    192, 128   1.12  1.61    1.08  1.15    1.11  1.17     5.47  7.03    1.85  4.16
+//    256        1.02  1.13    1.04  1.03    1.10  1.02     1.66  1.35    1.66  1.05
 //
-// Backward in one pass of rows of 96, of 192 with values of 128, and of 256 came after these figures; in the same units (in brackets
-// the faster of cuDNN and flash attention), of 1,024, 4,096 and 16,384 rows:
-//
-//    D, of v    full                        causal                                  4 heads share
-//    96         353 (333)  449 (416)        243 (235)  397 (359)  483 (426)         223 (218)
-//    192, 128   390 (240)  494 (269)        275 (245)  432 (397)  532 (475)         245 (234)  426 (388)  490 (478)
-//    256        325 (293)  403 (379)        246 (240)  374 (355)  428 (397)         224 (221)  361 (350)  420 (400)
-//
-// In two passes, with each row padded to 256, these had 0.40 to 0.86 of the faster one.
+// Slower than cuDNN are forward of D = 256 up to 1,024 rows, causal (0.86 and 0.92) or full (0.96 at 512), and by up to 4% that of
+// D = 128 where all keys are seen, and its backward. With results stored through shared memory, in the place of the queries, forward
+// of D = 256 and 1,024 rows had 0.88 causal and 0.97 full, and of 192 0.97 where it has 1.07.
 //
 // PyTorch's flash attention has 155 to 338 forward. Backward in two roles, whose seven products give the same bits every time, had
 // 0.75 to 0.91 of one pass in one run of an earlier form: 440 and 414 where one pass had 543 and 501 (4,096 rows, D = 128, full and
@@ -50,9 +45,9 @@
 #include "attention/once_wgmma.cuh"
 
 // Grid: as many blocks as run at one time, or one for each tile of 64 * CONSUMERS queries of each head, whichever are fewer.
-// Block: 128 * (CONSUMERS + 1). Shared memory: two tiles, or one where D > 128, STAGES panels of BN keys and of values, 2 KiB. A warpgroup owns 64
-// queries of a tile, and sums over the keys from the last to the first. counter: 0, from which blocks draw tiles; null where
-// each takes every gridDim.x-th.
+// Block: 128 * (CONSUMERS + 1). Shared memory: two tiles, or one where D > 128, STAGES panels of BN keys and of values, 2 KiB. A
+// warpgroup owns 64 queries of a tile, and sums over the keys from the last to the first. counter: 0, from which blocks draw
+// tiles; null where each takes every gridDim.x-th. Results go by `y` where D <= 128, else to y_rows.
 template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,

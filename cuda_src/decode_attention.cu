@@ -9,10 +9,18 @@
 // queries. What the splits have is added in their order by decode_attention_combine: no atomics, the same bits every time.
 // Bytes: k and v once; a split leaves (D + 1) * 4 bytes of each row, which is little where it has many keys.
 //
-// Reached on an H100, of the cache's bytes a second, bf16, D = 128, 32 heads that share 8: 2.48 TB/s for 16 sequences of 8,192 keys,
-// 2.75 for 64, 2.50 for one of 131,072, and 0.94 for one of 8,192; D = 256 2.36, fp32 2.34; a copy has 3.01. PyTorch's attention of
-// whole caches and one query, where it has one, reads 1.05 to 1.4 times as fast (1.28 TB/s for one sequence of 8,192); of four
-// queries, and in fp32, this is 3.0 and 13 times as fast.
+// Reached on an H100, of the cache's bytes a second, bf16, calls of a CUDA graph (in brackets PyTorch's attention of whole caches
+// and one query), where a read alone has 2.97 TB/s from the host and 3.2 so:
+//
+//   sequences, keys of each     D = 64         D = 128        D = 256
+//    1     8,192               1.21 (1.38)    1.48 (1.63)    1.34 (1.30)      heads in groups of 4
+//    4    32,768               2.73 (2.94)    2.72 (3.06)    2.66 (2.75)
+//   16    32,768               3.04 (3.13)    3.12 (3.21)    3.15 (2.91)
+//    1   131,072               2.89 (2.93)    2.94 (3.07)    2.97 (2.72)      each head alone
+//    4    32,768               2.90 (2.97)    3.05 (3.08)    3.02 (2.77)
+//
+// One block that adds up what all splits of its rows have, as the last of them, took 6 us longer than a second launch that begins
+// early. Of four queries, and in fp32, this is 3.0 and 13 times as fast as PyTorch's.
 #include "decode_attention/combine.cuh"
 #include "decode_attention/fma.cuh"
 #include "decode_attention/mma.cuh"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import attention_rows
 import pictures
 import typer
 
@@ -141,6 +142,19 @@ def attention() -> list[str]:
     return [str(len(plain)), *(f"{x:.2f}" for x in means)]
 
 
+def widths() -> list[str]:
+    """Of attention by width and kind, forward and backward: the means beside PyTorch's; then of those that cuDNN or flash
+    attention serve, and the least from 1,024 rows on."""
+    lines = attention_rows.read()
+    kinds = ("full", "causal", "gqa", "window", "packed")
+    each = itertools.product((64, 96, 128, 192, 256), kinds, attention_rows.WAYS)
+    found = [attention_rows.mean(lines, width=width, kind=kind, way=way) for width, kind, way in each]
+    long = [float(one["ratio"]) for one in lines if one["ratio"] and int(one["rows"]) >= 1024]
+    served = [one for one in lines if one["cuDNN"] or one["flash"]]
+    found += [attention_rows.mean(served, way=way) for way in attention_rows.WAYS]
+    return [*(f"{x:.2f}" for x in found[:50]), str(len(served) // 2), *(f"{x:.2f}" for x in (*found[50:], min(long)))]
+
+
 def scores() -> list[str]:
     """Of scores and masks of one's own, beside FlexAttention."""
     rows = [next(row for row in _attention() if name in row.name) for name in ("alibi", "documents")]
@@ -201,6 +215,14 @@ CLAIMS = (
         "docs/attention.md",
         rf"over {N} sizes of .*? forward takes {N} times .*? and backward {N}; beside .*? have {N} and {N}\.",
         attention,
+    ),
+    Claim(
+        "docs/attention.md",
+        "".join(
+            rf"\| {name} " + rf"\| {N}, {N} " * 5 + r"\| " for name in ("64", "96", "128", "192, of values 128", "256")
+        )
+        + rf".*? Over the {N} that cuDNN or flash attention serve, forward .*? {N} times .*? {N} times; .*? under {N}\.",
+        widths,
     ),
     Claim(
         "docs/attention.md",

@@ -188,7 +188,7 @@ HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": 
     "shape, kv_heads, value_width, causal, taken, taken_with_gradients, taken_in_order",
     [
         ((4, 16, 4096, 128), 16, 128, True, True, True, True),
-        ((4, 16, 4096, 128), 16, 128, False, False, True, True),
+        ((4, 16, 4096, 128), 16, 128, False, False, False, True),
         ((4, 32, 4096, 64), 32, 64, False, True, True, True),
         ((16, 16, 1024, 128), 16, 128, True, True, True, True),
         ((16, 16, 1024, 128), 4, 128, True, True, True, False),
@@ -196,7 +196,7 @@ HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": 
         ((16, 8, 1024, 256), 2, 256, True, True, True, False),
         ((32, 8, 512, 256), 8, 256, True, False, False, False),
         ((16, 16, 1024, 128), 4, 128, False, False, False, False),
-        ((32, 16, 512, 128), 16, 128, False, False, True, True),
+        ((32, 16, 512, 128), 16, 128, False, False, False, True),
         ((16, 32, 1024, 64), 32, 64, False, False, True, True),
         ((4, 16, 4096, 192), 16, 128, True, True, True, False),
         ((16, 16, 1024, 192), 16, 128, True, True, True, False),
