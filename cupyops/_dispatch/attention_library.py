@@ -24,16 +24,19 @@ ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
     (256, 256): (1024, 4096, 512),
 }
 WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
-    (64, 64): (512, 512, 1024),
-    (96, 96): (512, 1024, 1024),
-    (128, 128): (512, 1024, 1024),
+    (64, 64): (512, 512, 512),
+    (96, 96): (512, 1024, 512),
+    (128, 128): (512, 512, 512),
     (192, 128): (512, 512, 512),
     (256, 256): (512, 1024, 1024),
 }
 # Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none.
 IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {
-    (64, 64): (1024, 1024, NEVER),
-    (128, 128): (512, 512, NEVER),
+    (64, 64): (1024, 1024, 1024),
+    (96, 96): (NEVER, 512, 1024),
+    (128, 128): (512, 512, 1024),
+    (192, 128): (512, 512, 512),
+    (256, 256): (512, 512, 1024),
 }
 
 
