@@ -43,6 +43,7 @@
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
 #include "attention/once_wgmma.cuh"
+#include "attention/one_result_wgmma.cuh"
 
 // Grid: as many blocks as run at one time, or one for each tile of 64 * CONSUMERS queries of each head, whichever are fewer.
 // Block: 128 * (CONSUMERS + 1). Shared memory: two tiles, or one where D > 128, STAGES panels of BN keys and of values, 2 KiB. A

@@ -375,6 +375,15 @@ struct Gradient {
     }
   }
 
+  // Keys that there are none of have a score of 0, and an lse of less than -128 would make their weights inf.
+  __device__ __forceinline__ void outside() {
+    if (group_row + 64 <= sizes.keys) return;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      if (row + e / 2 % 2 * 8 >= sizes.keys) s[e] = -infinity<float>();
+    }
+  }
+
   // dp of weights that were dropped is 0, and of the others as much larger as they are.
   __device__ __forceinline__ void drop() {
     if constexpr (FIRST_OUT && Variant::kDrops) {

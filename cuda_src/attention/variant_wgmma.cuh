@@ -3,6 +3,7 @@
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
 #include "attention/once_wgmma.cuh"
+#include "attention/one_result_wgmma.cuh"
 
 template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)

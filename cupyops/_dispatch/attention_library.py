@@ -32,8 +32,11 @@ WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
 }
 # Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none.
 IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {
-    (64, 64): (1024, 1024, NEVER),
-    (128, 128): (512, 512, NEVER),
+    (64, 64): (1024, 1024, 1024),
+    (96, 96): (NEVER, 512, 1024),
+    (128, 128): (512, 512, 1024),
+    (192, 128): (512, 512, 512),
+    (256, 256): (512, 512, 1024),
 }
 
 

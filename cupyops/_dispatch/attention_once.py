@@ -61,7 +61,7 @@ FASTER = {
     64: (512, 512, 1024),
     96: (512, 1024, 2048),
     128: (1024, 1024, 4096),
-    192: (math.inf, 16384, math.inf),
+    192: (16384, 4096, math.inf),
     256: (512, 1024, 2048),
 }
 VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D

@@ -98,6 +98,32 @@ def test_where_it_is_taken(monkeypatch):
         assert form.why_slower(kernels.problem(q, q, q, q, None, 0)._replace(in_order="why"), card) == "why"
 
 
+@pytest.mark.parametrize(
+    ("widths", "rows", "bounds", "expected"),
+    [
+        ((192, 128), 2048, (None, 0), False),  # two passes are as fast, and have an order
+        ((192, 128), 4096, (None, 0), True),
+        ((192, 128), 4096, (-1000, 0), False),
+        ((256, 256), 512, (None, None), True),
+        ((256, 256), 512, (None, 0), False),
+        ((96, 96), 2048, (-1000, 0), True),
+    ],
+    ids=str,
+)
+def test_where_wide_rows_take_it(widths, rows, bounds, expected):
+    """By bounds, though kernels of wide rows have one form of them; blocks share a group where rows are wide."""
+    q, v = (torch.empty(1, 4, rows, width, dtype=torch.float16, device="meta") for width in widths)
+    form = BACKWARD.list[0]
+    with assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
+        card = gpu(torch.device("cpu"))
+        problem = kernels.with_gradients(kernels.problem(q, q[:, :1], v[:, :1], v, *bounds), q, q[:, :1], v[:, :1])
+        assert form.why_not(problem, card) is None and (form.why_slower(problem, card) is None) is expected
+        launch = form.launch(problem, card)
+    share = 4 if widths == (96, 96) else 2
+    assert launch.extra["share"] == share and launch.template["BOUNDS"] == 2
+    assert launch.grid == -(-rows // launch.template["TILE"]) * 4 // share
+
+
 @pytest.mark.parametrize("width", [*in_full(64, of="attention"), 128])
 @pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"softcap": 20.0}], ids=str)
 def test_variants(always, monkeypatch, width, options):
@@ -142,7 +168,7 @@ def test_as_exact_as_two_passes(always, width, dtype):
     assert all(once <= 1.02 * two for once, two in zip(*errors, strict=True)), errors
 
 
-@pytest.mark.parametrize("width", [64, 128, 192, 256])
+@pytest.mark.parametrize("width", [64, *in_full(128, 192, of="attention"), 256])
 def test_keys_that_there_are_none_of(width):
     """A tile of keys whose rest has a score of 0, far above the log-sum-exp of each row: weights would be infinite."""
     values = 128 if width == 192 else width
