@@ -109,7 +109,7 @@ def _check(input: Tensor, other: Tensor) -> None:
         raise InputError(f"{found}, expected {wanted} to fit input of shape {tuple(input.shape)}")
 
 
-def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
+def _broadcast(input: Tensor, other: Tensor) -> tuple[int, ...]:
     try:
         return broadcast_shapes(input.shape[:-2], other.shape[:-2])
     except (RuntimeError, ValueError):
