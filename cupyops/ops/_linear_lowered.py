@@ -29,7 +29,7 @@ def forward(x, weight, bias):
     return y, (half,)
 
 
-@_linear_lowered.backward(reads={"x": ("weight",), "weight": (), "bias": ()})
+@_linear_lowered.backward(reads={"x": ("weight",), "weight": (), "bias": ()}, apart=True)
 def backward(saved, grad_y, x, weight, bias, needs_grad):
     rows, grad_rows, dense = rows_of(x), rows_of(grad_y), torch.contiguous_format
     grad_x = torch.empty_like(x, memory_format=dense) if needs_grad.x else None
