@@ -107,7 +107,7 @@ def linear_epilogue(
     op.forward(layer.forward)
     op.unsupported(layer.unsupported)
     if gradient is not None:
-        op.backward(layer.role())
+        op.backward(layer.role(), apart=True)
     return _public(op, layer, meaning, module, f"{signature.strip()}: {epilogue.strip()}")
 
 

@@ -129,7 +129,11 @@ class Operator(ByName):
         return launch
 
     def backward(
-        self, launch: Callable[..., Any] | None = None, *, reads: Mapping[str, Sequence[str]] = _ALL
+        self,
+        launch: Callable[..., Any] | None = None,
+        *,
+        reads: Mapping[str, Sequence[str]] = _ALL,
+        apart: bool = False,
     ) -> Callable[..., Any]:
         """The launch of the backward kernel: takes `saved`, a `grad_*` per output, and by name what else it needs.
 
@@ -146,6 +150,9 @@ class Operator(ByName):
                 its place has its shape, dtype and device, and no values. `()`: none depends on it, as of a bias that is
                 added at the end. That is of the gradient itself, and not of how backward finds it: where the reference is
                 differentiated, zeros take its place. A tensor that is not named here is kept for every backward.
+            apart: each gradient costs much by itself, as a product does: of large tensors `needs_grad` then has those alone
+                that the backward under way will use. `torch.autograd.grad` for one of several makes it fewer than forward
+                was told of; to ask takes some microseconds.
 
         Example:
             >>> @cupyops.operator("mylib::scaled")
@@ -156,8 +163,8 @@ class Operator(ByName):
             ...     return grad_y * weight if needs_grad.x else None, grad_y * x if needs_grad.weight else None
         """
         if launch is None:
-            return functools.partial(self.backward, reads=reads)
-        self.definition.set_backward(launch, reads)
+            return functools.partial(self.backward, reads=reads, apart=apart)
+        self.definition.set_backward(launch, reads, apart)
         self._has_another_role()
         return launch
 

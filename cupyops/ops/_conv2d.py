@@ -69,7 +69,7 @@ def forward(x, weight, bias, stride, padding, dilation, groups):
     return y, ()
 
 
-@_conv2d.backward(reads={"bias": ()})
+@_conv2d.backward(reads={"bias": ()}, apart=True)
 def backward(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_grad):
     memory = convolution.memory_format(x, weight)
     x, weight = x.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)

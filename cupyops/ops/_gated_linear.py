@@ -47,7 +47,7 @@ def forward(x, weight, weight_up, activation, keep):
     return y.view(*x.shape[:-1], n), (z,) if keep else ()
 
 
-@_gated_linear.backward
+@_gated_linear.backward(apart=True)
 def backward(saved, grad_y, x, weight, weight_up, activation, needs_grad):
     rows, weights = rows_of(x), [weight] if weight_up is None else [weight, weight_up]
     z = _products(*saved)

@@ -39,7 +39,7 @@ def forward(input, mat2, offs, turned):
     return input.new_empty((*groups, input.shape[-2], mat2.shape[-1])), ()
 
 
-@_grouped_mm.backward(reads={"input": ("mat2",), "mat2": ("input",)})
+@_grouped_mm.backward(reads={"input": ("mat2",), "mat2": ("input",)}, apart=True)
 def backward(saved, grad_y, input, mat2, offs, turned, needs_grad):
     grad_input = grad_mat2 = None
     if input.dim() == 3 or mat2.dim() == 2:  # as above

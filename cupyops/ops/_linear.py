@@ -26,7 +26,7 @@ def forward(x, weight, bias):
     return y, ()
 
 
-@_linear.backward(reads={"x": ("weight",), "weight": ("x",), "bias": ()})
+@_linear.backward(reads={"x": ("weight",), "weight": ("x",), "bias": ()}, apart=True)
 def backward(saved, grad_y, x, weight, bias, needs_grad):
     return gradients(grad_y, x, weight, bias, needs_grad)
 

@@ -46,7 +46,9 @@ def forward(x, weight, bias, residual, activation, keep):
     return y, () if kept is None else (kept,)
 
 
-@_linear_act.backward(reads={**dict.fromkeys(("x", "weight", "bias"), ("x", "weight", "bias")), "residual": ()})
+@_linear_act.backward(
+    reads={**dict.fromkeys(("x", "weight", "bias"), ("x", "weight", "bias")), "residual": ()}, apart=True
+)
 def backward(saved, grad_y, x, weight, bias, activation, needs_grad):
     grad_residual = grad_y if needs_grad.residual else None
     if not (needs_grad.x or needs_grad.weight or needs_grad.bias):

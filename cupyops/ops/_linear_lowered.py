@@ -34,7 +34,7 @@ def forward(x, weight, bias, half, half_bias):
     return y, (half,)
 
 
-@_linear_lowered.backward(reads={"x": ("weight",)})
+@_linear_lowered.backward(reads={"x": ("weight",)}, apart=True)
 def backward(saved, grad_y, x, needs_grad):
     rows, grad_rows, (half,) = rows_of(x), rows_of(grad_y), saved  # whose shape is that of weight
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_grad.x else None

@@ -36,7 +36,7 @@ def forward(a, b):
     return y, ()
 
 
-@_matmul.backward(reads={"a": ("b",), "b": ("a",)})
+@_matmul.backward(reads={"a": ("b",), "b": ("a",)}, apart=True)
 def backward(saved, grad_y, a, b, needs_grad):
     grad_a = grad_b = None
     if needs_grad.a:
@@ -109,7 +109,7 @@ def _check(input: Tensor, other: Tensor) -> None:
         raise InputError(f"{found}, expected {wanted} to fit input of shape {tuple(input.shape)}")
 
 
-def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
+def _broadcast(input: Tensor, other: Tensor) -> tuple[int, ...]:
     try:
         return broadcast_shapes(input.shape[:-2], other.shape[:-2])
     except (RuntimeError, ValueError):

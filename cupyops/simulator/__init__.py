@@ -4,6 +4,10 @@ PTX text, NumPy buffers and a launch go in; the buffers as the kernel left them,
 Nothing here knows of PyTorch, CuPy or the rest of the package.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     BarrierFault,
     Deadlock,
@@ -21,8 +25,10 @@ from .errors import (
     WarpFault,
 )
 from .memory import Allocation, Memory
-from .program import MAX_STEPS, Pointer, Program, Report
 from .tensormap import TensorMap
+
+if TYPE_CHECKING:
+    from .program import MAX_STEPS, Pointer, Program, Report
 
 __all__ = [
     "MAX_STEPS",
@@ -47,3 +53,12 @@ __all__ = [
     "UnsupportedInstruction",
     "WarpFault",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What runs kernels is imported at first use: on a GPU the limits of tensor maps are all that is asked of here."""
+    if name in ("MAX_STEPS", "Pointer", "Program", "Report"):
+        from . import program
+
+        return getattr(program, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

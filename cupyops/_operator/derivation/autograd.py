@@ -21,7 +21,7 @@ from .constants import MISS
 from .definition import Definition, like_outputs
 from .kept import Kept, Pooled
 
-_LARGE = 2**22  # elements of all tensors together, for which kernels take ten microseconds or more
+_LARGE = 2**24  # elements of all tensors together, from which on a product takes fifty microseconds or more
 
 
 class ForwardCall:

@@ -79,7 +79,7 @@ class Definition:
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last
-        self.backward_chooses = False  # by what gradients are wanted
+        self.backward_chooses = False  # the gradients that will be used
         self.named: Callable[..., Any] = lambda needs: None  # NeedsGrad of a tuple, where there is a backward
         self.dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # plans, to be forgotten where a role changes
         self.unpooled: frozenset[int] = frozenset()  # places of saved tensors that backward has returned
@@ -397,12 +397,12 @@ class Definition:
 
         return in_place
 
-    def set_backward(self, launch: Callable[..., Any], reads: Mapping[str, Sequence[str]]) -> None:
+    def set_backward(self, launch: Callable[..., Any], reads: Mapping[str, Sequence[str]], apart: bool = False) -> None:
         """Take the backward role."""
         self.launch_backward = role = Backward(self, launch, "backward", reads)
         self.gives_gradients = False
         self.named, self.backward_asks = role.named, ("last", 0) in role.wants
-        self.backward_chooses = ("needs", 0) in role.wants
+        self.backward_chooses = apart
         self._choose_kept()
 
     def set_gradient(self, gradient: Callable[..., Any]) -> None:
