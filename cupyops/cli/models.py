@@ -106,27 +106,36 @@ def table(figures: Sequence[Figures]) -> Table:
 def _variants(
     model: Model, variants: Sequence[str], title: Callable[[int, str], None], console: Console
 ) -> list[Figures]:
-    """All of one model at a time, so that their rounds can take turns; one that fails leaves the others."""
+    """All of one model at a time, so that their rounds can take turns; one that fails leaves the others.
+
+    Liger comes after all others, with rounds of its own: it puts its functions into the module that all copies of a model
+    are from.
+    """
+    found: list[Figures] = []
     with training.alone():
-        timed: list[training.Timed] = []
         state: dict[str, torch.Tensor] = {}
         batches: list[tuple[torch.Tensor, ...]] = []
-        for at, variant in enumerate(variants):
-            title(at, variant)
-            if (reason := training.why_not(model, variant, "cuda")) is not None:
-                console.print(f"{model.name} {variant}: left out, {reason}", markup=False, soft_wrap=True)
-                continue
-            try:
-                if not batches:
-                    state, batches = training.state_of(model, False), training.batches_of(model, "cuda", False)
-                timed.append(training.Timed(model, variant, state, batches))
-            except Exception as error:  # for want of memory perhaps
-                first = str(error).splitlines()[0] if str(error) else ""
-                console.print(
-                    f"{model.name} {variant}: {type(error).__name__}: {first[:300]}", style="red", markup=False
-                )
-        title(len(variants), "in turn")
-        return training.measure(timed)
+        for apart in (False, True):
+            timed: list[training.Timed] = []
+            for at, variant in enumerate(variants):
+                if (variant == "liger") is not apart:
+                    continue
+                title(at, variant)
+                if (reason := training.why_not(model, variant, "cuda")) is not None:
+                    console.print(f"{model.name} {variant}: left out, {reason}", markup=False, soft_wrap=True)
+                    continue
+                try:
+                    if not batches:
+                        state, batches = training.state_of(model, False), training.batches_of(model, "cuda", False)
+                    timed.append(training.Timed(model, variant, state, batches))
+                except Exception as error:  # for want of memory perhaps
+                    first = str(error).splitlines()[0] if str(error) else ""
+                    console.print(
+                        f"{model.name} {variant}: {type(error).__name__}: {first[:300]}", style="red", markup=False
+                    )
+            title(len(variants), "in turn")
+            found += training.measure(timed)
+    return found
 
 
 def _measure(

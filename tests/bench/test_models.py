@@ -134,6 +134,11 @@ def test_variants_take_turns(monkeypatch):
     said = console.export_text()
     assert "gpt2 compile: RuntimeError: out of memory\n" in said and "gpt2 liger: left out, why" in said
 
+    monkeypatch.setattr(training, "why_not", lambda model, variant, device: None)
+    rounds.clear()
+    found = models._variants(MODELS["gpt2"], training.VARIANTS, lambda at, what: None, console)
+    assert found == ["eager", "swap", "graph", "liger"] and rounds[-training.ROUNDS :] == ["liger"] * training.ROUNDS
+
 
 def test_swap_reads_the_models_of_the_benchmark():
     """As those of anybody: they lie in the package, and are none of its modules."""

@@ -39,6 +39,7 @@ def model():
 @pytest.fixture(params=["cpu", "library", pytest.param("gpu", marks=pytest.mark.gpu)])
 def where(request, monkeypatch):
     """A device on which layers take copies, the context to run in, and how often one of a parameter was made by itself."""
+    monkeypatch.setattr(halves, "captured", lambda: True)
     if request.param == "gpu":
         return "cuda", contextlib.nullcontext
 
@@ -240,8 +241,9 @@ def test_a_model_inside_another(where, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_kernels_of_a_step():
+def test_kernels_of_a_step(monkeypatch):
     """Two parameters or two hundred: a launch or two, and no copy of one by itself."""
+    monkeypatch.setattr(halves, "captured", lambda: True)
     module = nn.Sequential(*[Block(size=256) for _ in range(12)]).cuda()
     x = torch.randn(512, 256, device="cuda", dtype=HALF, requires_grad=True)
     cupyops.swap(module)
@@ -260,3 +262,39 @@ def test_kernels_of_a_step():
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         hooks.clear()
     assert with_copies <= copied() - 40
+
+
+def test_outside_of_a_graph_there_are_none(where, monkeypatch):
+    """Where the host is busy, calls are as they were."""
+    device, context = where
+    module, x = model().to(device), data(device)
+    cupyops.swap(module, only=nn.Linear)
+    monkeypatch.setattr(halves, "captured", lambda: False)
+    given = Given(monkeypatch)
+    for _ in range(3):
+        step(module, x, context)
+    assert given.taken() == (15, 0)
+    monkeypatch.setattr(halves, "captured", lambda: True)
+    step(module, x, context)
+    assert given.taken() == (5, 5)
+
+
+@pytest.mark.gpu
+def test_a_graph_has_copies(monkeypatch):
+    module, x = model().cuda(), data("cuda").detach()
+    expected = step(module, x.clone().requires_grad_())[0]
+    cupyops.swap(module)
+    given = Given(monkeypatch)
+
+    @cupyops.graph
+    def captured(x):
+        module.zero_grad()
+        with torch.autocast("cuda", HALF):
+            y = module(2 * x.detach().requires_grad_())
+        y.float().square().sum().backward()
+        return y
+
+    for _ in range(6):
+        found = captured(x)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert given.taken() == (20, 5)  # three steps, and the one that is captured

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cupyops
-from cupyops.nn import linear
+from cupyops.nn import halves, linear
 from cupyops.nn._swap import activated
 from cupyops.testing import assume_gpu
 
@@ -77,6 +77,7 @@ MODELS = {
 @pytest.fixture(params=["cpu", "library", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 def where(request, monkeypatch):
     """A device on which layers are of half types, and the context to run in."""
+    monkeypatch.setattr(halves, "captured", lambda: True)
     if request.param == "gpu":
         return "cuda", contextlib.nullcontext
 

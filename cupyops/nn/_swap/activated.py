@@ -1,4 +1,4 @@
-"""gelu of a layer's results, under autocast: it adds the bias, so that one pass of backward has the gradients of both.
+"""gelu of a layer's results, under autocast in a CUDA graph: it adds the bias, and one pass of backward has both gradients.
 
 By itself a bias is added in the product for nothing; its gradient is a pass over what gelu's backward has just written.
 """
@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from ... import nn
 from ...ops._bias_gelu import bias_gelu
+from .. import halves
 from .activations import is_listened_to, name_of_activation
 
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -21,7 +22,13 @@ _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 def activated(act: Any, layer: Any, x: Any) -> Any:
     """act(layer(x)), of a layer whose bias is added by gelu where nobody can tell."""
-    if is_dynamo_compiling() or type(x) is not Tensor or type(layer) is not nn.Linear or is_listened_to(layer):
+    if (
+        is_dynamo_compiling()
+        or not halves.captured()
+        or type(x) is not Tensor
+        or type(layer) is not nn.Linear
+        or is_listened_to(layer)
+    ):
         return act(layer(x))
     approximate = _APPROXIMATE.get(name_of_activation(act) or "")
     if approximate is None or (found := layer.without_bias(x)) is None:
