@@ -24,10 +24,14 @@
 #include "attention/map.cuh"
 #include "attention/prepare.cuh"
 
+#ifndef ATTENTION_BLOCKS
+#define ATTENTION_BLOCKS 1
+#endif
+
 // Grid: a block for each tile of 16 * M * WARPS queries of each head, at most 2^31 - 1. Block: 32 * WARPS. Shared memory: the
 // tile and two panels of BN rows of D. A warp owns 16 * M queries, and sums over the keys from the last to the first.
 template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
-__global__ void __launch_bounds__(32 * WARPS)
+__global__ void __launch_bounds__(32 * WARPS, ATTENTION_BLOCKS)
     attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ y,
                       float* __restrict__ lse, float scale, attention::Strides qs, attention::Strides ks,
                       attention::Strides vs, attention::Strides ys, attention::Sizes sizes) {

@@ -30,11 +30,17 @@
 //    96         1.07  0.95    1.11  1.04    1.19  0.86     1.92  1.37    1.56  1.23
 //    128        1.00  1.00    1.03  0.97    1.09  0.93     2.26  1.65    1.98  1.40
 //    192, 128   1.05  0.69    1.04  0.45    1.07  0.44     -             -
-//    256        0.97  0.83    1.00  0.77    1.09  0.67     1.77  1.13    mma.sync
+//    256        0.97  0.83    1.00  0.77    1.09  0.67     1.77  1.13    1.69  1.12
 //
-// Backward of rows wider than 128 is far behind cuDNN's: in three kernels, each of which computes the scores anew, and at D = 192
-// with panels of 256. At 256 it is 2.3 times as fast as by mma.sync. Packed sequences of such rows are left to mma.sync: those with
-// D = 192 and values of 128 had an illegal access on the GPU whose cause is not known; those of 256 had none, and 1.69 and 1.12.
+// Backward in one pass of rows of 96, of 192 with values of 128, and of 256 came after these figures; in the same units (in brackets
+// the faster of cuDNN and flash attention), of 1,024, 4,096 and 16,384 rows:
+//
+//    D, of v    full                        causal                                  4 heads share
+//    96         353 (333)  449 (416)        243 (235)  397 (359)  483 (426)         223 (218)
+//    192, 128   390 (240)  494 (269)        275 (245)  432 (397)  532 (475)         245 (234)  426 (388)  490 (478)
+//    256        325 (293)  403 (379)        246 (240)  374 (355)  428 (397)         224 (221)  361 (350)  420 (400)
+//
+// In two passes, with each row padded to 256, these had 0.40 to 0.86 of the faster one.
 //
 // PyTorch's flash attention has 155 to 338 forward. Backward in two roles, whose seven products give the same bits every time, had
 // 0.75 to 0.91 of one pass in one run of an earlier form: 440 and 414 where one pass had 543 and 501 (4,096 rows, D = 128, full and
@@ -70,7 +76,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 // Grid: a block for each tile of 128 rows of what is owned of each of its heads. Block: 384. Shared memory: two tiles, twice
 // STAGES panels of BN rows, 6 KiB. A warpgroup owns 64 rows, and sums in the order of the rows that pass, head after head of a
 // group. The role of the queries takes no out_second: any map.
-template <typename T, int D, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
+template <typename T, int D, int DV, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_wgmma(const __grid_constant__ TensorMap own_first, const __grid_constant__ TensorMap own_second,
                         const __grid_constant__ TensorMap first, const __grid_constant__ TensorMap second,
@@ -78,7 +84,7 @@ __global__ void __launch_bounds__(384, 1)
                         const float* __restrict__ lse2, const float* __restrict__ delta, float scale,
                         const attention::Sizes sizes) {
   extern __shared__ char memory[];
-  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2>;
+  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2, DV>;
   const At at(memory);
   const attention::RoleMaps given{own_first, own_second, first, second, out_first, out_second, lse2, delta};
   at.begin();
@@ -95,16 +101,18 @@ __global__ void __launch_bounds__(384, 1)
   }
 }
 
-// Grid: a block for each tile of 128 keys of each of their heads. Block: 384. Shared memory: two tiles, twice STAGES panels of BN
-// queries, dS twice, 6 KiB, and with BULK 32 KiB. A warpgroup owns 64 keys, and sums grad_k and grad_v in the order of the queries
-// that pass, head after head of a group; sums, 0 before, has grad_q added to it in no order.
+// Grid: a block for each tile of TILE keys, and each `share` heads of the queries. Block: 384. Shared memory: two tiles, twice
+// STAGES panels of BN queries, dS twice, or dS and P, 6 KiB, and with BULK 32 KiB. Of 128 keys a warpgroup owns 64, and sums grad_k
+// and grad_v in the order of the queries that pass, head after head; of 64 keys, where rows are so wide that a thread has no registers
+// for both, each warpgroup has one of the two. sums, 0 before, has grad_q added to it in no order, and so has `shared` what blocks
+// of one group have of grad_k and grad_v; it is null where a block has the whole group.
 template <typename T, int D, int DV, int TILE, int BN, int STAGES, bool BULK, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_once_wgmma(const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                              const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                              const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
-                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums, float* __restrict__ shared, int share,
-                             float scale, const attention::Sizes sizes) {
+                             const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
+                             float* __restrict__ shared, int share, float scale, const attention::Sizes sizes) {
   extern __shared__ char memory[];
   const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps given{k, v, q, grad_y, grad_k, grad_v, lse2, delta};

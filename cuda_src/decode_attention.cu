@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
     decode_attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
-                             int* __restrict__ done, float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
+                             float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse, done}, scale, softcap, qs, ks,
+  decode::forward_mma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
                                    vs, sizes);
 #endif
 }
@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(32 * WARPS)
     decode_attention_fwd_fma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
-                             int* __restrict__ done, float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
+                             float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
-  decode::forward_fma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse, done}, scale, softcap, qs, ks,
+  decode::forward_fma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
                                    vs, sizes);
 }
 

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, SPLIT, PINGPONG, LATE>;
   extern __shared__ __align__(1024) char memory[];
   const Problem<T> problem{a,       b,     y_map, y, bias,  m,       n, k, batches, a_moves,
-                           b_moves, pitch, group, b, y_map, nullptr, 0, 0, nullptr, nullptr};
+                           b_moves, pitch, group, b, y_map, nullptr, 0, 0, nullptr};
   multiply<T, S, A_MN, B_MN, Sums>(problem, memory);
 }
 
@@ -33,6 +33,6 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   extern __shared__ __align__(1024) char memory[];
   const Problem<T> problem{
       a, b, a,     nullptr, nullptr, m,       n, k, splits,  0,
-      0, 1, group, b,       a,       nullptr, 0, 0, nullptr, partial};  // a pitch: there is no map of a result
+      0, 1, group, b,       a,       nullptr, 0, 0, partial};  // a pitch: there is no map of a result
   multiply<T, S, A_MN, B_MN, Partial>(problem, memory);
 }

@@ -18,7 +18,18 @@ torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to b
 torch.backends.mkldnn.enabled = False
 
 # folders of tests whose kernels nobody loads: their text will do
-SIMULATING = ("ops", "nn", "optim", "dispatch", "testing", "expression", "examples", "edges")
+SIMULATING = (
+    "ops",
+    "nn",
+    "optim",
+    "dispatch",
+    "testing",
+    "expression",
+    "examples",
+    "edges",
+    "derivation",
+    "integrations",
+)
 FORKING = ("test_robustness.py",)  # fork this process hundreds of times, which costs the more the more it holds
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 

@@ -192,6 +192,21 @@ def _off(tensor: Tensor) -> Tensor:
     return torch.cat([flat[:1], flat])[1:].view(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
+def _reductions(function: Any, other: Any) -> list[Call]:
+    """Of all, of rows, of columns, and of what lies between, in vectors or not."""
+    return [
+        lambda m: (function, m(7, 130)),
+        lambda m: (other, m(5, 133), 1),
+        lambda m: (function, m(40, 24), 0),
+        lambda m: (function, m(3, 5, 16), (0, 2)),
+        lambda m: (function, m(3, 5, 7), (0, 2)),
+        lambda m: (other, m(17000, 2), 0),
+        lambda m: (function, m(20, 7), 0),
+        lambda m: (function, m(3, 2), 0),
+        lambda m: (function, m(3, 7, 5), 1),
+    ]
+
+
 def _rows(function: Any) -> list[Call]:
     """Softmaxes: rows of few threads, of many, of a block, too long for one; columns, single and by twos."""
     return [
@@ -638,39 +653,9 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
         lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
     ],
-    "sum": [
-        lambda m: (cupyops.sum, m(7, 130)),
-        lambda m: (cupyops.mean, m(5, 133), 1),
-        lambda m: (cupyops.sum, m(40, 24), 0),
-        lambda m: (cupyops.sum, m(3, 5, 16), (0, 2)),
-        lambda m: (cupyops.sum, m(3, 5, 7), (0, 2)),
-        lambda m: (cupyops.mean, m(17000, 2), 0),
-        lambda m: (cupyops.sum, m(20, 7), 0),
-        lambda m: (cupyops.sum, m(3, 2), 0),
-        lambda m: (cupyops.sum, m(3, 7, 5), 1),
-    ],
-    "amax": [
-        lambda m: (cupyops.amax, m(7, 130)),
-        lambda m: (cupyops.amax, m(5, 133), 1),
-        lambda m: (cupyops.amax, m(40, 24), 0),
-        lambda m: (cupyops.amax, m(3, 5, 16), (0, 2)),
-        lambda m: (cupyops.amax, m(3, 5, 7), (0, 2)),
-        lambda m: (cupyops.amax, m(17000, 2), 0),
-        lambda m: (cupyops.amax, m(20, 7), 0),
-        lambda m: (cupyops.amax, m(3, 2), 0),
-        lambda m: (cupyops.amax, m(3, 7, 5), 1),
-    ],
-    "var": [
-        lambda m: (cupyops.var, m(7, 130)),
-        lambda m: (cupyops.var, m(5, 133), 1),
-        lambda m: (cupyops.var, m(40, 24), 0),
-        lambda m: (cupyops.var, m(3, 5, 16), (0, 2)),
-        lambda m: (cupyops.var, m(3, 5, 7), (0, 2)),
-        lambda m: (cupyops.var, m(17000, 2), 0),
-        lambda m: (cupyops.var, m(20, 7), 0),
-        lambda m: (cupyops.var, m(3, 2), 0),
-        lambda m: (cupyops.var, m(3, 7, 5), 1),
-    ],
+    "sum": _reductions(cupyops.sum, cupyops.mean),
+    "amax": _reductions(cupyops.amax, cupyops.amax),
+    "var": _reductions(cupyops.var, cupyops.var),
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
         lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),

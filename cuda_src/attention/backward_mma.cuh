@@ -22,9 +22,9 @@ __device__ __forceinline__ void backward_mma(const Role<T>& given, const float* 
   const unsigned own_first = shared_address(memory), own_second = own_first + ROWS * D * 2;
   const unsigned panels_at = own_second + ROWS * D * 2;
   const int heads = KEYS ? whole.heads / whole.group : whole.heads, members = KEYS ? whole.group : 1;
-  const int tiles = ((KEYS ? whole.keys : whole.queries) + ROWS - 1) / ROWS, all_heads = heads * whole.batches;
-  const int tile = blockIdx.x / all_heads;
-  const int head = blockIdx.x % all_heads % heads, batch = blockIdx.x % all_heads / heads;
+  const int tiles = ((KEYS ? whole.keys : whole.queries) + ROWS - 1) / ROWS;
+  const Turn turn(tiles, heads, whole.batches, whole.section);
+  const int tile = turn.tile, head = turn.head, batch = turn.batch;
   const auto sequence = sequence_of(variant, whole, batch);
   const Sizes& sizes = sequence.sizes;
   const int own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;

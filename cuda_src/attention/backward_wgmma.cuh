@@ -11,18 +11,6 @@ struct RoleMaps {
   const float *lse2, *delta;
 };
 
-// Columns in whole panels of TMA.
-__device__ __forceinline__ constexpr int whole(int columns) { return (columns + 63) / 64 * 64; }
-
-// Columns of the panels that TMA copies: all that there are of the kernel's, and of packed sequences those alone in which rows have
-// elements. A box of a segment map that is wholly outside makes the hardware look before the tensor.
-template <typename Variant> struct Widths {
-  int first, second;
-  __device__ __forceinline__ Widths(int columns, int values, const Sizes& sizes)
-      : first(Variant::kPacked ? min(columns, whole(sizes.width)) : columns),
-        second(Variant::kPacked ? min(values, whole(sizes.value_width)) : values) {}
-};
-
 // What lies where in shared memory, from a multiple of 1024 on, as every panel does.
 // MORE: bytes after the panels. OWNED: tiles. DV: of values and grad_y. TILE: rows that are owned.
 template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, int TILE = 128> struct BackwardLayout {
@@ -57,11 +45,6 @@ template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, in
         clear_panels(second(i), BN, of.second, kValues);
       }
       tma::fence_shared();
-    }
-  }
-  __device__ __forceinline__ static void clear_panels(unsigned at, int rows, int from, int to) {
-    for (unsigned i = from * rows * 2 + threadIdx.x * 16; i < to * rows * 2; i += blockDim.x * 16) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + i), "r"(0) : "memory");
     }
   }
 
@@ -116,7 +99,8 @@ template <int BN, bool KEYS, int BOUNDS, int TILE = 128> struct Work {
 
   // Blocks of one head begin at different panels, so that they do not all add to the same rows at once.
   __device__ __forceinline__ void spread() {
-    if (BOUNDS == 0 || (begin == 0 && end == (rows + BN - 1) / BN)) shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
+    if (BOUNDS == 0 || (begin == 0 && end == (rows + BN - 1) / BN))
+      shift = own_row / TILE * panels / ((own_rows + TILE - 1) / TILE);
   }
 
   // Of a map: the panels of one of the heads of the queries, and of all.
@@ -135,8 +119,8 @@ enum Part { kAll, kOfKeys, kOfValues };
 
 // The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
 template <int D, int BN, int STAGES, bool KEYS, int BOUNDS, int PART = kAll, typename At, typename Variant = Plain>
-__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work, const RoleMaps& given,
-                                        const Sizes& sizes, const Variant& variant = {}) {
+__device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work,
+                                        const RoleMaps& given, const Sizes& sizes, const Variant& variant = {}) {
   constexpr int ROW = At::ROW + Variant::kPacked * 16;  // lines of packed sequences begin anywhere
   static_assert(!KEYS || 2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
   const Widths<Variant> of(At::kColumns, At::kValues, sizes);
@@ -147,7 +131,8 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
     tma::load(at.base + x * At::kTile * 2, given.own_first, x, own.row, work.own_head, own.batch, at.owned());
   }
   for (int x = 0; x < second_owned; x += 64) {
-    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch, at.owned());
+    tma::load(at.base + At::OWN + x * At::kTile * 2, given.own_second, x, own.row, work.own_head, own.batch,
+              at.owned());
   }
   Ring<STAGES> ring;
   const auto load = [&](int row, int head, int entry, int query_head) {  // the last two of a map
@@ -157,7 +142,8 @@ __device__ __forceinline__ void produce(const At& at, const Work<BN, KEYS, BOUND
     mbarrier::arrive_and_expect(full, (of.first + of.second) * BN * 2 + (KEYS ? 2 * ROW : 0));
     const Place to = place_of<Variant>(row, work.rows, work.start, work.batch);
     for (int x = 0; x < of.first; x += 64) tma::load(first + x * BN * 2, given.first, x, to.row, head, to.batch, full);
-    for (int x = 0; x < of.second; x += 64) tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
+    for (int x = 0; x < of.second; x += 64)
+      tma::load(second + x * BN * 2, given.second, x, to.row, head, to.batch, full);
     if (KEYS) {
       const long long line = work.template line<Variant>(sizes, head) + row - (Variant::kPacked ? work.start % 4 : 0);
       tma::load_line(at.rows(ring.stage, ROW), given.lse2 + line, ROW, full);
@@ -207,8 +193,9 @@ struct Gradient {
   Kept<BN / 2> kept;
   const Variant& variant;
 
-  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work, const RoleMaps& given,
-                                      float natural_scale, const Sizes& sizes, const Variant& variant = {})
+  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS, At::kTile>& work,
+                                      const RoleMaps& given, float natural_scale, const Sizes& sizes,
+                                      const Variant& variant = {})
       : at(at),
         work(work),
         sizes(sizes),

@@ -34,6 +34,7 @@ template <typename T, int D, int BN, int M> struct Softmax {
         sum += x = fast_exp2(x * scale - zero);
       }
       total[m][r] = total[m][r] * shrink + sum;
+      if (!__any_sync(~0u, shrink != 1)) continue;  // most often, once a few panels have passed
 #pragma unroll
       for (int j = 0; j < D / 8; ++j) y[m][j][2 * r] *= shrink, y[m][j][2 * r + 1] *= shrink;
     }
@@ -94,9 +95,10 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS;
   extern __shared__ uint4 memory[];
   const unsigned q_at = shared_address(memory), k_at = q_at + ROWS * D * 2, v_at = k_at + BN * D * 2;
-  const int tiles = (whole.queries + ROWS - 1) / ROWS, all = whole.heads * whole.batches;
-  const int first_row = (tiles - 1 - blockIdx.x / all) * ROWS;  // the longest tiles first
-  const int head = blockIdx.x % all % whole.heads, batch = blockIdx.x % all / whole.heads;
+  const int tiles = (whole.queries + ROWS - 1) / ROWS;
+  const Turn turn(tiles, whole.heads, whole.batches, whole.section);
+  const int head = turn.head, batch = turn.batch;
+  const int first_row = (tiles - 1 - turn.tile) * ROWS;  // the longest first
   const auto sequence = sequence_of(variant, whole, batch);
   const Sizes& sizes = sequence.sizes;
   if (Variant::kPacked && first_row >= sizes.queries) return;

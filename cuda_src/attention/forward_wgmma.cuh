@@ -3,9 +3,6 @@
 
 #include "attention/wgmma.cuh"
 
-#ifndef ATTENTION_SKIP
-#define ATTENTION_SKIP (D > 128)
-#endif
 namespace attention {
 
 // A tile of 64 * CONSUMERS queries: its number among those of its head, and how many panels of keys it sees; -1: there is no
@@ -56,6 +53,19 @@ template <int D, int DV, int BN, int CONSUMERS, int STAGES> struct ForwardLayout
   __device__ __forceinline__ unsigned k_free(int i) const { return barriers + 40 + 32 * i; }
   __device__ __forceinline__ unsigned v_full(int i) const { return barriers + 48 + 32 * i; }
   __device__ __forceinline__ unsigned v_free(int i) const { return barriers + 56 + 32 * i; }
+
+  // Panels of keys and values that TMA is to copy nothing to are zeros.
+  template <typename Variant> __device__ __forceinline__ void clear(const Sizes& sizes) const {
+    if constexpr (Variant::kPacked) {
+      const Widths<Variant> of(64 * LINES, 64 * V_LINES, sizes);
+      if (of.first == 64 * LINES && of.second == 64 * V_LINES) return;
+      for (int i = 0; i < STAGES; ++i) {
+        clear_panels(base + K_AT + i * K, BN, of.first, 64 * LINES);
+        clear_panels(base + V_AT + i * V, BN, of.second, 64 * V_LINES);
+      }
+      tma::fence_shared();
+    }
+  }
 
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
@@ -110,12 +120,14 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
     if (panels < 0) break;
     number = following();  // early: it takes a while
     const int kv_head = tile.head / sizes.group;
-    const auto load_panel = [&](const TensorMap& map, unsigned to, int bytes, int panel, unsigned full, unsigned free) {
+    const Widths<Variant> of(64 * At::LINES, 64 * At::V_LINES, whole);
+    const auto load_panel = [&](const TensorMap& map, unsigned to, int columns, int panel, unsigned full,
+                                unsigned free) {
       mbarrier::wait(free, ring.phase ^ 1);
-      mbarrier::arrive_and_expect(full, bytes);
+      mbarrier::arrive_and_expect(full, columns * BN * 2);
       const Place place = place_of<Variant>(panel * BN, sizes.keys, sequence.key, tile.batch);
-      for (int at = 0; at < bytes; at += BN * kLine) {
-        tma::load(to + ring.stage * bytes + at, map, at / (2 * BN), place.row, kv_head, place.batch, full);
+      for (int x = 0; x < columns; x += 64) {
+        tma::load(to + x * BN * 2, map, x, place.row, kv_head, place.batch, full);
       }
     };
     const auto load_queries = [&] {
@@ -123,7 +135,8 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
       mbarrier::arrive_and_expect(at.q_full(turn), At::Q);
       const Place place = place_of<Variant>(first, sizes.queries, sequence.query, tile.batch);
       for (int x = 0; x < D; x += 64) {
-        tma::load(at.q(turn) + x * ROWS * 2, q, x, place.row, tile.head, place.batch, at.q_full(turn));
+        const int from = x < of.first ? x : 0;  // keys have zeros where queries have no elements: any numbers will do
+        tma::load(at.q(turn) + x * ROWS * 2, q, from, place.row, tile.head, place.batch, at.q_full(turn));
       }
     };
     for (int i = panels - 1; i >= 0; --i) {
@@ -134,9 +147,11 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
         mbarrier::wait(at.k_free(ring.stage), ring.phase ^ 1);
         put_entry(at.entry(ring.stage), entry, 0);
       }
-      load_panel(k, at.base + At::K_AT, At::K, panel, at.k_full(ring.stage), at.k_free(ring.stage));
+      load_panel(k, at.base + At::K_AT + ring.stage * At::K, of.first, panel, at.k_full(ring.stage),
+                 at.k_free(ring.stage));
       if (i == panels - 1) load_queries();  // their place is taken for longer than a panel's
-      load_panel(v, at.base + At::V_AT, At::V, panel, at.v_full(ring.stage), at.v_free(ring.stage));
+      load_panel(v, at.base + At::V_AT + ring.stage * At::V, of.second, panel, at.v_full(ring.stage),
+                 at.v_free(ring.stage));
       ring.advance();
     }
     if (panels == 0) load_queries();
@@ -287,7 +302,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
 
     mbarrier::wait(at.q_full(turn), At::parity(turn));
     int unseen = 0;  // of the tile's panels, those that pass first and that no row of this warpgroup sees
-    if constexpr ((CONSUMERS == 3 || ATTENTION_SKIP) && BOUNDS && !Variant::kMaps) {
+    if constexpr ((CONSUMERS == 3 || D > 128) && BOUNDS && !Variant::kMaps) {  // tiles or panels that do not end alike
       const int end = first_row < sizes.queries ? max(0, keys_end<BOUNDS>(sizes, first_row + 63)) : 0;
       unseen = __shfl_sync(~0u, min(panels, max(0, first_panel + panels - (end + BN - 1) / BN)), 0);
       for (int i = 0; i < unseen; ++i) {  // they pass, and its turns
@@ -365,7 +380,10 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       if (storer) {
         if (first_row < sizes.queries) {
           const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
-          for (int x = 0; x < DV; x += 64) tma::store(y, x, place.row, tile.head, place.batch, own_at + x * 2 * ROWS);
+          const Widths<Variant> of(64 * At::LINES, 64 * At::V_LINES, whole);
+          for (int x = 0; x < of.second; x += 64) {
+            tma::store(y, x, place.row, tile.head, place.batch, own_at + x * 2 * ROWS);
+          }
         }
         tma::end_stores();
       }

@@ -18,6 +18,18 @@ __device__ __forceinline__ void finish_copies() {
   __syncthreads();
 }
 
+// Which tile of which head a block has, of `tiles` of each of heads * batches: heads come `section` at a time, and of these their
+// first tiles, then their second ones, so that what passes by them stays in L2.
+struct Turn {
+  int tile, head, batch;
+
+  __device__ __forceinline__ Turn(int tiles, int heads, int batches, int section) {
+    const int number = blockIdx.x, whole = section * tiles, in = number % whole;
+    const int first = number / whole * section, wide = min(section, heads * batches - first);
+    tile = in / wide, head = (first + in % wide) % heads, batch = (first + in % wide) / heads;
+  }
+};
+
 // Where a 16-byte chunk of a row of D elements lies. The chunks of a row change places, so that eight rows meet no bank twice.
 template <int D> __device__ __forceinline__ unsigned place(unsigned base, int row, int chunk) {
   static_assert(D % 64 == 0, "chunks change places by eights");
@@ -27,11 +39,14 @@ template <int D> __device__ __forceinline__ unsigned place(unsigned base, int ro
 // Begins to copy ROWS rows, of which `rows` exist and have `width` elements: the rest is zeros.
 template <typename T, int D, int ROWS, int THREADS>
 __device__ __forceinline__ void fetch(unsigned to, const T* from, long long stride, int rows, int width) {
+  constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;  // of a row; rows at a time
+  static_assert(THREADS % CHUNKS == 0 && ROWS % STEP == 0, "a thread has a chunk of every STEP-th row");
+  const int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  from += first * stride + chunk * 8;
+  if (chunk * 8 >= width) rows = 0;
 #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
-    const int row = i / (D / 8), chunk = i % (D / 8);
-    const bool inside = row < rows && chunk * 8 < width;
-    fetch16_or_zero(place<D>(to, row, chunk), inside ? from + row * stride + chunk * 8 : from, inside);
+  for (int row = 0; row < ROWS; row += STEP, from += STEP * stride) {  // what is not inside is not read
+    fetch16_or_zero(place<D>(to, first + row, chunk), from, first + row < rows);
   }
 }
 

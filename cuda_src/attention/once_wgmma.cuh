@@ -11,7 +11,9 @@ template <int D, int DV, int TILE, int BN, int STAGES, bool BULK>
 struct OnceLayout : BackwardLayout<D, BN, STAGES, kMoreOnce<TILE, BN, BULK>, 2, DV, TILE> {
   using Base = BackwardLayout<D, BN, STAGES, kMoreOnce<TILE, BN, BULK>, 2, DV, TILE>;
   using Base::Base;
-  __device__ __forceinline__ unsigned differences(int i) const { return this->base + Base::MORE_AT + i * TILE * BN * 2; }
+  __device__ __forceinline__ unsigned differences(int i) const {
+    return this->base + Base::MORE_AT + i * TILE * BN * 2;
+  }
   __device__ __forceinline__ unsigned weights() const { return differences(1); }
   __device__ __forceinline__ unsigned staged(int group) const { return differences(2) + group * 16384; }
 };
@@ -34,9 +36,10 @@ __device__ __forceinline__ void put_four(unsigned to, int first, int j, const un
 template <int N> __device__ __forceinline__ void add(float* to, const float (&d_q)[N]) {
 #pragma unroll
   for (int j = 0; j < N / 4; ++j) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * (threadIdx.x % 128)),
-                 "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
-                 : "memory");
+    asm volatile(
+        "red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 512 * j + 4 * (threadIdx.x % 128)),
+        "f"(d_q[4 * j]), "f"(d_q[4 * j + 1]), "f"(d_q[4 * j + 2]), "f"(d_q[4 * j + 3])
+        : "memory");
   }
 }
 
@@ -165,7 +168,8 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       const unsigned half = operand(at.base + 128 * kLine + group * (kLine / 2), 16);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        wgmma::Product<T, 32, true, true>::add(d_q_half, descriptor(a + j * kLine), descriptor(half + j * kLine), j > 0);
+        wgmma::Product<T, 32, true, true>::add(d_q_half, descriptor(a + j * kLine), descriptor(half + j * kLine),
+                                               j > 0);
       }
       wgmma::end_group();
       finish<0>(d_q_half);
@@ -251,13 +255,15 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
   static_assert(HALVES || COLUMNS == 256, "two warpgroups share the columns of grad_q");
   using At = OnceLayout<D, DV, 64, BN, STAGES, false>;
   using Base = Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, At, VALUES ? kOfValues : kOfKeys>;
-  using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at, Base::ring;
+  using Base::at, Base::work, Base::sizes, Base::group, Base::lane, Base::row, Base::group_row, Base::own_at,
+      Base::ring;
   using Base::s, Base::dp, Base::d_first, Base::d_second, Base::p, Base::ds, Base::variant;
 
   float* const sums;
 
   __device__ __forceinline__ OneResult(const At& at, const Work<BN, true, BOUNDS, 64>& work, const RoleMaps& given,
-                                       float* sums, float natural_scale, const Sizes& sizes, const Variant& variant = {})
+                                       float* sums, float natural_scale, const Sizes& sizes,
+                                       const Variant& variant = {})
       : Base(at, work, given, natural_scale, sizes, variant), sums(sums) {}
 
   __device__ __forceinline__ void run() {
@@ -313,7 +319,9 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
       begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
     }
     meet(kBoth, 256);
-    float* const to = sums + ((static_cast<long long>(work.batch) * sizes.heads + now.head) * sizes.padded + now.panel * BN) * COLUMNS;
+    float* const to =
+        sums +
+        ((static_cast<long long>(work.batch) * sizes.heads + now.head) * sizes.padded + now.panel * BN) * COLUMNS;
     if constexpr (HALVES) {
       add_product<64>(to, group * 128);
       add_product<32>(to, 64 + group * 32);
@@ -391,7 +399,8 @@ __device__ __forceinline__ void leave(Gradient& gradient, const RoleMaps& maps, 
   const Shared<D, DV> to{shared, sizes};
   if (gradient.group_row >= sizes.keys) return;
   if constexpr (Gradient::FIRST_OUT) add(to.keys(gradient.work, gradient.group_row), gradient.d_first);
-  if constexpr (Gradient::SECOND_OUT) gradient.scale_values(), add(to.values(gradient.work, gradient.group_row), gradient.d_second);
+  if constexpr (Gradient::SECOND_OUT)
+    gradient.scale_values(), add(to.values(gradient.work, gradient.group_row), gradient.d_second);
 }
 
 // grad_q of 64 x 64 sums that lie as a warpgroup held them, `across` side by side: rounded, and turned through shared memory into

@@ -10,8 +10,8 @@ namespace attention {
 // there is one.
 template <typename T, int LANES>
 __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float* lse, const float* grad_lse,
-                                        float* delta, float* lse2, float4* grad_sums, int columns,
-                                        const Strides& ys, const Sizes& sizes) {
+                                        float* delta, float* lse2, float4* grad_sums, int columns, const Strides& ys,
+                                        const Sizes& sizes) {
   const long long row = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES, query = row % sizes.padded;
   const int head = row / sizes.padded % sizes.heads;

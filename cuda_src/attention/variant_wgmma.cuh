@@ -9,11 +9,12 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma_variant(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                                 const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
                                 T* __restrict__ y_rows, float* __restrict__ lse, int* __restrict__ counter, float scale,
-                                const attention::Strides ys, const attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
-                                const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
-                                const __grid_constant__ attention::Given given) {
+                                const attention::Strides ys, const attention::Sizes sizes, const void* __restrict__ c0,
+                                const void* __restrict__ c1, const void* __restrict__ c2, const void* __restrict__ c3,
+                                const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
+  at.template clear<attention::Variant>(sizes);
   at.begin();
   const attention::Variant variant(c0, c1, c2, c3, lists, given);
   if (threadIdx.x < 128) {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
   }
 }
 
-template <typename T, int D, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
+template <typename T, int D, int DV, int BN, int STAGES, bool KEYS, int PART, int BOUNDS>
 __global__ void __launch_bounds__(384, 1)
     attention_bwd_wgmma_variant(const __grid_constant__ TensorMap own_first,
                                 const __grid_constant__ TensorMap own_second, const __grid_constant__ TensorMap first,
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(384, 1)
                                 const void* __restrict__ c3, const int* __restrict__ lists,
                                 const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
-  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2>;
+  using At = attention::BackwardLayout<D, BN, STAGES, 0, PART == attention::kOfValues ? 1 : 2, DV>;
   const At at(memory);
   at.template clear<attention::Variant>(whole);
   const attention::RoleMaps maps{own_first, own_second, first, second, out_first, out_second, lse2, delta};
@@ -71,10 +72,11 @@ __global__ void __launch_bounds__(384, 1)
                                      const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap grad_y,
                                      const __grid_constant__ TensorMap grad_k, const __grid_constant__ TensorMap grad_v,
                                      const float* __restrict__ lse2, const float* __restrict__ delta,
-                                     float* __restrict__ sums, float* __restrict__ shared, int share, float scale, const attention::Sizes sizes,
-                                     const void* __restrict__ c0, const void* __restrict__ c1,
-                                     const void* __restrict__ c2, const void* __restrict__ c3,
-                                     const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
+                                     float* __restrict__ sums, float* __restrict__ shared, int share, float scale,
+                                     const attention::Sizes sizes, const void* __restrict__ c0,
+                                     const void* __restrict__ c1, const void* __restrict__ c2,
+                                     const void* __restrict__ c3, const int* __restrict__ lists,
+                                     const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::OnceLayout<D, DV, TILE, BN, STAGES, BULK> at(memory);
   const attention::RoleMaps maps{k, v, q, grad_y, grad_k, grad_v, lse2, delta};
@@ -89,18 +91,20 @@ __global__ void __launch_bounds__(384, 1)
   } else if constexpr (TILE == 64) {
     wgmma::take_registers<240>();
     if (threadIdx.x < 256) {
-      attention::OneResult<T, D, DV, STAGES, BOUNDS, false, attention::Variant> gradient(at, work, maps, sums, scale, sizes, variant);
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, false, attention::Variant> gradient(at, work, maps, sums, scale,
+                                                                                         sizes, variant);
       gradient.run();
       attention::leave<D, DV>(gradient, maps, shared, scale, sizes);
     } else {
-      attention::OneResult<T, D, DV, STAGES, BOUNDS, true, attention::Variant> gradient(at, work, maps, sums, scale, sizes, variant);
+      attention::OneResult<T, D, DV, STAGES, BOUNDS, true, attention::Variant> gradient(at, work, maps, sums, scale,
+                                                                                        sizes, variant);
       gradient.run();
       attention::leave<D, DV>(gradient, maps, shared, scale, sizes);
     }
   } else {
     wgmma::take_registers<240>();
-    attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale, sizes,
-                                                                                    variant);
+    attention::OnePass<T, D, DV, BN, STAGES, BULK, BOUNDS, attention::Variant> gradient(at, work, maps, sums, scale,
+                                                                                        sizes, variant);
     gradient.run();
     attention::leave<D, DV>(gradient, maps, shared, scale, sizes);
   }

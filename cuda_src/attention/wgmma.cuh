@@ -45,6 +45,25 @@ template <typename Variant> __device__ __forceinline__ Place place_of(int row, i
   }
 }
 
+// Columns in whole panels of TMA.
+__device__ __forceinline__ constexpr int whole(int columns) { return (columns + 63) / 64 * 64; }
+
+// Columns of the panels that TMA copies: all that there are of the kernel's, and of packed sequences those alone in which rows have
+// elements. A box of a segment map that is wholly outside makes the hardware look before the tensor.
+template <typename Variant> struct Widths {
+  int first, second;
+  __device__ __forceinline__ Widths(int columns, int values, const Sizes& sizes)
+      : first(Variant::kPacked ? min(columns, whole(sizes.width)) : columns),
+        second(Variant::kPacked ? min(values, whole(sizes.value_width)) : values) {}
+};
+
+// Panels of `rows` lines, from the column `from` to `to`, are zeros, written by the whole block.
+__device__ __forceinline__ void clear_panels(unsigned at, int rows, int from, int to) {
+  for (unsigned i = from * rows * 2 + threadIdx.x * 16; i < to * rows * 2; i += blockDim.x * 16) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + i), "r"(0) : "memory");
+  }
+}
+
 // What the producer says of a stage, where there is a map: the entry of its list, and the head of the queries.
 __device__ __forceinline__ void put_entry(unsigned at, int entry, int head) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(entry), "r"(head) : "memory");

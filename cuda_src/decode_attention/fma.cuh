@@ -3,7 +3,6 @@
 
 #include "common/core/vector.cuh"
 #include "common/hw/dependent_launch.cuh"
-#include "decode_attention/combine.cuh"
 #include "decode_attention/problem.cuh"
 
 namespace decode {
@@ -95,7 +94,6 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     }
   };
   finish<Exact, kRows, D, D, WARPS>(s, w, to, top, total, row, shared, add, [](int column) { return column; });
-  if (to.done && s.splits > 1) combine_by_last<kRows, D, WARPS>(s, w, to);
 }
 
 }  // namespace decode

@@ -4,9 +4,11 @@
 #include "attention/problem.cuh"
 #include "common/hw/dependent_launch.cuh"
 #include "common/hw/mma.cuh"
-#include "decode_attention/combine.cuh"
 #include "decode_attention/problem.cuh"
 
+#ifndef DECODE_PREFETCH
+#define DECODE_PREFETCH 1
+#endif
 namespace decode {
 
 // 16 bytes that this block alone reads, and once; zeros where they do not exist. The four lanes of a key ask for a quarter of its
@@ -35,6 +37,19 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   T* rows = reinterpret_cast<T*>(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const Work w = work_of<kRows>(s, lengths);
+  const int begun = w.from + kStep * warp;  // of the warp's keys
+  int block = block_of(s, w, table, begun);
+#if DECODE_PREFETCH
+  if (begun + lane % kStep < w.to) {  // the first keys and values are on their way while q is read
+    const T* from = lane < kStep ? k + w.kv_head * ks.head + offset_of(s, ks, w, table != nullptr, block, begun)
+                                 : v + w.kv_head * vs.head + offset_of(s, vs, w, table != nullptr, block, begun);
+    from += lane % kStep * (lane < kStep ? ks.row : vs.row);
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) {
+      if (64 * c < s.width) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + 64 * c));
+    }
+  }
+#endif
   for (int i = threadIdx.x; i < kRows * D / 8; i += 32 * WARPS) {
     const int row = i / (D / 8), chunk = i % (D / 8), at = w.first_row + row;
     uint4 x = {0, 0, 0, 0};
@@ -51,8 +66,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   const auto fetch = [](const T* from, bool exists) { return stream16_or_zero(from, exists); };
   const T* k_lane = k + w.kv_head * ks.head + g * ks.row + 8 * t;
   const T* v_lane = v + w.kv_head * vs.head + 2 * t * vs.row + 8 * g;
-  int block = block_of(s, w, table, w.from + kStep * warp);
-  for (int key = w.from + kStep * warp; key < w.to; key += kStep * WARPS) {
+  for (int key = begun; key < w.to; key += kStep * WARPS) {
     uint4 keys[2][D / 32], values[4][D / 64];
     const T* k_step = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
     const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
@@ -160,7 +174,6 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     }
   };
   finish<Fast, kRows, D, kSumPitch, WARPS>(s, w, to, top, total, row, shared, add, place);
-  if (to.done && s.splits > 1) combine_by_last<kRows, D, WARPS>(s, w, to);
 }
 
 }  // namespace decode

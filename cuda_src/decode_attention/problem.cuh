@@ -91,13 +91,11 @@ struct Exact {
 __device__ __forceinline__ float base_of(float top) { return fabsf(top) == infinity<float>() ? 0.0f : top; }
 
 // Where a block leaves its rows: in y and lse, or as partial results of its split, in fp32. Rows are (batch, query, head).
-// done: how many splits of each tile of rows have left theirs, 0 before and after; null where a kernel after this one adds them.
 template <typename T> struct Results {
   T* y;
   float* lse;
   float* partial_y;
   float* partial_lse;
-  int* done;
 };
 
 // Floats of shared memory that `finish` takes, PITCH for a row of sums: how large rows are and what they add up to, and the sums

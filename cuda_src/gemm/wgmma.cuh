@@ -401,8 +401,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     if constexpr (BIAS) share(bias);
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
-      [[maybe_unused]] float2 residual[S::PIECE / 4];
-      if constexpr (E::ACTIVATED) load_residual(residual, i);
+      [[maybe_unused]] unsigned kept[S::PIECE / 4];
 #pragma unroll
       for (int c = 0; c < S::PIECE / 4;
            ++c) {  // row g, columns 2t, 2t + 1; row g + 8, the same; then 8 columns further
@@ -412,15 +411,14 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
           add = *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
         if constexpr (E::ACTIVATED) {
           const float2 z = {pair[0] + add.x, pair[1] + add.y};
-          results[i][c] =
-              packed<T>(E::F::template value<T>(z.x) + residual[c].x, E::F::template value<T>(z.y) + residual[c].y);
-          residual[c] = z;
+          results[i][c] = packed<T>(E::F::template value<T>(z.x), E::F::template value<T>(z.y));
+          kept[c] = packed<T>(z.x, z.y);
         } else {
           results[i][c] = packed<T>(pair[0] + add.x, pair[1] + add.y);
         }
       }
       if constexpr (E::ACTIVATED) {
-        if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return packed<T>(residual[c].x, residual[c].y); });
+        if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
       }
     }
   }
@@ -479,34 +477,6 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     const int row = first + thread / 32 * 16 + lane / 4, column = left + lane % 4 * 2;
     if (first + 64 <= p.m && left + N * 4 <= p.n) captured.template load<true>(epilogue, row, column, p.m, p.n);
     else captured.template load<false>(epilogue, row, column, p.m, p.n);
-  }
-
-  // The residual of a piece, as its sums are held; zeros where there is none. Its rows are n long: pairs of an odd n are not
-  // aligned.
-  __device__ __forceinline__ void load_residual(float2 (&residual)[S::PIECE / 4], int piece) const {
-#pragma unroll
-    for (int c = 0; c < S::PIECE / 4; ++c) residual[c] = {0.f, 0.f};
-    if (!p.residual) return;
-    const int row = to.row + piece / S::ACROSS * 64 + thread / 32 * 16 + lane / 4;
-    const int column = to.column + piece % S::ACROSS * S::PIECE + lane % 4 * 2;
-    const int rows = p.m - row, columns = p.n - column;  // that are left from there on
-    const T* const first = p.residual + static_cast<long long>(row) * p.n + column;
-    const T* const second = first + 8ll * p.n;
-    if (p.n % 2 == 0 && reinterpret_cast<unsigned long long>(p.residual) % 4 == 0) {
-#pragma unroll
-      for (int c = 0; c < S::PIECE / 4; ++c) {
-        const auto* const at = reinterpret_cast<const Vec<T, 2>*>((c % 2 ? second : first) + c / 2 * 8);
-        const Vec<T, 2> pair = load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns);
-        residual[c] = {to_acc(pair.data[0]), to_acc(pair.data[1])};
-      }
-    } else {
-#pragma unroll
-      for (int c = 0; c < S::PIECE / 4; ++c) {
-        const T* const at = (c % 2 ? second : first) + c / 2 * 8;
-        residual[c].x = to_acc(load_if(at, c % 2 * 8 < rows && c / 2 * 8 < columns));
-        residual[c].y = to_acc(load_if(at + 1, c % 2 * 8 < rows && c / 2 * 8 + 1 < columns));
-      }
-    }
   }
 
   // Sums as they are, in fp32: eight bytes of each thread, 32 of each row.

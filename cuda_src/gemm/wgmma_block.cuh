@@ -45,7 +45,7 @@ struct Shape {
 // The epilogues. Of a tile's sums are stored:
 //
 //   Sums          sums + bias
-//   Activated     f(z) + residual, z = sums + bias; and z itself, where `kept` is not null
+//   Activated     f(z), z = sums + bias; and z itself, where `kept` is not null
 //   Gated         f(gate) up, of the sums of two operands; and both, where `kept` is not null
 //   Partial       the sums of a share of k, in fp32: each share is a batch
 //   OfRows        the sums of groups of rows, each with a matrix b of its own
@@ -85,7 +85,7 @@ template <class A, class B> struct Scaled : Plain {
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
 // Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
-// of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
+// of its rows and parts; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
 // of `ragged` rows or of k. Of Scaled: the scales of rows and columns, or one of each where `by_row` is 0; promoted: whether each
 // stage is summed by itself, and then added in fp32. Of Reduced: what its Rows know it to be. Of Computed: the epilogue itself.
 template <typename T> struct Problem {
@@ -96,7 +96,6 @@ template <typename T> struct Problem {
   const TensorMap &up, &kept_map;
   T* kept;
   long long kept_row, kept_part;
-  const T* residual;
   float* partial;
   const int* offs = nullptr;
   int ragged = 0;
@@ -155,24 +154,6 @@ template <> __device__ __forceinline__ unsigned packed<__nv_bfloat16>(float low,
   unsigned both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
-}
-
-// *from where it exists, else zeros: under a predicate, where a branch around each takes longer, and longer to compile.
-template <typename V> __device__ __forceinline__ V load_if(const V* from, bool exists) {
-  static_assert(sizeof(V) == 2 || sizeof(V) == 4, "one element of a half type, or two");
-  if constexpr (sizeof(V) == 2) {
-    unsigned short bits = 0;
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1];}"
-                 : "+h"(bits)
-                 : "l"(from), "r"(static_cast<int>(exists)));
-    return *reinterpret_cast<V*>(&bits);
-  } else {
-    unsigned bits = 0;
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.b32 %0, [%1];}"
-                 : "+r"(bits)
-                 : "l"(from), "r"(static_cast<int>(exists)));
-    return *reinterpret_cast<V*>(&bits);
-  }
 }
 
 // Named barriers 1 and 2 are the consumers' own, 3 is that of both.

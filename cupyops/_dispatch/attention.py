@@ -265,6 +265,12 @@ class Forward(Form[Problem]):
         launch(q, k, v, y, lse, scale)
 
 
+def _section(p: Problem, gpu: Gpu, heads: int, rows: int, group: int = 1) -> int:
+    """Of how many heads what passes takes a quarter of L2: so many rows for each of `group` of them."""
+    held = gpu.l2 // 4 // max(1, rows * (p.width + p.value_width) * 2)
+    return max(1, min(max(1, held) * group, heads * p.batches))
+
+
 class MmaForward(Forward):
     """A block owns a tile of queries, by which panels of keys and values pass."""
 
@@ -279,6 +285,7 @@ class MmaForward(Forward):
         """A block for each tile of each head."""
         p = problem
         panel, rows, warps = (32, 1, 8) if p.d == WIDE else (64, 2, 4)
+        section = _section(p, gpu, p.heads, p.keys, p.group)
         return Launch(
             attention_fwd_mma,
             ceil_div(p.queries, TILE) * p.heads * p.batches,
@@ -286,7 +293,10 @@ class MmaForward(Forward):
             (TILE + 2 * panel) * p.d * 2,
             {"T": p.dtype, "D": p.d, "BN": panel, "M": rows, "WARPS": warps, "BOUNDS": p.bounds},
             extra={"form": self, "blocks": Blocks(TILE, panel, False, CELL)},
-            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes(p.tokens or 0)),
+            args=(
+                *(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)),
+                p.sizes(p.tokens or 0, section),
+            ),
         )
 
 
@@ -373,6 +383,8 @@ class MmaBackward(Backward):
         grad_q, grad_k, grad_v = p.grads
         six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
+        passing = (p.queries * p.group,) if keys else (p.keys, p.group)
+        section = _section(p, gpu, heads, *passing)
         return Launch(
             attention_bwd_mma,
             ceil_div(rows, self.tile) * heads * p.batches,
@@ -380,5 +392,5 @@ class MmaBackward(Backward):
             self.shared(p),
             {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": self.tile // 16, "KEYS": keys, "BOUNDS": p.bounds},
             extra={"blocks": Blocks(self.tile, self.panel, keys, CELL)},
-            args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p))),
+            args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p), section)),
         )

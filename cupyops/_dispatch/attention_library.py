@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .._util import torch_private
-from .attention import taken, taken_mask, why_not
-from .gpu import Gpu, gpu
+from .attention import taken, taken_mask
+from .gpu import Gpu
 from .library import FASTER
 
 NEVER = math.inf
@@ -17,16 +17,18 @@ NEVER = math.inf
 # has, on an H100, 16,384 tokens of 2,048 elements: of all keys, causal, and causal with heads that share. By elements of a
 # row of q and of v; forward alone, and with backward.
 ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
-    (64, 64): (4096, 512, 1024),
-    (96, 96): (512, 1024, 1024),
-    (128, 128): (NEVER, 1024, 1024),
-    (192, 128): (512, 4096, 4096),
-    (256, 256): (16384, 4096, 1024),
+    (64, 64): (4096, 512, 512),
+    (96, 96): (512, 512, 512),
+    (128, 128): (NEVER, 1024, 512),
+    (192, 128): (512, 512, 512),
+    (256, 256): (1024, 4096, 512),
 }
 WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
     (64, 64): (512, 512, 1024),
-    (96, 96): (NEVER, 4096, 16384),
-    (128, 128): (512, 4096, 16384),
+    (96, 96): (512, 1024, 1024),
+    (128, 128): (512, 1024, 1024),
+    (192, 128): (512, 512, 512),
+    (256, 256): (512, 1024, 1024),
 }
 # Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none.
 IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {
@@ -59,16 +61,3 @@ def _least(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
     if shared and not causal:
         return NEVER
     return of.get((q.shape[3], v.shape[3]), (NEVER,) * 3)[2 if shared else int(causal)]
-
-
-def serves(q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float | None) -> bool:
-    """Whether PyTorch's own function is to compute `cupyops.attention` of tensors that kernels serve too, without a variant.
-
-    It knows of bounds none, or those that it calls causal. Under deterministic algorithms some of its backends refuse.
-    """
-    if torch.compiler.is_compiling() or why_not(q, k, v, scale, card := gpu(q.device)):
-        return False
-    is_plain = low is None and (high is None or (high == 0 and q.shape[2] == k.shape[2]))
-    if not is_plain or not (q.numel() and k.numel()) or (torch_private.deterministic() and torch.is_grad_enabled()):
-        return False
-    return slower(q, k, v, None, high is not None, card) is not None

@@ -56,8 +56,14 @@ SHAPES = (  # narrower ones first
     Shape(192, 128, 128, 64),
     Shape(256, 256, 64, 64),
 )
-# By D and bounds: from how many queries and keys on it was measured as a tenth faster than two passes, which are taken else.
-FASTER = {(64, 0): 512, (64, 1): 512, (128, 0): 1024, (128, 1): 1024, (64, 2): 1024, (128, 2): 4096}
+# By D, and by bounds: from how many queries and keys on it was measured as a tenth faster than two passes.
+FASTER = {
+    64: (512, 512, 1024),
+    96: (512, 1024, 2048),
+    128: (1024, 1024, 4096),
+    192: (math.inf, 16384, math.inf),
+    256: (512, 1024, 2048),
+}
 VARIANT_FASTER = {64: 1024, 128: 4096}  # the same of scores, masks and dropout, by D
 SUMS = 64 * 64  # of grad_q, that a warpgroup adds at a time
 
@@ -67,9 +73,25 @@ def shape_of(p: Problem) -> Shape | None:
     return next((one for one in SHAPES if p.width <= one.d and p.value_width <= one.values), None)
 
 
+def _kind(p: Problem) -> int:
+    """How many bounds there are, of rows of any width."""
+    return 2 if p.low is not None else 1 if p.high is not None else 0
+
+
 def _share(p: Problem, shape: Shape) -> int:
     """How many heads of a group one block goes through; the sums of blocks that share the rest are added up in memory."""
-    return p.group
+    if shape.d <= 128:
+        return p.group
+    return 2 if p.group % 2 == 0 else 1  # of so many the last tiles would keep the GPU waiting
+
+
+def _section(p: Problem, shape: Shape, share: int) -> int:
+    """How many (batch, heads of a block) are worked on side by side: as was measured, a power of two."""
+    if _kind(p) == 0:
+        return 1
+    held = L2 * (4 if shape.d > 128 else 1 if share == 1 else 2 if shape.d == 64 else 4)
+    most = min(16, held // ((p.width + p.value_width) * 2 * p.queries * share), p.batches * p.heads // share)
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def _collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
@@ -107,7 +129,7 @@ class OnePass(Backward):
     """A block owns keys, by which panels of queries pass; what it adds to the gradient of the queries, it adds in memory."""
 
     name = "wgmma_once"
-    summary = "a block owns 128 keys, by which queries pass, and adds to their gradient in fp32, in no order"
+    summary = "a block owns 128 keys, or 64 of wide rows; queries pass, to whose gradient it adds in fp32, in no order"
     measured = "1.1 to 1.25 times as fast as two passes from 1,024 rows on, on an H100"
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -126,7 +148,7 @@ class OnePass(Backward):
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         """Where two passes are as fast they are taken, whose bits are the same every time."""
         p, shape = problem, shape_of(problem)
-        least = math.inf if shape is None else FASTER.get((shape.d, p.bounds), math.inf)
+        least = math.inf if shape is None else FASTER[shape.d][_kind(p)]
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
@@ -136,7 +158,6 @@ class OnePass(Backward):
         bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]
         bulk = shape.bulk(bounds)
         share = _share(p, shape)
-        section = max(1, L2 // (p.width * 4 * p.queries * share)) if p.bounds else 1
         whole = ceil_div(p.keys, TILE) * TILE
         of_keys = p._replace(heads=p.kv_heads, queries=p.keys)
         collects = (
@@ -159,7 +180,7 @@ class OnePass(Backward):
                 "share": share,
                 "blocks": Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
             },
-            args=(p.sizes(padded, min(section, p.batches * p.heads // share)),),
+            args=(p.sizes(padded, _section(p, shape, share)),),
         )
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> None:

@@ -69,8 +69,47 @@ FORWARD = (  # narrower ones first
     Shape(192, 128, 128, 2),
     Shape(256, 256, 80, 2),
 )
-# by D: rows of a panel of the queries' role, and of the keys' role
-BACKWARD = {64: (128, 96), 128: (96, 64), WIDE: (32, 32)}
+
+
+class Roles(NamedTuple):
+    """What kernels of backward are made for: elements of a row of q and k, and of v; rows of the panels of the two roles."""
+
+    d: int
+    values: int
+    of_queries: int
+    of_keys: int
+
+    def parts(self, keys: bool) -> tuple[int, ...]:
+        """Of the widest rows the keys' role has a kernel for each result."""
+        return (OF_KEYS, OF_VALUES) if keys and self.values == WIDE else (ALL,)
+
+    def panel(self, keys: bool, part: int) -> int:
+        """Rows of a panel."""
+        return VALUES if part == OF_VALUES else self.of_keys if keys else self.of_queries
+
+    def owned(self, part: int) -> int:
+        """Bytes of what is owned."""
+        return TILE * (line(self.d) + (0 if part == OF_VALUES else line(self.values)))
+
+    def stage(self, keys: bool, part: int) -> int:
+        """Bytes of two panels."""
+        return self.panel(keys, part) * (line(self.d) + line(self.values))
+
+    def stages(self, keys: bool, part: int) -> int:
+        """Of the ring."""
+        return min(STAGES, (MOST - ROWS - self.owned(part)) // self.stage(keys, part))
+
+    def shared(self, keys: bool, part: int) -> int:
+        """Bytes: what is owned, the ring of two panels each, lse2 and delta of their rows, the barriers."""
+        return self.owned(part) + self.stages(keys, part) * self.stage(keys, part) + ROWS + SPARE
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """For which BOUNDS there are kernels; a bound that is not there is far."""
+        return (0, 2) if self.d <= 128 else (2,)
+
+
+BACKWARD = Roles(64, 64, 128, 96), Roles(128, 128, 96, 64), Roles(192, 128, 64, 32), Roles(WIDE, WIDE, 32, 32)
 ALL, OF_KEYS, OF_VALUES = range(3)  # Part of the CUDA
 VALUES = 64  # rows of a panel of the keys' role, where it is of values alone
 CELLS = {
@@ -85,27 +124,20 @@ def shape_of(p: Problem) -> Shape:
     return next(one for one in FORWARD if p.width <= one.d and p.value_width <= one.values)
 
 
-def _panel(d: int, keys: bool, part: int) -> int:
-    return VALUES if part == OF_VALUES else BACKWARD[d][keys]
-
-
-def _owned(d: int, part: int) -> int:
-    """Bytes of what is owned."""
-    return (1 if part == OF_VALUES else 2) * TILE * d * 2
-
-
-def _backward_stages(d: int, keys: bool, part: int) -> int:
-    return min(STAGES, (MOST - ROWS - _owned(d, part)) // (2 * _panel(d, keys, part) * d * 2))
+def roles_of(p: Problem) -> Roles:
+    """The narrowest that have room for the rows of a problem."""
+    return next(one for one in BACKWARD if p.width <= one.d and p.value_width <= one.values)
 
 
 def _is_forward(D: int, DV: int, BN: int, CONSUMERS: int, STAGES: int, BOUNDS: int, **_: Any) -> bool:
     return any((*one, one.stages) == (D, DV, BN, CONSUMERS, STAGES) and BOUNDS in one.bounds for one in FORWARD)
 
 
-def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, PART: int, BOUNDS: int, **_: Any) -> bool:
-    parts = (OF_KEYS, OF_VALUES) if KEYS and D == WIDE else (ALL,)
-    found = _panel(D, KEYS, PART), _backward_stages(D, KEYS, PART)
-    return PART in parts and found == (BN, STAGES) and (D < WIDE or BOUNDS == 2)
+def _is_backward(D: int, DV: int, BN: int, STAGES: int, KEYS: bool, PART: int, BOUNDS: int, **_: Any) -> bool:
+    roles = next((one for one in BACKWARD if one[:2] == (D, DV)), None)
+    if roles is None or PART not in roles.parts(KEYS) or BOUNDS not in roles.bounds:
+        return False
+    return (roles.panel(KEYS, PART), roles.stages(KEYS, PART)) == (BN, STAGES)
 
 
 attention_fwd_wgmma = Kernel(
@@ -123,10 +155,11 @@ attention_fwd_wgmma = Kernel(
 )
 attention_bwd_wgmma = Kernel(
     "attention_wgmma.cu",
-    "attention_bwd_wgmma<T, D, BN, STAGES, KEYS, PART, BOUNDS>",
+    "attention_bwd_wgmma<T, D, DV, BN, STAGES, KEYS, PART, BOUNDS>",
     arch="sm_90a",
     T=HALF,
-    D=(64, 128, WIDE),
+    D=(64, 128, 192, WIDE),
+    DV=(64, 128, WIDE),
     BN=(32, 64, 96, 128),
     STAGES=(2, 3, 4),
     KEYS=(True, False),
@@ -155,13 +188,6 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
     return None
 
 
-def why_slower_packed(p: Problem) -> str | None:
-    """Why packed sequences are left to mma.sync: of some widths there is a fault on a GPU that is not explained."""
-    if p.tokens is None or (p.width == p.value_width and p.d < WIDE):
-        return None
-    return "packed sequences of values of another width had a fault that is not explained; wider rows share the kernels"
-
-
 def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
     """Of which TMA copies a panel of so many rows at a time."""
     if packed:
@@ -182,10 +208,6 @@ class WgmmaForward(Forward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """On Hopper alone, for what TMA can read."""
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """It is taken but for some packed sequences."""
-        return why_slower_packed(problem)
 
     def shared(self, shape: Shape) -> int:
         """Bytes: tiles, in whose place results leave, the ring of panels, the barriers."""
@@ -237,36 +259,27 @@ class WgmmaBackward(Backward):
         return attention_bwd_prepare, attention_bwd_wgmma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read, but for packed sequences with a fault that is not explained."""
-        if problem.tokens is not None and problem.width != problem.value_width:
-            return "packed sequences whose values have another width read outside of memory on a GPU"
-        return why_not_by_tma(problem, gpu, max(self.shared(problem.d, keys, ALL) for keys in (False, True)))
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """It is taken but for some packed sequences."""
-        return why_slower_packed(problem)
-
-    def shared(self, d: int, keys: bool, part: int) -> int:
-        """Bytes: what is owned, the ring of two panels each, lse2 and delta of their rows, the barriers."""
-        panels = 2 * _backward_stages(d, keys, part) * _panel(d, keys, part) * d * 2
-        return _owned(d, part) + panels + ROWS + SPARE
+        """On Hopper alone, for what TMA can read."""
+        roles = roles_of(problem)
+        return why_not_by_tma(problem, gpu, max(roles.shared(keys, ALL) for keys in (False, True)))
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the keys' role; `extra` has the queries' role, of wide rows the part of values, and what prepares."""
         found = super().launch(problem, gpu)
-        if problem.d < WIDE:
+        if len(roles_of(problem).parts(True)) == 1:
             return found
         return replace(found, extra={**found.extra, "values": self.role(problem, gpu, True, OF_VALUES)})
 
     def padded(self, p: Problem) -> int:
         """Whole tiles, and whole panels; of packed sequences the last ones may begin anywhere."""
-        unit = math.lcm(TILE, BACKWARD[p.d][True])
+        unit = math.lcm(TILE, roles_of(p).of_keys)
         return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
     def role(self, p: Problem, gpu: Gpu, keys: bool, part: int = ALL) -> Launch:
         """A block for each tile of each head of what is owned; wide rows have a part for each result of the keys' role."""
-        part = OF_KEYS if keys and p.d == WIDE and part == ALL else part
-        panel = _panel(p.d, keys, part)
+        roles = roles_of(p)
+        part = max(part, roles.parts(keys)[0])
+        panel = roles.panel(keys, part)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
         held = L2 // (p.width * 4)
         if not p.bounds:
@@ -275,13 +288,14 @@ class WgmmaBackward(Backward):
             section = max(1, held // (p.queries * p.group))
         else:
             section = max(1, held // p.keys) * p.group
-        fixed = {"BN": panel, "STAGES": _backward_stages(p.d, keys, part), "KEYS": keys, "PART": part}
+        fixed = {"BN": panel, "STAGES": roles.stages(keys, part), "KEYS": keys, "PART": part}
+        bounds = p.bounds if p.bounds in roles.bounds else roles.bounds[-1]
         return Launch(
             attention_bwd_wgmma,
             ceil_div(rows, TILE) * heads * p.batches,
             3 * 128,
-            self.shared(p.d, keys, part),
-            {"T": p.dtype, "D": p.d, **fixed, "BOUNDS": p.bounds},
+            roles.shared(keys, part),
+            {"T": p.dtype, "D": roles.d, "DV": roles.values, **fixed, "BOUNDS": bounds},
             extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d]), "packed": p.tokens is not None},
             args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
         )

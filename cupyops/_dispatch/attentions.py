@@ -11,13 +11,13 @@ from torch import Tensor
 
 from .._util import torch_private
 from .._util.strides import aligned, is_dry
-from . import attention
+from . import ahead, attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_map import Maps, Masked, fits
 from .attention_once import VARIANT_FASTER, OnePass
 from .attention_wgmma import WgmmaBackward, WgmmaForward
 from .forms import Forms, Launch
-from .gpu import gpu
+from .gpu import Gpu, gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
 BACKWARD = Forms(
@@ -64,10 +64,22 @@ def forward(
         attention.clear(y, variant.starts[0], variant.packed[1], lse)
     q, k, v = (attention.readable(x) for x in (q, k, v))
     problem, card = _problem(q, k, v, y, low, high, variant), gpu(q.device)
+    if variant is None and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad):
+        needs = q.requires_grad, k.requires_grad, v.requires_grad
+        ahead.compile_beside(_of_backward(problem, needs, card), ahead.arch_of(q.device))
     launch = FORWARD.launch(problem, card)
     launch = launch if variant is None else variant.launch(launch, problem, q.device)
     launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
+
+
+def _of_backward(problem: attention.Problem, needs: tuple[bool, bool, bool], card: Gpu) -> list[Launch]:
+    """What backward will launch, of tensors and gradients that lie as those of forward do."""
+    grads = problem.q, problem.k, problem.v
+    problem = problem._replace(grads=grads, in_order=_in_order(problem, needs, None))
+    launch = BACKWARD.launch(problem, card)
+    others = (one if isinstance(one, tuple) else (one,) for one in launch.extra.values())
+    return [launch, *(one for some in others for one in some if isinstance(one, Launch))]
 
 
 def backward(

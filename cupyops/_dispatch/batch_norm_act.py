@@ -169,13 +169,23 @@ def problem_of(x: Tensor, grad_x: bool = True) -> Problem:
     return Problem(x.shape[0], x.shape[1], pixels, x.element_size(), nhwc, True, grad_x)
 
 
+_described: dict[Any, tuple[str | None, Problem]] = {}  # by sizes, strides and dtype
+_MOST = 1024
+
+
 def why_apart(x: Tensor, training: bool) -> str | None:
     """Why no kernel computes `x`, None where one does."""
     if is_symbolic(*x.shape) or not x.numel():
         return "sizes are not known, or 0"
-    if reason := too_large(x):
+    of = x.shape, x.stride(), x.dtype
+    if (found := _described.get(of)) is None:  # this is asked at every call of a module
+        if len(_described) >= _MOST:
+            _described.clear()
+        found = _described[of] = too_large(x), problem_of(x)
+    reason, problem = found
+    if reason is not None:
         return reason
-    form = (FORWARD if training else INFERENCE).choose(problem_of(x), gpu(x.device))
+    form = (FORWARD if training else INFERENCE).choose(problem, gpu(x.device))
     if not isinstance(form, Apart):
         return None
     return FASTER if gpu(x.device).library and form.name == "pytorch" else form.summary

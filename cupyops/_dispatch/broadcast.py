@@ -44,13 +44,24 @@ def broadcast_shape(**tensors: Tensor | None) -> tuple[int, ...]:
     return tuple(reversed(result))
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """As `torch.broadcast_shapes`, whose first call imports SymPy: that takes half a second, or three from a slow disk.
+
+    Raises:
+        ValueError: the shapes cannot be broadcast together; `RuntimeError` where sizes are symbols.
+    """
+    if any(type(size) is not int for shape in shapes for size in shape):
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[arg-type]
+    return np.broadcast_shapes(*map(tuple, shapes))
+
+
 def expanded(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors, each over the shape that all of them broadcast to."""
     first = tensors[0]
     # dim() first: tuples compare their sizes before their lengths, which would tie a symbolic size to another
     if all(tensor.dim() == first.dim() and tensor.shape == first.shape for tensor in tensors[1:]):
         return tensors
-    shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+    shape = broadcast_shapes(*[tensor.shape for tensor in tensors])
     return tuple(tensor.expand(shape) for tensor in tensors)
 
 

@@ -216,10 +216,10 @@ def forward(
     splits = launch.extra["splits"]
     given = q, k, v, lengths, table, y, lse
     if splits == 1:
-        launch(*given, None, None, None, scale, softcap or 0.0)
+        launch(*given, None, None, scale, softcap or 0.0)
         return y, lse
     partial_y = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
-    launch(*given, partial_y, partial_lse, None, scale, softcap or 0.0)
+    launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
     launch.extra["combine"](partial_y, partial_lse, y, lse)
     return y, lse

@@ -40,7 +40,7 @@ class Fused(wgmma.Tile):
         least: m, n and k, from which on it is measured to be faster than PyTorch's product and a kernel for what follows.
     """
 
-    def __init__(self, name: str, functions: Mapping[str, str], columns: int, least: tuple[int, int, int]) -> None:
+    def __init__(self, name: str, functions: Mapping[str, str], columns: int, least: tuple[int, ...]) -> None:
         self._name, self._functions, self._least = name, tuple(functions.values()), least
         super().__init__("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True, layouts=((False, False),))
         self.columns = columns
@@ -101,8 +101,9 @@ class Apart(Form[Problem]):
 class Computed(Fused):
     """The same of an epilogue that is a line of C, whose kernels are no part of it: see `Launch.by`."""
 
-    def __init__(self, least: tuple[int, int, int]) -> None:
-        super().__init__("linear_epilogue_wgmma", {}, 256, least)
+    def __init__(self, least: int) -> None:
+        super().__init__("linear_epilogue_wgmma", {}, 256, ())
+        self.work = least
 
     def made(self) -> Kernel:
         """None."""
@@ -114,10 +115,21 @@ class Computed(Fused):
         """None that are listed."""
         return ()
 
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """What was measured on an H100: from so many multiply-adds on, where its product is no slower than cuBLAS's."""
+        p = gemm.gemm_of(problem)
+        if not gpu.library:
+            return super().why_slower(problem, gpu)
+        if p.m * p.n * p.k < self.work:
+            return "it is measured to be faster than a product and a kernel for what follows in larger ones alone"
+        if p.out.i % 8 or p.k % 8:
+            return "of rows off 16-byte boundaries a product and a kernel for what follows are as fast"
+        return self._why_cublas(p, gpu)
+
 
 ACTIVATED = Fused("linear_act_wgmma", ACTIVATIONS, 256, (16384, 3072, 768))
 GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
-COMPUTED = Computed((8192, 4096, 4096))
+COMPUTED = Computed(16384 * 768 * 3072)
 
 LINEAR_ACT = Forms("linear_act", "product", [ACTIVATED, Apart(last=False), *gemm.DENSE])
 GATED_LINEAR = Forms("gated_linear", "product", [GATED, Apart(last=True)])
@@ -140,6 +152,11 @@ class Plan:
     def __init__(self, launch: Launch, x: Tensor, weights: Sequence[Tensor]) -> None:
         self.launch, self.x, self.weights = launch, x, weights
 
+    @property
+    def takes_residual(self) -> bool:
+        """Whether the epilogue adds one; on Hopper what linear_epilogue makes of `y = z + r` does, linear_act's does not."""
+        return not self.launch.extra
+
     def run(self, y: Tensor, kept: Tensor | None, activation: str, *more: Tensor | None) -> None:
         """Launch it.
 
@@ -151,7 +168,7 @@ class Plan:
         """
         launch = self.launch
         if launch.extra:
-            return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
+            return self._by_wgmma(y, kept, ACTIVATIONS[activation], more[:1])
         (weight,), (bias, residual) = self.weights, more
         function = FUNCTIONS.index(ACTIVATIONS[activation])
         gemm.run_dense(launch, self.x, weight, y, bias, residual, function, kept)

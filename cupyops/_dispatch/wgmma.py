@@ -34,7 +34,7 @@ MOST_SHARES = 16
 FEW_K = 512  # up to which stores take as long as products
 FULL = 0.9  # of the multiprocessors with work of use, from which on a form is at cuBLAS's speed, measured on an H100
 FEW_WAVES, LITTLE = 3, 7168  # waves, and their k in all, up to which it is not
-FEW_ROWS = 32  # of which k is split as fast as cuBLAS does
+LARGE_OF_ONE_STAGE = 2**25  # elements of batched results of a k of one stage, from which on cuBLAS stores them sooner
 
 
 class Operand(NamedTuple):
@@ -153,9 +153,11 @@ class Tile(Form[Any]):
         if full < FULL:
             return f"cuBLAS splits k, or has smaller tiles: {full:.0%} of the multiprocessors have work"
         if self.split > 1:
-            return None if waves == 1 and p.m <= FEW_ROWS else "k is split for few rows and one wave of tiles"
+            return "of few rows cuBLAS takes as long, and half of that where the weight lies in L2"
         if waves <= FEW_WAVES and waves * p.k < LITTLE:
             return "cuBLAS begins and ends sooner, which counts in so little work"
+        if p.k <= K and p.m * p.n * p.batches > LARGE_OF_ONE_STAGE:
+            return "cuBLAS stores large results of so little k sooner"
         if self.pingpong and p.k > FEW_K and p.batches == 1:
             return f"tiles of {self.m} x {self.n} are for a k of {FEW_K} at most"
         return None

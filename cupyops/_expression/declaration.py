@@ -33,15 +33,19 @@ TENSORS: dict[str, torch.dtype] = {
 SCALARS: dict[str, type] = {"float": float, "double": float, "int": int, "long long": int, "bool": bool}
 
 NAMESPACE = "user"  # of a name that has none, before the module that it is defined in
-RESERVED = frozenset({"T", "A", "n", "axis", "dim", "keepdim", "saved", "needs_grad"})
+RESERVED = frozenset({"T", "A", "n", "FORM", "axis", "dim", "keepdim", "saved", "needs_grad"})
 
 _FORM = re.compile(r"\s*(?:(\w+)\s*::\s*)?(\w+)\s*\(([^()]*)\)\s*->([^()]*)", re.DOTALL)
 _PART = re.compile(r"\s*(\w[\w\s]*?)\s*(\[\s*\])?\s+(\w+)\s*(?:=\s*(.*?)\s*)?", re.DOTALL)
 _TRUTH = {"true": True, "false": False}
 C_WORDS = re.compile(
-    "auto|bool|break|case|char|class|const|continue|default|delete|do|double|else|enum|extern|false|float|for|goto|if|int|"
-    "long|namespace|new|operator|private|public|register|return|short|signed|sizeof|static|struct|switch|template|this|"
-    "true|typedef|typename|union|unsigned|using|void|volatile|while"
+    "alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|char16_t|char32_t|"
+    "char8_t|class|co_await|co_return|co_yield|compl|concept|const|const_cast|consteval|constexpr|"
+    "constinit|continue|decltype|default|delete|do|double|dynamic_cast|else|enum|explicit|export|extern|"
+    "false|float|for|friend|goto|if|inline|int|long|mutable|namespace|new|noexcept|not|not_eq|nullptr|"
+    "operator|or|or_eq|private|protected|public|register|reinterpret_cast|requires|return|short|signed|"
+    "sizeof|static|static_assert|static_cast|struct|switch|template|this|thread_local|throw|true|try|"
+    "typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq"
 )
 
 
@@ -193,7 +197,7 @@ def _check_names(text: str, name: str, names: list[str]) -> None:
         if keyword.iskeyword(one):
             raise InputError(f"{text}: {one!r} is a word of Python's own, which no argument can be called by")
     for one in names:
-        if one in RESERVED or one.startswith(("grad_", "_")) or one.endswith("_"):
+        if one in RESERVED or one.startswith(("grad_", "_", "CUPYOPS_")) or one.endswith("_"):
             raise InputError(f"{text}: the name {one!r} is kept for what cupyops adds; choose another")
         if names.count(one) > 1:
             raise InputError(f"{text}: {one!r} is declared twice; rename one of the two")

@@ -9,7 +9,7 @@ from typing import Any
 from .._dispatch.reduction import DEFINE, FORM
 from . import python
 from .declaration import Declaration, Parameter
-from .kernels import Generated, Unit, by_value, element, is_narrow, pointee, value_type
+from .kernels import OWN, Generated, Unit, by_value, element, is_narrow, pointee, value_type
 from .references import dtype, opening, types, whole_shape
 from .syntax import Body
 from .translation import Translation
@@ -67,7 +67,7 @@ template <typename A> struct {name}_rule {{
   }}
   __device__ __forceinline__ A combine_(A a, A b) const {{
     A result_{{}};
-    expression::{name}_reduce<A>({given_comma}a, b, result_);
+    expression::{name}_reduce<A>({scalars_given}a, b, result_);
     return result_;
   }}
   template <int U, int E, typename Number>
@@ -80,12 +80,12 @@ template <typename A> struct {name}_rule {{
   }}
   __device__ __forceinline__ A post_(A a) const {{
     A result_{{}};
-    expression::{name}_post<A>({given_comma}a, n, result_);
+    expression::{name}_post<A>({scalars_given}a, n, result_);
     return result_;
   }}
   __device__ __forceinline__ A identity_() const {{
     A result_{{}};
-    expression::{name}_identity<A>({given_comma}result_);
+    expression::{name}_identity<A>({scalars_given}result_);
     return result_;
   }}
 }};
@@ -114,32 +114,32 @@ template <typename T> struct {name}_unit {{
   }}
   template <int K>
   __device__ __forceinline__ int until_vector_(const Offsets<{kept}>& from_, long long begin_, int length_) const {{
-    const int until_ = until_vector<K>({first} + from_.at[0] + begin_);
+    const int until_ = until_vector<K>({first}{own} + from_.at[0] + begin_);
     return {alike} ? until_ : length_;
   }}
   __device__ __forceinline__ void store_(A value_, long long slab_, long long at_) const {{
     if (partial_) partial_[slab_ * results_ + at_] = value_;
-    else {y}[at_] = from_body<{out}>({whole}(rule_.post_(value_)));
+    else {y}{own}[at_] = from_body<{out}>({whole}(rule_.post_(value_)));
   }}
 }};
 
 // Grid, block: see fold(). Inputs of any strides; y is contiguous.
 template <typename T, int FORM>
-__global__ void CUPYOPS_FOLD {name}({parameters}, acc_t<T>* __restrict__ partial_{scalars}, long long n,
-                       const __grid_constant__ Layout<{kept}> kept_, const __grid_constant__ Layout<{count}> reduced_,
-                       const __grid_constant__ Division division_, long long results_) {{
-  const {name}_unit<T> unit_{{{{{given_comma}n}}, {names}, partial_, results_}};
-  fold<FORM, kVecWidth<T>>(unit_, kept_, reduced_, division_);
+__global__ void CUPYOPS_FOLD {name}({parameters}, ::acc_t<T>* __restrict__ partial_{scalars}, long long n,
+                       const __grid_constant__ ::Layout<{kept}> kept_, const __grid_constant__ ::Layout<{count}> reduced_,
+                       const __grid_constant__ ::Division division_, long long results_) {{
+  const ::{name}_unit<T> unit_{{{{{given_comma}n}}, {names}, partial_, results_}};
+  ::fold<FORM, ::kVecWidth<T>>(unit_, kept_, reduced_, division_);
 }}
 """
 
 _FINISH = """
 template <typename T> struct {name}_unit {{
   {name}_rule<acc_t<T>> rule_;
-  {out}* __restrict__ {y};
+  {out}* __restrict__ {y}{own};
 
   __device__ __forceinline__ void store_(acc_t<T> value_, long long, long long at_) const {{
-    {y}[at_] = from_body<{out}>({whole}(rule_.post_(value_)));
+    {y}{own}[at_] = from_body<{out}>({whole}(rule_.post_(value_)));
   }}
 }};
 
@@ -147,7 +147,7 @@ template <typename T> struct {name}_unit {{
 template <typename T>
 __global__ void {name}(const acc_t<T>* __restrict__ partial_, {out}* __restrict__ {y}{scalars}, long long n,
                        long long slabs_, long long results_) {{
-  finalize_slabs<acc_t<T>>({name}_unit<T>{{{{{given_comma}n}}, {y}}}, partial_, slabs_, results_);
+  ::finalize_slabs<::acc_t<T>>(::{name}_unit<T>{{{{{given_comma}n}}, {y}}}, partial_, slabs_, results_);
 }}
 """
 
@@ -155,13 +155,13 @@ __global__ void {name}(const acc_t<T>* __restrict__ partial_, {out}* __restrict_
 def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated, Generated]:
     """The kernels of fold() and of finalize_slabs()."""
     tensors, scalars, y = declaration.tensors, declaration.scalars, declaration.outputs[0]
-    given = [one.name for one in scalars]
-    inputs = [f"const {pointee(one)}* __restrict__ {one.name}" for one in tensors]
-    output = f"{pointee(y)}* __restrict__ {y.name}"
+    pointers = [f"const {pointee(one)}* __restrict__ {one.name}" for one in tensors]
+    pointers.append(f"{pointee(y)}* __restrict__ {y.name}")
     shared = {
+        "own": OWN,
         "count": len(tensors),
         "kept": len(tensors) + 1,
-        "given_comma": "".join(f"{one}, " for one in given),
+        "given_comma": "".join(f"{one.name}, " for one in scalars),
         "scalars": "".join(f", {one}" for one in by_value(scalars)),
         "y": y.name,
         "out": pointee(y),
@@ -180,32 +180,32 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
         ]
         return "".join(parts) + _RULE.format(
             name=name,
-            members="\n  ".join(f"{value_type(one)} {one.name};" for one in scalars),
-            mapped=", ".join(f"{value_type(one)} {one.name}" for one in tensors),
-            map_given=", ".join([one.name for one in tensors] + given),
-            **shared,
+            members="\n  ".join(f"{value_type(one)} {one.name}{OWN};" for one in scalars),
+            mapped=", ".join(f"{value_type(one)} {one.name}{OWN}" for one in tensors),
+            map_given=", ".join(f"{one.name}{OWN}" for one in (*tensors, *scalars)),
+            scalars_given="".join(f"{one.name}{OWN}, " for one in scalars),
         )
 
     first, second = f"{unit.name}_fwd", f"{unit.name}_finish"
     # one input is never broadcast along a vector; a line of neighbours, whose stride is a vector's or 1, not either
     broadcast = "false" if len(tensors) == 1 else "vector_.stride[{index}][0] == 0"
     alike = [
-        f"until_vector<K>({one.name} + from_.at[{index}] + begin_) == until_"
+        f"until_vector<K>({one.name}{OWN} + from_.at[{index}] + begin_) == until_"
         for index, one in enumerate(tensors[1:], 1)
     ]
     loads = [
-        f"load_unit_once<K>({one.name} + from_.at[{index}] + at_.at[{index}], {broadcast.format(index=index)})"
+        f"load_unit_once<K>({one.name}{OWN} + from_.at[{index}] + at_.at[{index}], {broadcast.format(index=index)})"
         for index, one in enumerate(tensors)
     ]
     whole = _KERNEL.format(
         name=first,
-        members="\n  ".join(f"{one};" for one in (*inputs, output)),
-        vectors=" ".join(f"Vec<{pointee(one)}, K> {one.name};" for one in tensors),
+        members="\n  ".join(f"{one}{OWN};" for one in pointers),
+        vectors=" ".join(f"Vec<{pointee(one)}, K> {one.name}{OWN};" for one in tensors),
         loads=", ".join(loads),
         first=tensors[0].name,
         alike=" && ".join(alike) or "true",
-        values=", ".join(f"to_body(loaded_.{one.name}.data[k_])" for one in tensors),
-        parameters=", ".join([*inputs, output]),
+        values=", ".join(f"to_body(loaded_.{one.name}{OWN}.data[k_])" for one in tensors),
+        parameters=", ".join(pointers),
         names=", ".join([one.name for one in tensors] + [y.name]),
         **shared,
     )

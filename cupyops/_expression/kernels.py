@@ -186,9 +186,9 @@ def pointee(one: Parameter) -> str:
     return "T" if one.dtype is None else C_NAMES[one.dtype]
 
 
-def by_value(scalars: Sequence[Parameter]) -> list[str]:
+def by_value(scalars: Sequence[Parameter], suffix: str = "") -> list[str]:
     """How a kernel declares its scalars."""
-    return [f"{'acc_t<T>' if one.ctype == 'float' else one.ctype} {one.name}" for one in scalars]
+    return [f"{'::acc_t<T>' if one.ctype == 'float' else one.ctype} {one.name}{suffix}" for one in scalars]
 
 
 def translated_type(one: Parameter) -> str:
@@ -196,6 +196,10 @@ def translated_type(one: Parameter) -> str:
     found = value_type(one)
     return found if found in ("A", "double", "bool", "int", "long long") else "int"
 
+
+# In the text of a kernel, parameters have the user's names, which the simulator's messages show. What else is there by name
+# begins with ::, or ends in _, as no name of the user's does; members of structs are the user's names with OWN.
+OWN = "_own_"
 
 _POINTWISE = """
 // What {name} does to K elements: those at `from_` of the inputs, and from `to_` on of the outputs.
@@ -217,21 +221,21 @@ template <typename T, bool FLAT> struct {name}_unit {{
 }};
 
 // Grid, block: see pointwise(). Inputs of any strides, or FLAT, dense outputs; each thread owns whole vectors.
-template <typename T, bool FLAT>
-__global__ void {name}({parameters}, const __grid_constant__ Layout<{count}> layout_, long long size_) {{
-  using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
-  const bool vectors_fit = {fits};
-  pointwise<FLAT, W>(layout_, size_, vectors_fit, {name}_unit<T, FLAT>{{{names}, layout_}});
+template <typename T, bool FLAT_>
+__global__ void {name}({parameters}, const __grid_constant__ ::Layout<{count}> layout_, long long size_) {{
+  using A = ::acc_t<T>;
+  constexpr int W_ = ::kVecWidth<T>;
+  const bool vectors_fit_ = {fits};
+  ::pointwise<FLAT_, W_>(layout_, size_, vectors_fit_, ::{name}_unit<T, FLAT_>{{{names}, layout_}});
 }}
 """
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The text for an output of a pointwise kernel: its parameter, the test of its address, K of it, a value, the store."""
+    """The text for an output of a pointwise kernel: its type, the test of its address, K of it, a value, the store."""
 
-    parameter: str
+    pointee: str
     fits: str
     unit: str
     value: str
@@ -249,15 +253,18 @@ def pointwise(
     """The elementwise kernel that takes (inputs, outputs, scalars, layout, size)."""
     stored = [
         Stored(
-            f"{pointee(one)}* __restrict__ {one.name}",
-            f"fits_vec<{pointee(one)}, W>({one.name})",
+            pointee(one),
+            f"::fits_vec<{pointee(one)}, W_>({one.name})",
             f"Vec<{pointee(one)}, K> {one.name}_unit_;",
             f"from_body<{pointee(one)}>({one.name}_value_)",
-            f"store_vec<{pointee(one)}, K>({one.name} + to_, {one.name}_unit_);",
+            f"store_vec<{pointee(one)}, K>({one.name}{OWN} + to_, {one.name}_unit_);",
         )
         for one in outputs
     ]
     return _pointwise(unit, role, body, inputs, scalars, outputs, stored)
+
+
+WIDE = Parameter("wide_", "unsigned", False)
 
 
 def gradients(
@@ -274,16 +281,15 @@ def gradients(
     """
     stored = [
         Stored(
-            f"void* __restrict__ {one.name}",
-            f"fits_vec<A, W>(static_cast<const A*>({one.name}))",
+            "void",
+            f"::fits_vec<A, W_>(static_cast<const A*>({one.name}))",
             f"Vec<A, K> {one.name}_unit_;",
             f"{one.name}_value_",
-            f"store_gradient<T, K>({one.name}, wide_ >> {index} & 1, to_, {one.name}_unit_);",
+            f"store_gradient<T, K>({one.name}{OWN}, {WIDE.name}{OWN} >> {index} & 1, to_, {one.name}_unit_);",
         )
         for index, one in enumerate(outputs)
     ]
-    wide = Parameter("wide_", "unsigned", False)
-    return _pointwise(unit, role, body, inputs, scalars, outputs, stored, [wide])
+    return _pointwise(unit, role, body, inputs, scalars, outputs, stored, [WIDE])
 
 
 def _pointwise(
@@ -297,19 +303,27 @@ def _pointwise(
     more: Sequence[Parameter] = (),
 ) -> Generated:
     name, count = f"{unit.name}_{role}", len(inputs)
-    parameters = [f"const {pointee(one)}* __restrict__ {one.name}" for one in inputs]
-    parameters += [one.parameter for one in stored] + by_value([*scalars, *more])
-    broadcast = [f"!FLAT && layout_.stride[{index}][0] == 0" for index in range(count)]
-    fits = [f"(({flat}) || fits_vec<{pointee(one)}, W>({one.name}))" for one, flat in zip(inputs, broadcast)]
+    pointers = [(f"const {pointee(one)}", one) for one in inputs]
+    pointers += [(two.pointee, one) for one, two in zip(outputs, stored)]
+
+    def declared(suffix: str = "") -> list[str]:
+        return [f"{kind}* __restrict__ {one.name}{suffix}" for kind, one in pointers] + by_value(
+            [*scalars, *more], suffix
+        )
+
+    broadcast = [f"layout_.stride[{index}][0] == 0" for index in range(count)]
+    fits = [
+        f"((!FLAT_ && {flat}) || ::fits_vec<{pointee(one)}, W_>({one.name}))" for one, flat in zip(inputs, broadcast)
+    ]
     loads = [
-        f"const auto {one.name}_unit_ = load_unit<K>({one.name} + from_.at[{index}], {broadcast[index]});"
+        f"const auto {one.name}_unit_ = load_unit<K>({one.name}{OWN} + from_.at[{index}], !FLAT && {broadcast[index]});"
         for index, one in enumerate(inputs)
     ]
-    given = [f"to_body({one.name}_unit_.data[k_])" for one in inputs] + [one.name for one in scalars]
+    given = [f"to_body({one.name}_unit_.data[k_])" for one in inputs] + [f"{one.name}{OWN}" for one in scalars]
     text = _POINTWISE.format(
         name=name,
-        parameters=", ".join(parameters),
-        members="\n  ".join(f"{one};" for one in parameters),
+        parameters=", ".join(declared()),
+        members="\n  ".join(f"{one};" for one in declared(OWN)),
         names=", ".join(one.name for one in (*inputs, *outputs, *scalars, *more)),
         count=count,
         fits=" && ".join([*fits, *(one.fits for one in stored)]),

@@ -36,6 +36,8 @@ from .values import KNOWN
 # Functions no dearer than sigmoid, which was measured to gain in the product's kernel; tanh and log1p were measured not to.
 MEASURED = frozenset({"exp", "sigmoid", "sqrt", "rsqrt", "fabs", "abs", "max", "min", "fmax", "fmin", "fma"})
 
+MUCH = 2048  # of k, from which on products hide that a matrix is captured, and z kept, as measured on an H100
+
 LAYER = ("input", "weight", "bias")  # what every such operator takes before what its text names
 
 
@@ -201,7 +203,8 @@ class Layer:
         kept = torch.empty_like(y) if call.keep else None
         found = [rows_and_columns(one, y.shape) for one in call.captured]
         lies = [one for one in found if one is not None]
-        plan = fused(LINEAR_EPILOGUE, rows, (weight,), measured=self.is_measured) if len(lies) == len(found) else None
+        measured = self.is_measured and (rows.shape[1] >= MUCH or not any(row and column for row, column in lies))
+        plan = fused(LINEAR_EPILOGUE, rows, (weight,), measured=measured) if len(lies) == len(found) else None
         if plan is not None:
             kernel = self._kernel(call.captured, lies)
             strided = [value for one, (row, column) in zip(call.captured, lies) for value in (one, row, column)]

@@ -12,7 +12,7 @@ from .._dispatch.epilogues import COMPUTED
 from .._kernel.kernel import HALF
 from . import kernels
 from .declaration import Declaration, Parameter
-from .kernels import Generated, Unit
+from .kernels import OWN, Generated, Unit
 from .slopes import slopes as slopes_of
 from .syntax import Body
 from .values import KNOWN
@@ -21,6 +21,7 @@ from .values import KNOWN
 _UNDERIVED = {"lgamma", "double", "int", "long", "bool", "_Bool", "goto", "return", "struct", "for", "while", "do"}
 _UNDERIVED |= {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _DERIVED = {*(name.removesuffix("f") for name in KNOWN), "i", "A", "T", "float"}  # "i": if, without its f
+_DUAL = "::expression::Dual"
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
@@ -61,9 +62,9 @@ def derived(declaration: Declaration, body: Body) -> Derived | None:
             parts.append(f"  grad_{one.name} = grad_{y};")
             continue
         passed = [other.name if other.name in read else "0" for other in given]
-        values = ", ".join(f"Dual({name}, 1)" if other is one else name for name, other in zip(passed, given))
-        call = f"expression::{declaration.short}_slopes<Dual>({values}, of_)"
-        parts.append(f"  {{ Dual of_; {call}; grad_{one.name} = grad_{y} * of_.slope; }}")
+        values = ", ".join(f"{_DUAL}({name}, 1)" if other is one else name for name, other in zip(passed, given))
+        call = f"expression::{declaration.short}_slopes<{_DUAL}>({values}, of_)"
+        parts.append(f"  {{ {_DUAL} of_; {call}; grad_{one.name} = grad_{y} * of_.slope; }}")
     assigned = [f"grad_{one.name}" for one in declaration.differentiable]
     names = f"grad_{y}", *sorted(read), *assigned
     return Derived(f"{declaration.short}.gradient", body.text, names, "\n".join(parts), of.ones)
@@ -109,13 +110,13 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     {name}_wgmma(const __grid_constant__ TensorMap a_, const __grid_constant__ TensorMap b_,
                  const __grid_constant__ TensorMap y_map_, const __grid_constant__ TensorMap kept_map_, T* y_, T* kept_,
                  const T* bias_{parameters}, int m_, int n_, int k_, int pitch_, int group_) {{
-  using Shape_ = wgmma_gemm::Shape<M, N, STAGES, SLOTS, CLUSTER, 1, PINGPONG, LATE>;
+  using Shape_ = wgmma_gemm::Shape<M_, N_, STAGES_, SLOTS_, CLUSTER_, 1, PINGPONG_, LATE_>;
   extern __shared__ __align__(1024) char memory_[];
-  const {name}_epilogue<T> epilogue_{{{{}}{values}}};
+  const ::{name}_epilogue<T> epilogue_{{{{}}{values}}};
   wgmma_gemm::Problem<T> problem_{{a_, b_, y_map_, y_, bias_, m_, n_, k_, 1, 0, 0, pitch_, group_,
-                                   b_, kept_map_, kept_, n_, 0, nullptr, nullptr}};
+                                   b_, kept_map_, kept_, n_, 0, nullptr}};
   problem_.computed = &epilogue_;
-  wgmma_gemm::multiply<T, Shape_, false, false, {name}_epilogue<T>>(problem_, memory_);
+  wgmma_gemm::multiply<T, Shape_, false, false, ::{name}_epilogue<T>>(problem_, memory_);
 }}
 """
 
@@ -130,11 +131,11 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         f"wgmma_gemm::Matrix<{kernels.pointee(one)}, {str(rows).lower()}, wgmma_gemm::k{columns}>"
         for one, (rows, columns) in zip(captured, lies)
     ]
-    members = [f"{kind} {one.name};" for kind, one in zip(types, captured)]
-    members += [f"{kernels.value_type(one)} {one.name};" for one in scalars]
+    members = [f"{kind} {one.name}{OWN};" for kind, one in zip(types, captured)]
+    members += [f"{kernels.value_type(one)} {one.name}{OWN};" for one in scalars]
     given = {product.name: "z_"}
     given |= {one.name: f"{one.name}_pairs_.template at<I>(c_)" for one in captured}
-    given |= {one.name: f"all_.{one.name}" for one in scalars}
+    given |= {one.name: f"all_.{one.name}{OWN}" for one in scalars}
     arguments = [given[one.name] for one in (*declaration.tensors, *scalars)]
     parameters = [
         f"const {kernels.pointee(one)}* __restrict__ {one.name}, long long {one.name}_row_, long long {one.name}_column_"
@@ -146,15 +147,15 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         name=name,
         at_once=_at_once(captured, lies),
         ahead=str((True, "Pairs") in lies).lower(),
-        prefetches="\n    ".join(f"{one.name}.prefetch(row_, column_, columns_);" for one in captured),
+        prefetches="\n    ".join(f"{one.name}{OWN}.prefetch(row_, column_, columns_);" for one in captured),
         members="\n  ".join(members),
         pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
         loads="\n      ".join(
-            f"{one.name}_pairs_.template load<WHOLE>(all_.{one.name}, row_, column_, m_, n_);" for one in captured
+            f"{one.name}_pairs_.template load<WHOLE>(all_.{one.name}{OWN}, row_, column_, m_, n_);" for one in captured
         ),
         element=kernels.called(f"{name}_element", body, ", ".join([*arguments, "y_"])),
         sizes=", ".join(
-            f"{'bool' if isinstance(value, bool) else 'int'} {key}" for key, value in COMPUTED.fixed.items()
+            f"{'bool' if isinstance(value, bool) else 'int'} {key}_" for key, value in COMPUTED.fixed.items()
         ),
         parameters="".join(f", {one}" for one in parameters),
         values="".join(f", {one}" for one in values),

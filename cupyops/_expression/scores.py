@@ -245,9 +245,10 @@ class Scores:
             declared.append(f"{kind if one.dims else one.ctype} {one.name}")
             passed.append(made if one.dims else f"static_cast<{one.ctype}>({made}())")
         for index, (name, ctype) in enumerate(self.numbers.items()):
-            members.append((name, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
+            own = f"{name}_"  # as no other member is called
+            members.append((own, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
             declared.append(f"{ctype} {name}")
-            passed.append(f"static_cast<{ctype}>({name})")
+            passed.append(f"static_cast<{ctype}>({own})")
         functions = [
             _FUNCTION.format(
                 name=one.assigned,
@@ -271,9 +272,9 @@ class Scores:
             maps=_MAPS,
             drops=str(self.drops).lower(),
             seed=dict(zip(names, passed))[SEED] if self.drops else 0,
-            p={name: value for name, _, value in members}[P] if self.drops else 0,
+            p={name: value for name, _, value in members}[f"{P}_"] if self.drops else 0,
             packed=str(self.packed).lower(),
-            sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q, tokens_k, last_diagonal)"
+            sequence=f"attention::packed(sizes, batch, {passed[0]}, {passed[1]}, tokens_q_, tokens_k_, last_diagonal_)"
             if self.packed
             else "{sizes, 0, 0}",
         )

@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..ops._attention import attention
 from ..ops._decode_attention import decode_attention
 from ..ops._rope import rope as rotated
+from ..ops._scaled_dot_product_attention import scaled_dot_product_attention
 from .linear import Linear
 from .normalization import RMSNorm
 from .rope import RoPE
@@ -58,7 +59,8 @@ class Attention(torch.nn.Module):
     """Attention of a decoder's block, from (batch, rows, dim) to the same, by the operators of cupyops.
 
     One projection makes queries, keys and values, `cupyops.rms_norm` and `cupyops.rope` change queries and keys, and
-    `cupyops.attention` reads the heads where they are; with a cache, later steps are `cupyops.decode_attention`.
+    `cupyops.scaled_dot_product_attention`, or with a window `cupyops.attention`, reads the heads where they are; with a
+    cache, later steps are `cupyops.decode_attention`.
 
     Args:
         dim: of the input.
@@ -160,10 +162,11 @@ class Attention(torch.nn.Module):
         if cache is not None and rows is not None:
             cache.append(k, v, rows)
         if cache is None or first:  # the keys are these alone
-            window = None if self.window is None else (self.window, 0)
-            causal = "top_left" if self.causal else None
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            y = attention(q, k, v, causal=causal, window=window)
+            if self.window is None:  # PyTorch has that too, and is taken where it is faster
+                y = scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=self.kv_heads < self.heads)
+            else:
+                y = attention(q, k, v, causal="top_left" if self.causal else None, window=(self.window, 0))
             return self.out(y.transpose(1, 2).flatten(-2))  # type: ignore[union-attr, no-any-return]
         y = decode_attention(q, cache.keys, cache.values, cache.lengths, window=self.window)
         return self.out(y.flatten(-2))  # type: ignore[union-attr, no-any-return]

@@ -24,26 +24,27 @@ class Linear(torch.nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
         if not is_dynamo_compiling():
             input = _in_half(input)
-            if _is_lowered(input, self.weight, self.bias):
-                return linear_lowered(input, self.weight, self.bias, *self._halves(input.dtype))
-        return linear(input, self.weight, self.bias)
+            if _is_lowered(input, weight, bias):
+                return linear_lowered(input, weight, bias, *self._halves(weight, bias, input.dtype))
+        return linear(input, weight, bias)
 
     def without_bias(self, input: Tensor) -> tuple[Tensor, Tensor] | None:
         """Under autocast, with gradients: the product alone, and the bias of its type for whoever adds it; else None."""
-        input = _in_half(input)
-        if type(self) is not Linear or self.bias is None or not _is_lowered(input, self.weight, self.bias):
+        input, weight, bias = _in_half(input), self.weight, self.bias
+        if type(self) is not Linear or bias is None or not _is_lowered(input, weight, bias):
             return None
-        return linear_lowered(input, self.weight, None, *self._halves(input.dtype)[:1]), self.bias.to(input.dtype)
+        half = input.dtype
+        return linear_lowered(input, weight, None, *self._halves(weight, None, half)[:1]), bias.to(half)
 
-    def _halves(self, half: torch.dtype) -> tuple[Tensor | None, ...]:
+    def _halves(self, weight: Tensor, bias: Tensor | None, half: torch.dtype) -> tuple[Tensor | None, ...]:
         """The copies of the parameters that the model has made, none where a subclass or a hook may change them first."""
         if type(self) is not Linear or self._forward_pre_hooks:
             return ()
-        weight = half_of(self.weight, half)
-        bias = None if self.bias is None else half_of(self.bias, half)
-        return () if weight is None else (weight, bias)
+        copies = half_of(weight, half), None if bias is None else half_of(bias, half)
+        return () if copies[0] is None else copies
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:

@@ -162,12 +162,18 @@ def over_batch(
     if residual:
         more["residual"] = residual[0]
     momentum = 0.0 if module.momentum is None else module.momentum
-    if module.training and module.track_running_stats and module.num_batches_tracked is not None:
-        module.num_batches_tracked.add_(1)
+    mean, var, count = (_buffer(module, name) for name in ("running_mean", "running_var", "num_batches_tracked"))
+    if module.training and module.track_running_stats and count is not None:
+        count.add_(1)
         if module.momentum is None:  # the mean of all batches so far
-            momentum = 1.0 / float(module.num_batches_tracked)
-    mean, var = module.running_mean, module.running_var
+            momentum = 1.0 / float(count)
     training = module.training or (mean is None and var is None)
     if module.training and not module.track_running_stats:
         mean = var = None
     return function(input, mean, var, module.weight, module.bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
+
+
+def _buffer(module: torch.nn.Module, name: str) -> Any:
+    """A buffer, where it is one, without a search for an attribute of the name."""
+    buffers = module._buffers
+    return buffers[name] if name in buffers else getattr(module, name)

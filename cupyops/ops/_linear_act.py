@@ -34,13 +34,15 @@ def forward(x, weight, bias, residual, activation, keep):
     if keep and activation != "none":  # of relu alone, y tells where its slope is 0
         kept = y if activation == "relu" and residual is None else torch.empty_like(y)
     if plan := fused(LINEAR_ACT, rows, (weight,), measured=activation in ("relu", "gelu") and residual is None):
-        plan.run(y, None if kept is y else kept, activation, bias, residual)
+        within, after = (residual, None) if plan.takes_residual else (None, residual)
+        plan.run(y, None if kept is y else kept, activation, bias, within)
     else:
         z = kept if kept is not None else y if activation in IN_PLACE else torch.empty_like(y)
         multiply(rows, weight, bias, z, turn_b=True)
         activate(z, y, activation)
-        if residual is not None and not is_dry(y):
-            library.call("torch.add", y, lambda: torch.add(y, residual, out=y))
+        after = residual
+    if after is not None and not is_dry(y):
+        library.call("torch.add", y, lambda: torch.add(y, after, out=y))
     return y, () if kept is None else (kept,)
 
 

@@ -34,18 +34,21 @@ def forward(x, weight, bias, half, half_bias):
     return y, (half,)
 
 
-@_linear_lowered.backward(reads={"x": ("weight",), "weight": (), "bias": ()})
-def backward(saved, grad_y, x, weight, bias, needs_grad):
-    rows, grad_rows, dense = rows_of(x), rows_of(grad_y), torch.contiguous_format
-    grad_x = torch.empty_like(x, memory_format=dense) if needs_grad.x else None
-    grad_weight = torch.empty_like(weight, memory_format=dense) if needs_grad.weight else None
+@_linear_lowered.backward(reads={"x": ("weight",)})
+def backward(saved, grad_y, x, needs_grad):
+    rows, grad_rows, (half,) = rows_of(x), rows_of(grad_y), saved  # whose shape is that of weight
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_grad.x else None
+    grad_weight = half.new_empty(half.shape, dtype=torch.float32) if needs_grad.weight else None
     grad_bias = None
     if grad_x is not None:
-        multiply(grad_rows, saved[0], None, grad_x)
+        multiply(grad_rows, half, None, grad_x)
     if grad_weight is not None and not is_dry(grad_y):
         _multiply_in_full(grad_rows, rows, grad_weight)
     if needs_grad.bias:
-        grad_bias = total(grad_rows, [0], bias.dtype, False) if len(grad_rows) else torch.zeros_like(bias)
+        if len(grad_rows):
+            grad_bias = total(grad_rows, [0], torch.float32, False)
+        else:
+            grad_bias = half.new_zeros(len(half), dtype=torch.float32)
     return grad_x, grad_weight, grad_bias
 
 

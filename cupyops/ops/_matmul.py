@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gemm, library, shardings, wgmma
+from .._dispatch.broadcast import broadcast_shapes
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
@@ -110,8 +111,8 @@ def _check(input: Tensor, other: Tensor) -> None:
 
 def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
     try:
-        return torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
-    except RuntimeError:
+        return broadcast_shapes(input.shape[:-2], other.shape[:-2])
+    except (RuntimeError, ValueError):
         raise InputError(
             f"other has shape {tuple(other.shape)}, expected batch dimensions that broadcast with those of input, of "
             f"shape {tuple(input.shape)}"

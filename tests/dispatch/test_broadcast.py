@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from by_form import by_form
+from processes import run_python
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch import gated
+from cupyops._dispatch import broadcast, gated
 from cupyops._dispatch.broadcast import Broadcast
 from cupyops._dispatch.broadcast_params import Params
 from cupyops._dispatch.forms import families, use_form
@@ -122,3 +123,30 @@ def test_packed_rows_of_more_columns_than_a_block_has_threads():
     """Not in shared memory, even where it is asked for."""
     with use_form("swiglu.forward:shared_memory"), pytest.raises(cupyops.InputError, match="more than 256 col"):
         FORMS["swiglu", "forward"].choose(gated.Gated(3, 257, 2, 514, 514, True), gpu(CPU))
+
+
+NO_SYMPY = """
+import sys, torch, cupyops
+x = torch.randn(4, 6)
+with cupyops.simulate():
+    assert torch.equal(cupyops.add(x, x[0]), x + x[0])
+    assert torch.allclose(cupyops.matmul(x[None], x.T), x[None] @ x.T, atol=1e-5)
+    assert torch.allclose(cupyops.matmul(x[None], x.T[None].expand(3, 6, 4)), (x @ x.T).expand(3, 4, 4), atol=1e-5)
+print("sympy" in sys.modules)
+"""
+
+
+def test_no_call_imports_sympy():
+    """torch.broadcast_shapes does, which takes longer than to load all kernels of a model."""
+    done = run_python("-c", NO_SYMPY, bare=True)
+    assert done.stdout.split() == ["False"], done.stderr
+
+
+@pytest.mark.parametrize("shapes", [[()], [(3, 1), (4,)], [(0, 1), (1, 5), (1,)], [(2, 1, 3), (1, 4, 1)]])
+def test_shapes_broadcast_as_pytorch_s(shapes):
+    assert broadcast.broadcast_shapes(*shapes) == tuple(torch.broadcast_shapes(*shapes))
+
+
+def test_shapes_that_do_not_broadcast():
+    with pytest.raises(ValueError, match="shape"):
+        broadcast.broadcast_shapes((2, 3), (4,))

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -164,8 +165,13 @@ def test_the_settings_page_tells_the_values_of_each():
 # --- messages that are quoted ---
 
 
-def strings():
+@cache
+def source():
     """Every text in the package's source, with a hole where a value is put in."""
+    return [" ".join(text.split()) for text in strings()]
+
+
+def strings():
     for path in (ROOT / "cupyops").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -177,14 +183,13 @@ def strings():
 MESSAGES = re.findall(
     r"^\| `([^`]+)`[^|]* \| ", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
 )
-SOURCE = [" ".join(text.split()) for text in strings()]
 
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_quoted_message_is_one_that_the_code_has(message):
     """All its pieces, in order, within one text."""
     pattern = re.compile(".*".join(re.escape(piece.strip()) for piece in message.split("...")))
-    assert any(pattern.search(text) for text in SOURCE), message
+    assert any(pattern.search(text) for text in source()), message
 
 
 def test_there_are_messages():

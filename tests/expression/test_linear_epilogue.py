@@ -1,6 +1,7 @@
 """cupyops.linear_epilogue: the contract, both routes against PyTorch, captured tensors however they lie, what is refused."""
 
 import copy
+import importlib
 from contextlib import ExitStack
 
 import gemms
@@ -9,11 +10,13 @@ import torch
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch import epilogues
+from cupyops._dispatch import epilogues, linear
 from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.gpu import Gpu, assume_gpu
 from cupyops._expression.slopes import slopes
 from cupyops._expression.syntax import Body
+
+layers = importlib.import_module("cupyops._expression.linear_epilogue")  # the function has the name too
 
 # By name: the signature after it, the text, the same in PyTorch, and the shapes of what is captured, by rows and columns.
 EPILOGUES = {
@@ -32,8 +35,8 @@ EPILOGUES = {
     "softcap": ("(T z) -> T y", "y = 3 * tanh(z / 3)", lambda z: 3 * torch.tanh(z / 3), []),
     "scaled": (
         "(T z, T column, T row, T number, T r) -> T y",
-        "y = column * z; y += row; y = number * sin(y) + r;",
-        lambda z, column, row, number, r: torch.sin(z * column + row) * number + r,
+        "y = column * z; y += row; y = number * tanh(y) + r;",
+        lambda z, column, row, number, r: torch.tanh(z * column + row) * number + r,
         [lambda rows, n: (*rows, 1), lambda rows, n: (n,), lambda rows, n: (), lambda rows, n: (*rows, n)],
     ),
 }
@@ -75,11 +78,17 @@ def compare(op, theirs, inputs):
         assert ours.shape == wanted.shape and worst <= unit * size, (index, worst)
 
 
+@pytest.mark.in_full(by=lambda parameters: "linear")
 def test_the_contract():
-    name = "scaled"
-    sample = made(name, (2, 3, 7), 6, torch.float32)
+    op = cupyops.linear_epilogue(f"waves{EPILOGUES['scaled'][0]}", "y = column * z; y += row; y = number * sin(y) + r;")
     report = cupyops.testing.check(
-        OPERATORS[name], sample, reference=by_torch(name), backends=("reference", "simulator"), shrink=False
+        op,
+        made("scaled", (2, 3, 7), 6, torch.float32),
+        reference=lambda x, weight, bias, column, row, number, r: (
+            torch.sin(F.linear(x, weight, bias) * column + row) * number + r
+        ),
+        backends=("reference", "simulator"),
+        shrink=False,
     )
     report.raise_if_failed()
 
@@ -233,14 +242,34 @@ def test_the_product_is_pytorch_s_where_it_may_be():
     assert [launch.kernel.partition("<")[0] for launch in trace.launches()][:2] == ["torch.addmm", "scaled_fwd"]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "fused"),
+    [
+        ((4096, 4096, 4096), True),
+        ((16384, 768, 3072), True),
+        ((25216, 3072, 768), True),
+        ((8192, 8192, 2048), True),
+        ((16384, 768, 768), False),  # little work
+        ((2048, 11008, 4096), False),  # a part of the last wave
+        ((8191, 4095, 4088), False),  # rows that TMA does not store
+    ],
+)
+def test_the_sizes_that_were_measured(sizes, fused):
+    m, n, k = sizes
+    card = Gpu(9, 132, 232448, 233472, 2048, 50 << 20, library=True)
+    problem = linear.problem((m, k), (k, 1), False, (n, k), (k, 1), True, False, torch.bfloat16)
+    assert (epilogues.LINEAR_EPILOGUE.choose(problem, card) is epilogues.COMPUTED) == fused
+
+
 def test_fused_where_it_was_measured(monkeypatch):
-    """Large products, and epilogues of functions that take few instructions."""
-    monkeypatch.setattr(epilogues.COMPUTED, "_least", (2, 64, 64))
+    """Epilogues of functions that take few instructions, and with a matrix beside the product those of much k."""
+    monkeypatch.setattr(epilogues.COMPUTED, "why_slower", lambda problem, gpu: None)
     monkeypatch.setattr(epilogues.library, "is_wanted", lambda tensor: True)  # as of tensors on a GPU
     card = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
     epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
-    for name, n, first in (("quick_gelu", 72, "_wgmma"), ("quick_gelu", 40, "_fwd"), ("softcap", 72, "_fwd")):
-        inputs = [one.detach() for one in made(name, (2, 72), n, torch.float16)]
+    for name, much, first in (("quick_gelu", 72, "_wgmma"), ("quick_gelu", 80, "_fwd"), ("softcap", 72, "_fwd")):
+        monkeypatch.setattr(layers, "MUCH", much)
+        inputs = [one.detach() for one in made(name, (2, 72), 72, torch.float16)]
         with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
             OPERATORS[name](*inputs)
         assert trace.launches()[-1].kernel.partition("<")[0] == f"{name}{first}"

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from attentions import HOPPER, compare, eager, sees
+from tiers import in_full
 
 import cupyops
 from cupyops._dispatch import attention as kernels
@@ -19,7 +20,7 @@ ONCE = ("forward:wgmma", "backward:wgmma_once")
 @pytest.fixture
 def always(monkeypatch):
     """It counts as faster at any size."""
-    monkeypatch.setattr(attention_once, "FASTER", {(d, bounds): 1 for d in (64, 128) for bounds in range(3)})
+    monkeypatch.setattr(attention_once, "FASTER", dict.fromkeys(attention_once.FASTER, (1, 1, 1)))
     for cached in (BACKWARD._chosen, BACKWARD._launches):
         cached.cache_clear()
     torch.use_deterministic_algorithms(False)
@@ -85,7 +86,7 @@ def test_some_gradients(always, of):
 
 def test_where_it_is_taken(monkeypatch):
     """From as many rows on as the table says, on either side."""
-    monkeypatch.setattr(attention_once, "FASTER", {(64, 1): 1024})
+    monkeypatch.setattr(attention_once, "FASTER", {64: (math.inf, 1024, math.inf)})
     q = torch.empty(1, 2, 1024, 64, dtype=torch.float16, device="meta")
     with assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
         card = gpu(torch.device("cpu"))
@@ -97,7 +98,7 @@ def test_where_it_is_taken(monkeypatch):
         assert form.why_slower(kernels.problem(q, q, q, q, None, 0)._replace(in_order="why"), card) == "why"
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [*in_full(64, of="attention"), 128])
 @pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"softcap": 20.0}], ids=str)
 def test_variants(always, monkeypatch, width, options):
     """Of scores and dropout it is taken where it was measured, and gives what two passes give."""
@@ -116,8 +117,18 @@ def test_variants(always, monkeypatch, width, options):
         assert (a - b).abs().max() <= 4e-3 * b.abs().max()
 
 
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("width", "share"), [(64, 1), (128, 2), (192, 1), (256, 2)])
+def test_blocks_that_share_a_group(monkeypatch, width, share):
+    """A group of heads shared by blocks: their sums are added up in memory, and a tile that ends early adds nothing."""
+    monkeypatch.setattr(attention_once, "_share", lambda problem, shape: share)
+    shape = (2, 4, 1, 70, 150, width, *((128,) if width == 192 else ()))
+    with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+        compare(shape, torch.bfloat16, forms=ONCE, causal="bottom_right")
+    assert [record.kernel.startswith("attention_bwd_collect") for record in trace.launches()].count(True) == 3
+
+
+@pytest.mark.parametrize("width", [64, *in_full(128, of="attention")])
+@pytest.mark.parametrize("dtype", [*in_full(torch.float16, of="attention"), torch.bfloat16])
 def test_as_exact_as_two_passes(always, width, dtype):
     """dS is rounded once, whichever way it goes: errors against float64 are those of two passes."""
     given = [torch.randn(1, 2, 200, width).to(dtype).requires_grad_() for _ in range(3)]
@@ -131,10 +142,11 @@ def test_as_exact_as_two_passes(always, width, dtype):
     assert all(once <= 1.02 * two for once, two in zip(*errors, strict=True)), errors
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
 def test_keys_that_there_are_none_of(width):
     """A tile of keys whose rest has a score of 0, far above the log-sum-exp of each row: weights would be infinite."""
-    q, k, v = torch.full((1, 1, 70, width), 3.0), torch.full((1, 1, 70, width), -3.0), torch.randn(1, 1, 70, width)
+    values = 128 if width == 192 else width
+    q, k, v = torch.full((1, 1, 70, width), 3.0), torch.full((1, 1, 70, width), -3.0), torch.randn(1, 1, 70, values)
     given = (q + torch.rand_like(q) / 8).half(), (k + torch.rand_like(k) / 8).half(), v.half()
     with cupyops.simulate("sm_90"):
         results = compare((1, 1, 1, 70, 70, width), torch.float16, forms=ONCE, inputs=given, scale=0.35)
@@ -151,13 +163,14 @@ def test_any_order():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", [64, 80, 128])
+@pytest.mark.parametrize("width", [64, 80, 128, 192, 256])
 @pytest.mark.parametrize("causal", [None, "bottom_right"])
 def test_long_sequences(width, causal):
     """Many tiles that add to the same rows, beside PyTorch in float64."""
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
-    given = [torch.randn(1, heads, 2088, width, device="cuda").half().requires_grad_() for heads in (8, 2, 2)]
+    of = zip((8, 2, 2), (width, width, 128 if width == 192 else width), strict=True)
+    given = [torch.randn(1, heads, 2088, size, device="cuda").half().requires_grad_() for heads, size in of]
     wide = [x.detach().double().requires_grad_() for x in given]
     with cupyops.use_form("attention.backward:wgmma_once"):
         found = gradients(given, causal=causal)

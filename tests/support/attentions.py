@@ -164,5 +164,11 @@ CALLS = {
             for of in ((96, "window"), (256, "full"), (192, "causal"))
         ),
     ],
-    "wgmma_once": calls(("forward:wgmma", "backward:wgmma_once")),
+    "wgmma_once": [
+        *calls(("forward:wgmma", "backward:wgmma_once")),
+        *(
+            partial(_by, ("forward:wgmma", "backward:wgmma_once"), *of)
+            for of in ((96, "window"), (256, "full"), (192, "causal"))
+        ),
+    ],
 }

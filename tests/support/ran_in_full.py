@@ -43,9 +43,10 @@ from cupyops._warmup.reachable import kernels_of  # noqa: E402
 from cupyops.errors import InputError  # noqa: E402
 
 OPERATORS = ("ops", "optim", "_dispatch")  # folders of what an operator is made of
-SHARED = {PACKAGE / "_dispatch" / f"{name}.py" for name in ("__init__", "forms", "gpu", "cards")}
+# of `_dispatch`, what is no operator's: how work is split over devices decides nothing of a kernel
+SHARED = {PACKAGE / "_dispatch" / f"{name}.py" for name in ("__init__", "forms", "gpu", "cards", "shardings")}
 APART = ("bench", "cli", "doctor", "nn")  # folders that no operator's test in full depends on
-CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form")}
+CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form", "tiers")}
 CASES = {TESTS / "simulator" / f"{name}.py" for name in ("cases", "test_operators")}
 _CU = re.compile(r'"(\w+\.cu)"')
 _IMPORT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"[^\n]*", re.MULTILINE)

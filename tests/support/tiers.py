@@ -24,6 +24,14 @@ SEVEN = ("add", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2
 SHARED = ("began", "changed_operators", "draw", "operators")  # what all processes of a run agree on
 UNCHANGED = "ran in full on the same sources"
 NO_TIME = "no time is left for all that has changed"
+SLOW = (
+    "docs",
+    "examples",
+    "test_distributed.py",
+    "test_new.py",
+    "test_pictures.py",
+    "test_wheel.py",
+)  # folders and files
 FOLDERS = ("ops", "optim", "dispatch")  # whose tests may launch what has changed alone
 
 _bounded = pytest.StashKey[bool]()  # of an item: it runs only while there is time
@@ -58,7 +66,7 @@ def configure(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what does not run; what may run out of time is last, in the order of operators."""
+    """Leave out what does not run, and put the rest in an order: what may run out of time is last (`in_order`)."""
     left: list[pytest.Item] = []
     if config.option.shard:
         part, parts = shard(config.option.shard)
@@ -75,13 +83,44 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
         out = set(quiet) - set(drawn)
         left += out
-        bounded = [item for item in marked if operator_of(item) in changed]
-        for item in bounded:
-            item.stash[_bounded] = True
-        bounded.sort(key=lambda item: (operator_of(item), item.nodeid))
-        items[:] = [item for item in items if item not in out and _bounded not in item.stash] + bounded
+        for item in marked:
+            if operator_of(item) in changed:
+                item.stash[_bounded] = True
+        items[:] = in_order([item for item in items if item not in out], config)
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+def in_order(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Slow files first, what may run out of time last, one operator after another in an order that is drawn.
+
+    Of several processes each begins with an equal part of all tests, side by side in this order, and takes of the others'
+    when it is done: so each part is in that order, and none is left at the end with a file of minutes.
+    """
+    bounded = [item for item in items if item.stash.get(_bounded, False)]
+    operators = sorted({operator_of(item) for item in bounded})
+    random.Random(config.option.draw).shuffle(operators)
+    bounded.sort(key=lambda item: (operators.index(operator_of(item)), item.nodeid))
+    rest = [item for item in items if not item.stash.get(_bounded, False)]
+    groups = [item for item in rest if is_slow(item)], [item for item in rest if not is_slow(item)], bounded
+    parts = getattr(config, "workerinput", {}).get("workercount", 1)
+    return [item for part in range(parts) for group in groups for item in cut(group, part, parts)]
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test is of a file some of whose tests take many seconds each."""
+    return item.path.parent.name in SLOW or item.path.name in SLOW
+
+
+def cut(group: list[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
+    """One of some equal parts of a list."""
+    return group[part * len(group) // parts : (part + 1) * len(group) // parts]
+
+
+def in_full(*values: object, of: str | None = None) -> list[Any]:
+    """Values of a test's parameter that are for runs in full: of the operator of its file, or of another."""
+    mark = pytest.mark.in_full if of is None else pytest.mark.in_full(by=lambda parameters: of)
+    return [pytest.param(value, marks=mark) for value in values]
 
 
 def is_quiet(item: pytest.Item, changed: set[str]) -> bool:

@@ -69,9 +69,11 @@ def edited(*path):
         ("cupyops/ops/_relu.py", {"relu"}),
         ("cupyops/ops/_layer_norm.py", {"layer_norm", "norm"}),
         ("cupyops/_dispatch/forms.py", set()),
+        ("cupyops/_dispatch/shardings.py", set()),
         ("cupyops/optim/sgd.py", {"sgd"}),
         ("tests/ops/test_mean.py", {"mean"}),
         ("tests/support/contract.py", set()),
+        ("tests/support/tiers.py", set()),
     ],
 )
 def test_python_counts_where_it_is_used(monkeypatch, path, operators):
@@ -144,11 +146,12 @@ def in_full(**options):
 
 
 def config_of(**options):
+    workers = options.pop("workers", 1)
     defaults = dict(changed=True, drawn=0, draw=1, until=None, shard=None, began=0.0, changed_operators=[], record=None)
     option = SimpleNamespace(**defaults | {"operators": ["relu", "softmax", "sum"]} | options)
     left = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
-    return SimpleNamespace(option=option, hook=hook, left=left)
+    return SimpleNamespace(option=option, hook=hook, left=left, workerinput={"workercount": workers})
 
 
 def selected(config, *items):
@@ -169,8 +172,25 @@ def test_what_has_changed_runs_and_last():
     names = [item.nodeid for item in items]
     assert selected(config_of(changed=False), *items) == names
     assert selected(config_of(), *items) == [names[2], names[4]]
-    assert selected(config_of(changed_operators=["relu"]), *items) == [names[2], names[4], names[3], names[1]]
+    last = selected(config_of(changed_operators=["relu"]), *items)
+    assert last == [names[2], names[4], names[3], names[1]]
     assert selected(config_of(changed_operators=["softmax"]), *items) == [names[2], names[4], names[0]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_process_begins_with_what_is_slow_and_ends_with_what_may_be_left(workers):
+    files = ["kernel/test_y.py", "docs/test_site.py", "ops/test_relu.py", "ops/test_sum.py"]
+    items = [Item(f"{file}::{i}", mark=in_full() if "ops" in file else None) for file in files for i in range(60)]
+    for seed in (1, 2):
+        config = config_of(changed_operators=["relu", "sum"], workers=workers, draw=seed)
+        chosen = selected(config, *items)
+        for part in range(workers):
+            some = [name.partition("::")[0] for name in tiers.cut(chosen, part, workers)]
+            last = ["ops/test_relu.py", "ops/test_sum.py"]
+            assert list(dict.fromkeys(some[: 120 // workers])) == ["docs/test_site.py", "kernel/test_y.py"]
+            assert set(some[120 // workers :]) <= set(last) and len(some) == 240 // workers
+    orders = {tuple(selected(config_of(changed_operators=["relu", "sum"], draw=seed), *items)) for seed in range(8)}
+    assert len(orders) == 2  # of operators; the tests of one stay together
 
 
 def test_what_is_drawn_of_the_rest_hangs_on_the_seed():

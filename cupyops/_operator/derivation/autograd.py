@@ -32,27 +32,36 @@ class ForwardCall:
     ) -> None:
         self.of, self.kept, self.values, self.strides = of, kept, values, strides
         self.given = [index for index in of.tensors if args[index] is not None]
-        large = sum(args[index].numel() for index in self.given) >= _LARGE
-        self.chooses = of.backward_chooses and len(self.given) > 1 and large
         self.saved: Sequence[int | Pooled] | None = None  # where each saved tensor is; None: each by itself, in order
         self.backwards: tuple[Callable[..., Any], ...] = ()  # the code of recorded backwards
 
     def backward(self, ctx: Any, tensors: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         """The gradients by the roles, for each tensor of the operator; before them None, for what forward ran."""
         last = self.of.backward_asks and not torch_private.keeps_graph()
-        return (None, *self.checked(ctx, grads, self.gradients(tensors, grads, self.needs(self.asked(ctx)), last)))
+        return (
+            None,
+            *self.checked(
+                ctx, grads, self.gradients(tensors, grads, self.needs(self.asked(ctx, (*grads, *tensors))), last)
+            ),
+        )
 
     def needs(self, asked: Sequence[bool]) -> list[bool]:
         """Of each parameter, whether its gradient is wanted."""
         return _needs(self.of, asked)
 
-    def asked(self, ctx: Any) -> tuple[bool, ...]:
+    def chooses(self, values: Sequence[Any]) -> bool:
+        """Whether backward asks autograd; `values`: the gradients that come in and the tensors kept."""
+        if not self.of.backward_chooses or len(self.given) < 2:
+            return False
+        return sum(one.numel() for one in values if one is not None) >= _LARGE
+
+    def asked(self, ctx: Any, values: Sequence[Any]) -> tuple[bool, ...]:
         """Of what the autograd.Function was given, the gradients that are wanted.
 
         Those are all that forward knew of. Of large tensors those that the backward under way will use, since
         `torch.autograd.grad` may ask for one alone: autograd is asked for each, which small calls would notice.
         """
-        if not self.chooses:
+        if not self.chooses(values):
             return ctx.needs_input_grad  # type: ignore[no-any-return]
         return will_be_used(ctx, tuple(index in self.given for index in self.of.tensors))
 

@@ -85,7 +85,7 @@ def backward(
         code.writer.line("".join(f"{name}, " for name in names[1]) + "= _tensors")
     if len(of.tensors) > 1:
         asked = "_ctx.needs_input_grad"
-        if call.chooses:
+        if call.chooses((*grads, *kept)):
             given = tuple(index in call.given for index in of.tensors)
             asked = f"{code.writer.name(will_be_used)}(_ctx, {code.writer.name(given)})"
         miss_if(code.writer, f"{asked} != {code.writer.name(needs)}")

@@ -292,9 +292,9 @@ class PlannedCall(ForwardCall):
         """The gradients by the roles, recorded where that is its turn."""
         if not self._is_ordinary(tensors, grads):
             return super().backward(ctx, tensors, grads)
-        asked = self.asked(ctx)
-        needs, last = self.needs(asked), self.of.backward_asks and not torch_private.keeps_graph()
         values = (*grads, *tensors)
+        asked = self.asked(ctx, values)
+        needs, last = self.needs(asked), self.of.backward_asks and not torch_private.keeps_graph()
         seen = self.history.of((signature(values), tuple(needs), last))
         if seen.reason:
             return super().backward(ctx, tensors, grads)

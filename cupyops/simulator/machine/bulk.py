@@ -87,6 +87,8 @@ class Bulk:
             data[:] = np.frombuffer(int(map_.fill_bits).to_bytes(size, "little"), np.uint8)
             if inside.any():
                 data[inside] = self._gather_global(one, _bytes(addresses[inside], size), pc).reshape(-1, size)
+            else:
+                self._look_at(one, map_, pc)
             order = (offsets[:, None] + np.arange(size)).reshape(-1)
             for to, report in self._in_blocks(one, dst, bar, self._mask(group, blocks, number), pc):
                 self._arrive(one, to, data.reshape(-1), order, report, pc)
@@ -230,6 +232,15 @@ class Bulk:
         base = int(shared[0]) & (self._state.rank_unit - 1)
         addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
         return addresses, inside, offsets
+
+    def _look_at(self, group: Group, map_: TensorMap, pc: int) -> None:
+        """Of a tile that it reads nothing of a GPU looks at where the map begins, and stops where no memory is."""
+        try:
+            self._spaces.global_.parts(group, np.array([map_.address], np.uint64), 1, "read", pc)
+        except OutOfBounds:
+            what = "a tile that is wholly outside of the tensor, by a map that begins where no memory is"
+            detail = f"the map begins at {map_.address:#x}, where a GPU looks; leave out such copies"
+            raise fault(OutOfBounds, self._state.listing, group, np.True_, what, pc, detail=detail) from None
 
     def _check(self, group: Group, size: int, addresses: tuple[int, ...], pc: int) -> None:
         if size % 16 or any(address % 16 for address in addresses):

@@ -27,6 +27,20 @@ def test_built_in_kernels_are_found():
     assert "common/elementwise/elementwise.cuh" in loaded.includes
 
 
+def test_a_built_in_file_is_read_once_until_it_is_edited(folder, monkeypatch):
+    monkeypatch.setattr(source, "cuda_src", lambda: folder)
+    first = source.load("f.cu", folder)
+    assert source.load(folder / "f.cu") is first
+    (folder / "scale.cuh").write_text(HEADER.replace("2.0f", "3.0f * 1.0f"))
+    second = source.load("f.cu", folder)
+    assert second is not first and "3.0f" in second.includes["scale.cuh"] and second.digest != first.digest
+    assert source.load("f.cu", folder) is second
+
+
+def test_another_file_is_read_each_time(folder):
+    assert source.load("f.cu", folder) is not source.load("f.cu", folder)
+
+
 def test_load_gathers_includes(folder):
     loaded = source.load("f.cu", folder)
     assert loaded.text == KERNEL

@@ -143,6 +143,25 @@ def test_a_map_of_segments_begins_before_its_tensor():
     assert inside.sum() == 5 * 64 and addresses[0] - (1 << 20) - found.before == 30 * rows + 2 * 128
 
 
+def test_a_tile_of_a_segment_that_is_wholly_outside():
+    """An H100 stops at one where nothing lies before the tensor; by a map that begins with its tensor there are zeros."""
+    x = torch.ones(40, 64, dtype=torch.float16)
+    plain = cupyops.tensor_map(x[None], (1, 32, 64), swizzle=128)
+    of = plain.description._replace(sizes=(64, 256, 41), strides=(128, 128), before=256 * 128)
+    segments = tensor_map.TensorMap(x, of)
+
+    def first(map_, column, row, segment):
+        out = torch.full((32 * 64,), 7.0, dtype=torch.float16)
+        with cupyops.simulate(tiles.ARCH):
+            tiles.dump[1, 1, tiles.SHARED](map_, out.view(torch.uint8), column, row, segment, 32 * 128, RANK=3)
+        return out.sum().item()
+
+    assert first(segments, 0, 256 - 5, 35) == 5 * 64 and first(plain, 64, 0, 0) == first(plain, 0, 5000, 0) == 0
+    for column, row in ((64, 256 - 5), (0, 256)):
+        with pytest.raises(OutOfBounds, match="wholly outside of the tensor, by a map that begins where no memory is"):
+            first(segments, column, row, 35)
+
+
 def test_what_is_not_looked_at_on_a_dry_run():
     """Sizes that no tensor map can have, and symbols, are nothing to worry about where nothing is launched."""
     with torch.device("meta"):

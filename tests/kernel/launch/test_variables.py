@@ -119,6 +119,27 @@ def test_names(kernel):
         kernel.globals("cpu", T=torch.float32)
 
 
+def test_where_declarations_begin():
+    """After a default of a template's parameter, after a body, beside a name that is part of others."""
+    code = """
+struct Sizes { static constexpr int kept = 3, wide = 5; };
+template <typename T, int N = 2> __device__ T kept_in[N];
+__device__ int get(int kept) { return kept; } __device__ float kept = 1, rekept;
+template <int N = (1 < 2)> __constant__ short behind = 7;
+__global__ void f(float* x) {
+  const int* sizes[] = {&Sizes::kept, &Sizes::wide};
+  x[0] = kept_in<double, 4>[threadIdx.x] + kept + rekept + behind<1> + *sizes[threadIdx.x % 2] + get(1);
+}
+"""
+    with cupyops.simulate():
+        found = Kernel(code, "f").globals()
+    told = {name: (one.dtype, tuple(one.shape)) for name, one in found.items()}
+    assert told["kept"] == (torch.float32, ()) and told["behind"] == (torch.int16, ())
+    assert told["rekept"] == (torch.uint8, (4,))  # after a value: only its size is known
+    assert told["kept_in"] == (torch.uint8, (32,))
+    assert set(told) - {"kept", "behind", "rekept", "kept_in"} <= {"Sizes::kept", "Sizes::wide"}
+
+
 def test_a_kernel_without_variables():
     """Strings that the kernel prints, and tables of the compiler's, are none."""
     text = '__global__ void f(double* x) { printf("%f", x[0]); x[0] = sin(x[0]); }\n'

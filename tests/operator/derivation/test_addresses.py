@@ -150,10 +150,11 @@ def test_pointers_that_were_made_elsewhere_are_not_recorded(where):
     assert "none of its arguments" in plus._plans.reason
 
 
-def test_an_accessor_is_packed_of_the_tensor_of_the_call(where):
+def outer_product(name):
+    """An operator whose kernel takes accessors."""
     kernel = cupyops.extension(ACCESSORS).outer
 
-    @cupyops.operator("cupyops_addresses::outer", dtypes=torch.float32)
+    @cupyops.operator(f"cupyops_addresses::{name}", dtypes=torch.float32)
     def outer(x: Tensor, w: Tensor) -> Tensor:
         return x[:, None] * w
 
@@ -167,6 +168,11 @@ def test_an_accessor_is_packed_of_the_tensor_of_the_call(where):
     def _(saved, grad_y, x, w):
         return (grad_y * w).sum(1), (grad_y * x[:, None]).sum(0)
 
+    return outer
+
+
+def test_an_accessor_is_packed_of_the_tensor_of_the_call(where):
+    outer = outer_product("outer")
     kept = []
     for count, (offset, step) in enumerate([(0, 1)] * 4 + [(1, 1), (3, 1)] + [(0, 2)] * 5 + [(1, 2), (3, 2), (0, 1)]):
         x, w = (torch.randn(step * size + offset)[offset::step].requires_grad_() for size in (4, 6))
@@ -205,18 +211,7 @@ def test_accessors_of_views_and_of_what_is_changed(where):
 
 @pytest.mark.gpu
 def test_on_a_gpu():
-    kernel = cupyops.extension(ACCESSORS).outer
-
-    @cupyops.operator("cupyops_addresses::outer_on_a_gpu", dtypes=torch.float32)
-    def outer(x: Tensor, w: Tensor) -> Tensor:
-        return x[:, None] * w
-
-    @outer.forward
-    def _(x, w):
-        y = torch.empty(len(x), len(w), device=x.device)
-        kernel[1, 32](x, w, y, scalar_t=x.dtype)
-        return y, ()
-
+    outer = outer_product("outer_on_a_gpu")
     kept = []
     for offset in (0, 0, 0, 0, 1, 3, 0):
         x, w = (torch.randn(2 * size + offset, device="cuda")[offset::2][:size] for size in (4, 6))

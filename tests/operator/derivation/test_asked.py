@@ -83,7 +83,7 @@ def test_they_are_replayed(of_any_size):
             torch.autograd.grad(y, weight, torch.ones_like(y))
             if times == 7:
                 before = count.backward_misses
-    assert count.backward_misses == before
+    assert count.backward_misses == before > 0
 
 
 def test_small_ones_are_not_asked_of(monkeypatch):
