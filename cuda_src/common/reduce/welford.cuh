@@ -45,7 +45,7 @@ template <typename A> __device__ __forceinline__ Moments<A> shuffle_down(const M
 
 // Lane 0 gets the moments of all the warp's numbers. All 32 lanes must take part.
 template <typename A> __device__ __forceinline__ Moments<A> warp_merge(Moments<A> value) {
-#pragma unroll 1
+#pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) value.merge(shuffle_down(value, offset));
   return value;
 }
