@@ -135,7 +135,7 @@ def taken(norm: Module, x: Any) -> Tensor | None:
     if is_dynamo_compiling():
         return None
     left = _waiting.of.get(norm)
-    if left is None or left.sum() is not x:
+    if left is None or x is None or left.sum() is not x:
         return None
     _waiting.of.pop(norm, None)
     return left.y if left.of == _state(norm, x) else None
