@@ -16,8 +16,8 @@ from cupyops._expression.declaration import parse
 from cupyops.errors import InputError
 
 # What one may well call a matrix, a mask or a size, and what kernels once had names for.
-USUAL = """W K M N V U E B D H S X Y Q P I C FLAT STAGES SLOTS CLUSTER PINGPONG LATE Value State vectors_fit map sum rows
-k m x w i j""".split()
+USUAL = [*"WKMNVUEBDHSXYQPICkmxwij", "FLAT", "STAGES", "SLOTS", "CLUSTER", "PINGPONG", "LATE"]
+USUAL += ["Value", "State", "vectors_fit", "map", "sum", "rows"]
 
 
 def names_in(text):
@@ -75,7 +75,7 @@ def call(make, names, kind):
     others = exact[len(layer) :] if kind == "T" else given
     truth = first * first + sum(one * one for one in others)
     truth = truth.sum() if make is reduction else truth
-    for one, right in zip(found, [truth, *torch.autograd.grad(truth.sum(), exact)]:
+    for one, right in zip(found, [truth, *torch.autograd.grad(truth.sum(), exact)]):
         bound = 4 * torch.finfo(dtype).eps * right.abs().max() * (8 if make is reduction else 1)
         assert one.shape == right.shape and (one.double() - right).abs().max() <= bound
 

@@ -132,10 +132,10 @@ def _are_there(norm: Module, x: Tensor) -> bool:
 
 def taken(norm: Module, x: Any) -> Tensor | None:
     """What `added` left for a norm with its argument; None where there is nothing, or where something has changed since."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or type(x) is not Tensor:
         return None
     left = _waiting.of.get(norm)
-    if left is None or x is None or left.sum() is not x:
+    if left is None or left.sum() is not x:
         return None
     _waiting.of.pop(norm, None)
     return left.y if left.of == _state(norm, x) else None
