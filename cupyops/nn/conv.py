@@ -27,7 +27,7 @@ class Conv2d(torch.nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if _by_cudnn(input):
-            if self.stride == self.kernel_size and _is_of_patches(self, input):
+            if self.stride == self.kernel_size and _is_of_patches(self, input, weight):
                 return of_patches(input, weight, bias)
             return super()._conv_forward(_as_filters_lie(input, weight), weight, bias)
         input, padding = _padded(self, input)
@@ -116,13 +116,15 @@ def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if is_last else y.contiguous()
 
 
-def _is_of_patches(conv: torch.nn.Conv2d, input: Tensor) -> bool:
+def _is_of_patches(conv: torch.nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
     """Whether a convolution whose stride is its kernel's size is faster as a product.
 
     cuDNN reads channels by vectors of eight, and has slow kernels where there are fewer, as of coloured images.
     """
     if input.dim() != 4 or input.shape[1] % 8 == 0 or not input.numel() or conv.groups != 1:
         return False
+    if weight.shape[1:] != (input.shape[1], *conv.kernel_size):
+        return False  # PyTorch says what is wrong, or computes with filters that somebody has put there
     if conv.padding_mode != "zeros" or conv.padding not in ((0, 0), "valid") or conv.dilation != (1, 1):
         return False
     height, width = conv.kernel_size

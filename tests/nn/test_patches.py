@@ -67,9 +67,14 @@ def test_which_are_taken():
     """As the module says, and the images: whole patches, of other channels than cuDNN's vectors have."""
     images = torch.randn(2, 3, 8, 8)
     layer = cupyops.nn.Conv2d(3, 4, 4, stride=4)
-    assert conv._is_of_patches(layer, images)
-    assert conv._is_of_patches(cupyops.nn.Conv2d(3, 4, 4, stride=4, padding="valid"), images)
+    assert conv._is_of_patches(layer, images, layer.weight)
+    valid = cupyops.nn.Conv2d(3, 4, 4, stride=4, padding="valid")
+    assert conv._is_of_patches(valid, images, valid.weight)
+    of_others = cupyops.nn.Conv2d(3, 4, 4, stride=4)
+    of_others.weight = nn.Parameter(torch.randn(4, 3, 8, 8))
     others = [
+        (layer, torch.randn(2, 4, 8, 8)),  # other channels than the filters have
+        (of_others, images),
         (cupyops.nn.Conv2d(8, 4, 4, stride=4), torch.randn(2, 8, 8, 8)),
         (layer, torch.randn(2, 3, 8, 9)),
         (layer, torch.randn(2, 3, 7, 8)),
@@ -82,7 +87,7 @@ def test_which_are_taken():
         (cupyops.nn.Conv2d(3, 4, 1), images),
     ]
     for other, x in others:
-        assert not conv._is_of_patches(other, x), other
+        assert not conv._is_of_patches(other, x, other.weight), other
 
 
 @pytest.mark.gpu

@@ -132,7 +132,7 @@ def _are_there(norm: Module, x: Tensor) -> bool:
 
 def taken(norm: Module, x: Any) -> Tensor | None:
     """What `added` left for a norm with its argument; None where there is nothing, or where something has changed since."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or type(x) is not Tensor:
         return None
     left = _waiting.of.get(norm)
     if left is None or left.sum() is not x:
