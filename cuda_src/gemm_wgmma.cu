@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, false, false>;
   extern __shared__ __align__(1024) char memory[];
   const Problem<T> problem{
-      a, b, a,     nullptr, nullptr, m,       n, k, splits,  0,
+      a, b, a,     nullptr, nullptr, m,       n, k, splits, 0,
       0, 1, group, b,       a,       nullptr, 0, 0, partial};  // a pitch: there is no map of a result
   multiply<T, S, A_MN, B_MN, Partial>(problem, memory);
 }

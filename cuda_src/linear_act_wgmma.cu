@@ -13,12 +13,12 @@ template <typename T, class F, int M, int N, int STAGES, int SLOTS, int CLUSTER,
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     linear_act_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                      const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap kept_map, T* y, T* kept,
-                     long long kept_row, long long kept_part, const T* bias, int m, int n, int k,
-                     int pitch, int group) {
+                     long long kept_row, long long kept_part, const T* bias, int m, int n, int k, int pitch,
+                     int group) {
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, PINGPONG, LATE>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, b,     y_map, y, bias,     m,    n,        k,         1,        0,
+  const Problem<T> problem{a, b,     y_map, y, bias,     m,    n,        k,         1,      0,
                            0, pitch, group, b, kept_map, kept, kept_row, kept_part, nullptr};
   multiply<T, S, false, false, Activated<F>>(problem, memory);
 }

@@ -146,8 +146,8 @@ __device__ __forceinline__ void gated_backward(const T* __restrict__ grad_y, con
   if (packed) up = gate + cols, grad_up = grad_gate + cols;
   const bool fit = rows_fit(grad_y, cols, rows) && rows_fit(gate, gate_stride, rows) && rows_fit(up, up_stride, rows) &&
                    rows_fit(grad_gate, grad_stride, rows) && rows_fit(grad_up, grad_stride, rows);
-  const GatedGradients<T> all = {grad_y,      gate,      up,          grad_gate, grad_up, cols,
-                                 gate_stride, up_stride, grad_stride, function};
+  const GatedGradients<T> all = {grad_y, gate,        up,        grad_gate,   grad_up,
+                                 cols,   gate_stride, up_stride, grad_stride, function};
   const Own own = Own::of<T>(shape, global_thread());
   if (fit) GatedBackward<T>{all}.template on<true>(shape, own);
   else gated_backward_unaligned(all, shape, packed ? int(-cols) & (kVecWidth<T> - 1) : 0);

@@ -92,8 +92,8 @@ template <typename T> __device__ __forceinline__ void norm_two_pass(const Forwar
   __shared__ Moments<acc_t<T>> shared[kWarp];
   const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    const auto of = aligned ? norm_row_in_two_passes<4, true>(to, row, shared)
-                            : norm_row_in_two_passes<2, false>(to, row, shared);
+    const auto of =
+        aligned ? norm_row_in_two_passes<4, true>(to, row, shared) : norm_row_in_two_passes<2, false>(to, row, shared);
     if (threadIdx.x == 0) to.save(row, of);
   }
 }

@@ -111,7 +111,7 @@ template <typename T, int N> struct ProductOfRegisters;
   PRODUCT_OF_REGISTERS(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", "%37", SUMS_32(0))                      \
   PRODUCT_OF_REGISTERS(T, PTX, 96, LIST_48, "%48", "%49", "%50", "%51", "%52", "%53", SUMS_32(0), SUMS_16(32))         \
   PRODUCT_OF_REGISTERS(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", "%69", SUMS_32(0), SUMS_32(32))        \
-  PRODUCT_OF_REGISTERS(T, PTX, 192, LIST_96, "%96", "%97", "%98", "%99", "%100", "%101", SUMS_32(0), SUMS_32(32),        \
+  PRODUCT_OF_REGISTERS(T, PTX, 192, LIST_96, "%96", "%97", "%98", "%99", "%100", "%101", SUMS_32(0), SUMS_32(32),      \
                        SUMS_32(64))                                                                                    \
   PRODUCT_OF_REGISTERS(T, PTX, 256, LIST_128, "%128", "%129", "%130", "%131", "%132", "%133", SUMS_32(0), SUMS_32(32), \
                        SUMS_32(64), SUMS_32(96))
