@@ -97,12 +97,16 @@ class OperatorOfLists(Operator):
         return self._give("forward", launch)
 
     def backward(
-        self, launch: Callable[..., Any] | None = None, *, reads: Mapping[str, Sequence[str]] = schema.NOTHING
+        self,
+        launch: Callable[..., Any] | None = None,
+        *,
+        reads: Mapping[str, Sequence[str]] = schema.NOTHING,
+        apart: bool = False,
     ) -> Any:
         """As `Operator.backward`; the gradient of a list is a list, or None, and `needs_grad` has a tuple for it."""
         if launch is None:
-            return functools.partial(self.backward, reads=reads)
-        return self._give("backward", launch, reads=reads)
+            return functools.partial(self.backward, reads=reads, apart=apart)
+        return self._give("backward", launch, reads=reads, apart=apart)
 
     def reference_backward(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
         """As `Operator.reference_backward`, with lists as backward has them."""
