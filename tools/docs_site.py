@@ -239,6 +239,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "figures": figures,
     "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
     "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
+    "fusions": lambda: figures(RESULTS.with_name("h100_fusions.csv")),
     "models": models,
     "gallery": gallery,
     "devices": devices,

@@ -2,9 +2,11 @@
 // The text that includes this defines f, and the kernel around it: see cupyops/_expression/linear_text.py.
 //
 // On an H100 in bf16, us, of one kernel; of cuBLAS's product and a kernel after it; of cuBLAS's product alone:
-//   8192 x 4096 x 4096    z * sigmoid(1.702 * z) + r    399    415    353
-//   8192 x 14336 x 4096   z * sigmoid(1.702 * z)       1275   1392   1268
-//   8192 x 4096 x 14336   z + r                        1241   1397   1347
+//   8192 x 4096 x 4096    z * sigmoid(1.702 * z) + r    401    416    355
+//   8192 x 14336 x 4096   z * sigmoid(1.702 * z)       1282   1398   1276
+//   8192 x 4096 x 14336   z + r                        1255   1291   1230
+//   25216 x 3072 x 768    z * sigmoid(1.702 * z)        199    273    178
+//   16384 x 3072 x 768    z * sigmoid(1.702 * z) + r    211    217    118, where z is kept 247, 217
 #pragma once
 
 #include "common/elementwise/expression.cuh"
