@@ -228,7 +228,10 @@ class _Flat:
         else:
             function = self._forward(author)
         if "reads" in more:
-            more = {**more, "reads": {one: self.names(by) for name, by in more["reads"].items() for one in self.names([name])}}
+            more = {
+                **more,
+                "reads": {one: self.names(by) for name, by in more["reads"].items() for one in self.names([name])},
+            }
         given = getattr(op, role)
         given(function, **more) if more else given(function)
 
