@@ -163,12 +163,21 @@ def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
     return outputs[0]
 
 
-def will_be_used(ctx: Any, given: tuple[bool, ...]) -> tuple[bool, ...]:
-    """`ctx.needs_input_grad`, of which the backward under way will use these; `given`: which of the tensors there are."""
+def will_be_used(ctx: Any, given: tuple[bool, ...], likely: tuple[bool, ...] = ()) -> tuple[bool, ...]:
+    """`ctx.needs_input_grad`, of which the backward under way will use these; `given`: which of the tensors there are.
+
+    `likely`: what it was before. PyTorch raises where a leaf is asked of whose gradient is used, which takes much of the
+    host's time; so those are asked of first that were not used. The last one that is left is: for it this node runs.
+    """
     edges = iter(ctx.next_functions)  # of these alone
     first, *needs = ctx.needs_input_grad
     nodes = [next(edges)[0] if there else None for there in given]
-    return (first, *(need and torch_private.will_use_gradient(node) for need, node in zip(needs, nodes)))
+    left = sum(needs)
+    for index in sorted(range(len(needs)), key=lambda index: bool(likely) and likely[1 + index]):
+        if needs[index] and left > 1:
+            needs[index] = torch_private.will_use_gradient(nodes[index])
+            left -= not needs[index]
+    return (first, *needs)
 
 
 def _needs(op: Definition, asked: Sequence[bool]) -> list[bool]:

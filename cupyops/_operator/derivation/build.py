@@ -87,7 +87,7 @@ def backward(
         asked = "_ctx.needs_input_grad"
         if call.chooses((*grads, *kept)):
             given = tuple(index in call.given for index in of.tensors)
-            asked = f"{code.writer.name(will_be_used)}(_ctx, {code.writer.name(given)})"
+            asked = f"{code.writer.name(will_be_used)}(_ctx, {code.writer.name(given)}, {code.writer.name(needs)})"
         miss_if(code.writer, f"{asked} != {code.writer.name(needs)}")
     if of.backward_asks:
         miss_if(code.writer, f"{code.writer.name(torch_private.keeps_graph)}() is {last}")

@@ -11,6 +11,7 @@ from twins import CASES
 
 import cupyops
 from cupyops._operator.derivation import autograd, build
+from cupyops._util import torch_private
 
 SEVERAL = {name: case for name, case in CASES.items() if case.kernels and len(case.tensors()) > 1}
 CHOOSE = [name for name in SEVERAL if cupyops.operators()[f"cupyops::{name}"].definition.backward_chooses]
@@ -84,6 +85,20 @@ def test_they_are_replayed(of_any_size):
             if times == 7:
                 before = count.backward_misses
     assert count.backward_misses == before > 0
+
+
+def test_the_one_that_is_used_is_not_asked_of(monkeypatch, of_any_size):
+    """PyTorch raises for a leaf whose gradient is used: a recording knows which one that is."""
+    found, ask = [], torch_private.will_use_gradient
+    monkeypatch.setattr(torch_private, "will_use_gradient", lambda node: found.append(ask(node)) or found[-1])
+    x, weight, bias = (torch.randn(*size, requires_grad=True) for size in ((8, 6), (4, 6), (4,)))
+    with cupyops.simulate():
+        for one in (x, weight, bias):
+            for _ in range(6):
+                y = cupyops.linear(x, weight, bias)
+                found.clear()
+                (grad,) = torch.autograd.grad(y, one, torch.ones_like(y))
+            assert grad.shape == one.shape and found[-2:] == [False, False]  # of the recording that fits
 
 
 def test_small_ones_are_not_asked_of(monkeypatch):
