@@ -280,13 +280,14 @@ def test_which_convolutions_are_products():
         with assume_gpu(capability=9, shared=232448, multiprocessors=132, library=library):
             return forms.choose(problem, gpu(torch.device("cpu"))).name
 
-    layer = (64, 64, 56, 56, 256, 64, 1, 1)
+    layer = (32, 64, 56, 56, 256, 64, 1, 1)
     for library in (False, True):
         assert chosen(library, *layer) == chosen(library, *layer, forms=module.BACKWARD) == "product"
     assert chosen(True, 64, 128, 28, 28, 512, 128, 1, 1) == "product"
     assert chosen(False, 256, 128, 28, 28, 512, 128, 1, 1, gradient=True) == "product"
     other = [
         chosen(True, *layer, gradient=True),
+        chosen(True, 64, 64, 56, 56, 256, 64, 1, 1),
         chosen(True, 64, 512, 28, 28, 256, 512, 1, 1),
         chosen(True, 256, 128, 28, 28, 512, 128, 1, 1),
         chosen(True, *layer, stride=[2, 2]),

@@ -112,6 +112,26 @@ def test_transforms_and_second_derivatives():
     torch.testing.assert_close(found[1], found[0], rtol=5e-2, atol=0.3)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_gradient_of_a_gradient_reads_the_weight(copied):
+    """By kernels too, and of the weight itself, whatever the copies in a half type are."""
+    generator = torch.Generator().manual_seed(3)
+    x, weight, bias, v = (torch.randn(*size, generator=generator) for size in ((24, 16), (32, 16), (32,), (24, 16)))
+    x, weight, bias = x.bfloat16().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
+    copies = (weight.detach().bfloat16(), bias.detach().bfloat16()) if copied else (None, None)
+
+    def second(function):
+        y = function(x, weight, bias)
+        grad_y = torch.ones_like(y).requires_grad_()
+        (grad_x,) = torch.autograd.grad(y, x, grad_y, create_graph=True)
+        return torch.autograd.grad((grad_x.float() * v).sum(), (grad_y, weight))
+
+    with cupyops.simulate("sm_90"):
+        found = second(lambda *given: linear_lowered(*given, *copies))
+    for one, right in zip(found, second(lambda x, *given: F.linear(x, *(one.bfloat16() for one in given)))):
+        torch.testing.assert_close(one, right)
+
+
 @pytest.mark.gpu
 def test_which_layers_take_it():
     """Under autocast, with gradients, of float32; and the gradients are nearer than PyTorch's."""
