@@ -157,7 +157,7 @@ def widths() -> list[str]:
 
 def scores() -> list[str]:
     """Of scores and masks of one's own, beside FlexAttention."""
-    rows = [next(row for row in _attention() if name in row.name) for name in ("alibi", "documents")]
+    rows = [next(row for row in _attention() if name in row.name) for name in ("alibi", "softcap", "sinks", "documents")]
     return [f"{_ratio(row, 'FlexAttention', way):.2f}" for row in rows for way in ("forward", "backward")]
 
 
@@ -226,7 +226,7 @@ CLAIMS = (
     ),
     Claim(
         "docs/attention.md",
-        rf"slopes run {N} and {N} .*? documents runs {N} and {N}",
+        rf"slopes run {N} and {N} .*? soft cap {N} and {N} .*? sinks {N} and {N} .*? documents runs {N} and {N}",
         scores,
     ),
     Claim(

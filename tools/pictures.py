@@ -150,7 +150,7 @@ def plots() -> dict[str, str]:
     return {
         "models.svg": plot(
             "Whole models: a training step after cupyops.swap(model)",
-            "NVIDIA H100, PyTorch 2.11; optimizer and clipping are swapped too; median of 5 times 4 steps; h100_models.csv",
+            "NVIDIA H100, PyTorch 2.11; optimizer and clipping are swapped too; median of 7 times 4 steps; h100_models.csv",
             list(models()),
             {"ours": "cupyops.swap", "graph": "the same as a CUDA graph", "other": "torch.compile", "peer": "Liger"},
         ),
