@@ -157,7 +157,9 @@ def widths() -> list[str]:
 
 def scores() -> list[str]:
     """Of scores and masks of one's own, beside FlexAttention."""
-    rows = [next(row for row in _attention() if name in row.name) for name in ("alibi", "softcap", "sinks", "documents")]
+    rows = [
+        next(row for row in _attention() if name in row.name) for name in ("alibi", "softcap", "sinks", "documents")
+    ]
     return [f"{_ratio(row, 'FlexAttention', way):.2f}" for row in rows for way in ("forward", "backward")]
 
 
