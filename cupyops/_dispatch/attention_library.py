@@ -30,7 +30,9 @@ WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
     (192, 128): (512, 512, 512),
     (256, 256): (512, 1024, 1024),
 }
-# Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none.
+# Where a fixed order is asked for, beside flash attention, which has one too: cuDNN has none. Of 192 and 128 flash
+# attention has no function; there the kernels were at least 0.96 times as fast as cuDNN. Causal rows of 96 were
+# measured with shared heads alone from 1,024 on.
 IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {
     (64, 64): (1024, 1024, 1024),
     (96, 96): (NEVER, 512, 1024),

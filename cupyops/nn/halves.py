@@ -24,7 +24,8 @@ _ALIGNED = 128  # elements, at whose multiples copies begin: more than vectors a
 def captured() -> bool:
     """Whether a CUDA graph is being captured: what saves time of the GPU costs the host nothing then.
 
-    On an H100 a step of BERT takes 0.94 of what it takes without as a graph; by itself, it keeps the host for longer.
+    On an H100 a graph of a step of GPT-2 takes 0.97 of the time that it takes without the copies, and ViT's 0.98. By itself
+    a step keeps the host for longer.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 

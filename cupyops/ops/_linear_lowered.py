@@ -34,6 +34,7 @@ def forward(x, weight, bias, half, half_bias):
     return y, (half,)
 
 
+# weight is not among them: its copy serves every gradient, but the gradient of one reads the weight itself
 @_linear_lowered.backward(reads={"x": ("weight",)}, apart=True)
 def backward(saved, grad_y, x, needs_grad):
     rows, grad_rows, (half,) = rows_of(x), rows_of(grad_y), saved  # whose shape is that of weight
