@@ -6,12 +6,15 @@ whether this tree is the one that passed: `make gpu-report`. Standard library on
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
+import io
 import json
 import platform
 import re
 import sys
+import tokenize
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ def tree_sha256(root: Path = ROOT) -> str:
     ]
     for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
         content = path.read_bytes().replace(b"\r\n", b"\n")
-        code = content if path.suffix == ".py" else without_comments(content)
+        code = plain_python(content.decode()).encode() if path.suffix == ".py" else without_comments(content)
         sha.update(f"{name}\0{len(code)}\0".encode() + code)
     return sha.hexdigest()
 
@@ -39,6 +42,32 @@ def without_comments(cuda: bytes) -> bytes:
     """CUDA C without comments and blank lines: what a kernel's head says of its speed is written after the run."""
     bare = COMMENT_OR_LITERAL.sub(lambda found: b" " if found[0].startswith(b"/") else found[0], cuda)
     return b"\n".join(line.rstrip() for line in bare.split(b"\n") if line.strip())
+
+
+def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:
+    """Python without comments, docstrings, empty lines and statements of some kinds; as it stands where it is none."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return text
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(tree):
+        body = getattr(node, "body", [])
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            _blank(lines, first)
+        if isinstance(node, without):
+            _blank(lines, node)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def _blank(lines: list[str], node: ast.stmt) -> None:
+    for index in range(node.lineno - 1, node.end_lineno or node.lineno):
+        lines[index] = ""
 
 
 LARGE = ("tests -k 'more_than_2'", "tests -k 'not more_than_2'")

@@ -14,10 +14,8 @@ import ast
 import csv
 import hashlib
 import inspect
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -32,6 +30,7 @@ PACKAGE, TESTS = ROOT / "cupyops", ROOT / "tests"
 
 sys.path[:0] = [path for path in map(str, (TESTS, TESTS / "support", ROOT / "tools")) if path not in sys.path]
 
+from gpu_report import plain_python  # noqa: E402
 from imports import imported  # noqa: E402
 from operator_samples import operator_of  # noqa: E402
 
@@ -224,24 +223,7 @@ def _python(path: Path) -> str:
 
 def _plain_python(text: str) -> str:
     """Python without comments, docstrings, imports and empty lines."""
-    lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", [])
-        first = body[0] if isinstance(body, list) and body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            _blank(lines, first)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            _blank(lines, node)
-    return "\n".join(line.rstrip() for line in lines if line.strip())
-
-
-def _blank(lines: list[str], node: ast.stmt) -> None:
-    for index in range(node.lineno - 1, node.end_lineno or node.lineno):
-        lines[index] = ""
+    return plain_python(text, without=(ast.Import, ast.ImportFrom))
 
 
 def cuda_of(operator: str) -> set[str]:

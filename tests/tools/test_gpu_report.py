@@ -59,8 +59,16 @@ def test_comments_on_a_kernel_do_not_but_what_only_looks_like_one_does(tree, pas
     assert problems(passed, tree) == []
     path.write_text(code.replace("cuda_src", "//cuda_src"))
     assert problems(passed, tree)
-    (tree / "cupyops" / "c.py").write_text((tree / "cupyops" / "c.py").read_text() + "# a word\n")
-    path.write_text(code)
+
+
+def test_words_on_python_do_not_but_any_other_string_does(tree, passed):
+    path = tree / "cupyops" / "c.py"
+    code = path.read_text()
+    path.write_text(f'"""What it is."""\n\n# why\n{code.rstrip()}  # a word\n')
+    assert problems(passed, tree) == []
+    path.write_text(f'{code}other = "# no comment"\n')
+    assert problems(passed, tree)
+    path.write_text(code.replace("'cupyops/c.py'", "'cupyops/d.py'"))
     assert problems(passed, tree)
 
 
