@@ -25,30 +25,31 @@
 #include "decode_attention/fma.cuh"
 #include "decode_attention/mma.cuh"
 
-// Grid: splits * batches * kv_heads * tiles of 16 rows, at most 2^31 - 1. Block: 32 * WARPS. Shared memory: q, 16 rows of D + 32
-// elements; in its place afterwards 2 * WARPS * 16 floats and 16 rows of D. A warp has every WARPS-th 16 keys, from the first on.
-template <typename T, int D, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
+// Grid: splits * batches * kv_heads * tiles of 16 * TILES rows, at most 2^31 - 1. Block: 32 * WARPS, of which BLOCKS run on a
+// multiprocessor at one time. Shared memory: WARPS / TILES * STAGES panels of 16 rows of k, and as many of v; in their place
+// afterwards what finish() takes.
+template <typename T, int D, int WARPS, int STAGES, int TILES, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
-                                   vs, sizes);
+  decode::forward_mma<T, D, WARPS, STAGES, TILES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale,
+                                                  softcap, qs, ks, vs, sizes);
 #endif
 }
 
 // Grid: the same of tiles of 4 rows. Block: 32 * WARPS. Shared memory: 2 * WARPS * 4 floats and 4 rows of D.
-template <typename T, int D, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS)
+template <typename T, int D, int WARPS, int STAGES, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_fma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
-  decode::forward_fma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
+  decode::forward_fma<T, D, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
                                    vs, sizes);
 }
 

@@ -17,13 +17,16 @@ struct Strides { long long batch, row, head; };
 
 // A block has ROWS rows of a head of the keys, row = query * group + head within the group, and the keys from `from` to `to`.
 // Of these, the queries of the block see none before `begin`. `length`: rows that the cache of the sequence has.
-struct Work { int batch, kv_head, first_row, split, length, begin, from, to; };
+struct Work { int batch, kv_head, first_row, split, length, begin, from, apart, to; };
 
 constexpr int kStep = 16;  // keys; a block of a paged cache has a multiple of it
 
-template <int ROWS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
+#ifndef INTERLEAVE
+#define INTERLEAVE 0
+#endif
+template <int ROWS, int TEAMS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
   const int count = s.queries * s.group, tiles = (count + ROWS - 1) / ROWS;
-  long long index = blockIdx.x;
+  unsigned index = blockIdx.x;
   Work w;
   w.first_row = index % tiles * ROWS;
   index /= tiles;
@@ -38,8 +41,15 @@ template <int ROWS> __device__ __forceinline__ Work work_of(const Sizes& s, cons
   w.begin = s.window < 0 ? 0 : min(end, max(0, before + first - s.window));
   const int start = w.begin / kStep, steps = (end + kStep - 1) / kStep - start;
   const int share = (steps + s.splits - 1) / s.splits;
+#if INTERLEAVE
+  w.from = min(end, (start + w.split * TEAMS) * kStep);
+  w.apart = TEAMS * s.splits * kStep;
+  w.to = end;
+#else
   w.from = min(end, (start + w.split * share) * kStep);
+  w.apart = TEAMS * kStep;
   w.to = min(end, w.from + share * kStep);
+#endif
   return w;
 }
 
@@ -51,16 +61,16 @@ __device__ __forceinline__ Seen seen_by(const Sizes& s, const Work& w, int row) 
   return {s.window < 0 ? 0 : own - s.window, own + 1};
 }
 
-// In which block of a paged cache the keys from `key` on lie, a multiple of kStep; 0 where it is not paged.
-__device__ __forceinline__ int block_of(const Sizes& s, const Work& w, const int* table, int key) {
+// In which block of a paged cache the keys from `key` on lie, a multiple of kStep; 0 where it is not paged. To be checked.
+__device__ __forceinline__ int entry_of(const Sizes& s, const Work& w, const int* table, int key) {
   if (table == nullptr || key >= w.to) return 0;
+  return table[w.batch * static_cast<long long>(s.table_row) + key / s.block_size];
+}
+__device__ __forceinline__ void check_block(const Sizes& s, const Work& w, const int* table, int key, int block) {
+  if (table == nullptr || (block >= 0 && block < s.blocks)) return;
   const long long at = w.batch * static_cast<long long>(s.table_row) + key / s.block_size;
-  const int block = table[at];
-  if (block < 0 || block >= s.blocks) {
-    printf("cupyops: block_table, element %lld, is %d, expected one in [0, %d)\n", at, block, s.blocks);
-    __trap();
-  }
-  return block;
+  printf("cupyops: block_table, element %lld, is %d, expected one in [0, %d)\n", at, block, s.blocks);
+  __trap();
 }
 
 // From where a sequence's cache begins to the row of `key`, which lies in `block` where it is paged: in elements.
@@ -100,32 +110,32 @@ template <typename T> struct Results {
 
 // Floats of shared memory that `finish` takes, PITCH for a row of sums: how large rows are and what they add up to, and the sums
 // of half of the warps at a time.
-constexpr int kRegions = 2;
+template <int TEAMS> constexpr int kRegions = TEAMS > 1 ? 2 : 1;
 
 // The row of the results that is row `at` of those that share a head of the keys.
 __device__ __forceinline__ long long result_of(const Sizes& s, const Work& w, int at) {
   return (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads + w.kv_head * s.group + at % s.group;
 }
 
-// Adds up what the warps of a block have of its ROWS rows, in their order, and stores it. top, total: of the N rows of this
-// thread, `row` of the block, over the keys of the warp. add(sums, factors, rows, first) adds the thread's sums of the block's
+// Adds up what the TEAMS of a block have of its ROWS rows, in their order, and stores it. top, total: of the N rows of this
+// thread, `row` of the block, over the keys of its team. add(sums, factors, rows, first) adds the thread's sums of the block's
 // first `rows` rows, times a factor for each of its own, to sums[ROWS][PITCH] in shared memory, or stores them there first;
 // column c lies at place(c).
-template <typename E, int ROWS, int D, int PITCH, int WARPS, typename T, int N, typename Add, typename Place>
-__device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Results<T>& to, const float (&top)[N],
+template <typename E, int ROWS, int D, int PITCH, int TEAMS, typename T, int N, typename Add, typename Place>
+__device__ __forceinline__ void finish(const Sizes& s, const Work& w, int team, const Results<T>& to, const float (&top)[N],
                                        const float (&total)[N], const int (&row)[N], float* shared, Add add,
                                        Place place) {
-  float *tops = shared, *totals = tops + WARPS * ROWS, *whole = totals + WARPS * ROWS, *sums = whole + ROWS;
-  const int warp = threadIdx.x / 32, rows = min(ROWS, s.queries * s.group - w.first_row);
+  float *tops = shared, *totals = tops + TEAMS * ROWS, *whole = totals + TEAMS * ROWS, *sums = whole + ROWS;
+  const int rows = min(ROWS, s.queries * s.group - w.first_row);
 #pragma unroll
   for (int i = 0; i < N; ++i) {  // several lanes store the same
-    tops[warp * ROWS + row[i]] = top[i];
-    totals[warp * ROWS + row[i]] = total[i];
+    tops[team * ROWS + row[i]] = top[i];
+    totals[team * ROWS + row[i]] = total[i];
   }
   __syncthreads();
   const auto most = [&](int of) {
     float found = tops[of];
-    for (int other = 1; other < WARPS; ++other) found = fmaxf(found, tops[other * ROWS + of]);
+    for (int other = 1; other < TEAMS; ++other) found = fmaxf(found, tops[other * ROWS + of]);
     return found;
   };
   float factors[N];
@@ -136,7 +146,7 @@ __device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Resu
     const int of = threadIdx.x;
     const float base = base_of(most(of));
     float sum = 0;
-    for (int other = 0; other < WARPS; ++other) {
+    for (int other = 0; other < TEAMS; ++other) {
       sum += totals[other * ROWS + of] * E::exp_of(tops[other * ROWS + of] - base);
     }
     whole[of] = sum;
@@ -144,15 +154,15 @@ __device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Resu
     const long long result = result_of(s, w, w.first_row + of);
     (s.splits == 1 ? to.lse[result] : to.partial_lse[part + result]) = lse;
   }
-  for (int turn = 0; turn < WARPS / kRegions; ++turn) {
-    if (turn == warp / kRegions) add(sums + warp % kRegions * ROWS * PITCH, factors, rows, turn == 0);
+  for (int turn = 0; turn < TEAMS / kRegions<TEAMS>; ++turn) {
+    if (turn == team / kRegions<TEAMS>) add(sums + team % kRegions<TEAMS> * ROWS * PITCH, factors, rows, turn == 0);
     __syncthreads();
   }
-  for (int i = threadIdx.x; i < rows * D; i += 32 * WARPS) {
+  for (int i = threadIdx.x; i < rows * D; i += blockDim.x) {
     const int of = i / D, column = i % D, at = of * PITCH + place(column);
     if (column >= s.width) continue;
     float sum = sums[at];
-    for (int region = 1; region < kRegions; ++region) sum += sums[region * ROWS * PITCH + at];
+    for (int region = 1; region < kRegions<TEAMS>; ++region) sum += sums[region * ROWS * PITCH + at];
     const float y = whole[of] == 0 ? 0.0f : sum / whole[of];
     const long long result = result_of(s, w, w.first_row + of);
     if (s.splits == 1) to.y[result * s.width + column] = from_acc<T>(y);

@@ -18,14 +18,17 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
 STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
 WARPS = 4
-_LEAST = 2 * STEP * WARPS  # keys of a split: where there are few, time goes by the steps that a warp waits for
+_LEAST = 2 * STEP * WARPS  # keys of a split
 _MOST_SPLITS = 128
+_FEW = {64: (3, 3), 128: (3, 2), 256: (3, 1)}
+_FMA = {64: (6, 3), 128: (4, 3), 256: (3, 2)}
+_MANY = {64: (3, 3), 128: (3, 2), 256: (3, 1)}
 
 decode_attention_fwd_mma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS>", T=DTYPES[:2], D=WIDTHS, WARPS=(WARPS,)
+    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS, STAGES, TILES, BLOCKS>", T=DTYPES[:2], D=WIDTHS
 )
 decode_attention_fwd_fma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_fma<T, D, WARPS>", T=DTYPES[2:], D=WIDTHS, WARPS=(WARPS,)
+    "decode_attention.cu", "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>", T=DTYPES[2:], D=WIDTHS
 )
 decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
 
@@ -76,12 +79,21 @@ class Decode(Form[Problem]):
         kernel: which.
         tile: rows of a block, all of one head of the keys.
         dtypes: that the kernel takes.
+        tuning: for each width, stages of the pipeline of a block, and blocks of a multiprocessor.
     """
 
-    def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
-        self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
+    def __init__(
+        self,
+        name: str,
+        kernel: Kernel,
+        tile: int,
+        dtypes: tuple[torch.dtype, ...],
+        tuning: dict[int, tuple[int, int]],
+    ) -> None:
+        self.name, self.kernel, self.tile, self.dtypes, self.tuning = name, kernel, tile, dtypes, tuning
+        self.tiles = max(1, tile // 16)
         self.summary = (
-            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
+            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name[:3].upper()}"
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -92,17 +104,30 @@ class Decode(Form[Problem]):
         """Each has dtypes of its own."""
         return None if problem.dtype in self.dtypes else f"it is not for {problem.dtype}"
 
-    def shared(self, d: int) -> int:
-        """Bytes: what warps add up; before, by MMA, the rows of q in its place."""
-        pitch = d + 8 if self.tile == 16 else d
-        sums = (2 * WARPS + 1 + 2 * pitch) * self.tile * 4
-        return max(sums, self.tile * (d + 32) * 2) if self.tile == 16 else sums
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """A block of many rows wants many."""
+        return "few rows share a head of the keys" if self.tiles > 1 and problem.shared_rows <= 16 else None
+
+    def stages(self, d: int, gpu: Gpu) -> int:
+        """As many as are tuned, or have room."""
+        return min(self.tuning[d][0], (gpu.shared - self.rows(d)) // self.stage(d))
+
+    def stage(self, d: int) -> int:
+        """Bytes of the keys and values that the teams of a block have at a time."""
+        return WARPS // self.tiles * (2 * STEP * d * 2 if self.tile >= 16 else 2 * 4 * d * 4)
+
+    def rows(self, d: int) -> int:
+        """Bytes of the rows of q, where they are not in registers."""
+        return self.tile * d * 2 if self.tile >= 16 and d > 128 else 0
+
+    def shared(self, d: int, stages: int) -> int:
+        """Bytes: keys and values, and afterwards in their place what teams add up."""
+        teams, pitch = WARPS // self.tiles, d + 8 if self.tile >= 16 else d
+        return max(stages * self.stage(d) + self.rows(d), (2 * teams + 1 + min(2, teams) * pitch) * self.tile * 4)
 
     def wanted(self, p: Problem, blocks: int, gpu: Gpu) -> int:
-        """Blocks of a multiprocessor: as many as it runs at once, by their registers. Of half types two are measured to be
-        up to 7% faster, where blocks are few and no two read the same keys."""
-        few = blocks < 2 * gpu.multiprocessors and p.shared_rows <= self.tile and p.dtype in DTYPES[:2]
-        return 2 if p.d > 128 or (p.d == 128 and few) else 3
+        """Blocks of a multiprocessor."""
+        return self.tuning[p.d][1]
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
         """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
@@ -126,12 +151,16 @@ class Decode(Form[Problem]):
             overlap=True,
             args=(rows, p.width, splits, lanes),
         )
+        stages, at_once = self.stages(p.d, gpu), self.tuning[p.d][1]
+        template = {"T": p.dtype, "D": p.d, "WARPS": WARPS, "STAGES": stages, "BLOCKS": at_once}
+        if self.tile >= 16:
+            template["TILES"] = self.tiles
         return Launch(
             self.kernel,
             splits * ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches,
             32 * WARPS,
-            self.shared(p.d),
-            {"T": p.dtype, "D": p.d, "WARPS": WARPS},
+            self.shared(p.d, stages),
+            template,
             extra={"splits": splits, "combine": combine},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
         )
@@ -140,7 +169,11 @@ class Decode(Form[Problem]):
 FORWARD = Forms(
     "decode_attention",
     "forward",
-    [Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2]), Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:])],
+    [
+        Decode("mma_64", decode_attention_fwd_mma, 64, DTYPES[:2], _MANY),
+        Decode("mma_16", decode_attention_fwd_mma, 16, DTYPES[:2], _FEW),
+        Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:], _FMA),
+    ],
 )
 
 
