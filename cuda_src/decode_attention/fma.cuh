@@ -18,7 +18,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
                 kVecs = D / 32 / kVec;  // columns of a lane: kVecs times kVec neighbours
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Work w = work_of<kRows, WARPS>(s, lengths);
+  const Work w = work_of<kRows, WARPS, false>(s, lengths);
   const T *k_head = k + w.kv_head * ks.head, *v_head = v + w.kv_head * vs.head;
   float* ring = shared + warp * STAGES * 2 * kKeys * D;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -39,7 +39,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     return w.from + kStep * warp + chunk / (kStep / kKeys) * w.apart + chunk % (kStep / kKeys) * kKeys;
   };
   for (int chunk = 0; chunk < STAGES; ++chunk) {
-    const int block = entry_of(s, w, table, key_of(chunk));
+    const int block = block_of(s, w, table, key_of(chunk));
     check_block(s, w, table, key_of(chunk), block);
     fetch_chunk(chunk, key_of(chunk), block);
   }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
       for (int e = 0; e < kVec; ++e) rows[r][c * kVec + e] = vector.data[e];
     }
   }
-  int ahead = entry_of(s, w, table, key_of(STAGES));
+  int ahead = block_of(s, w, table, key_of(STAGES));
   for (int chunk = 0; key_of(chunk) < w.to; ++chunk) {
     const int key = key_of(chunk), next = key_of(chunk + STAGES), block = ahead;
     const float* stage = ring + chunk % STAGES * 2 * kKeys * D;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     __syncwarp();  // all of the warp have read these
     check_block(s, w, table, next, block);
     fetch_chunk(chunk + STAGES, next, block);
-    ahead = entry_of(s, w, table, key_of(chunk + STAGES + 1));  // so that nobody waits for it
+    ahead = block_of(s, w, table, key_of(chunk + STAGES + 1));  // so that nobody waits for it
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float scores[kKeys], most = top[r];
@@ -134,7 +134,9 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
       }
     }
   };
-  finish<Exact, kRows, D, D, WARPS>(s, w, warp, to, top, total, row, shared, add, [](int column) { return column; });
+  Finish<Exact, kRows, D, D, WARPS> finish(shared, min(kRows, s.queries * s.group - w.first_row));
+  finish.add_warps(top, total, row, add);
+  finish.store(s, w, to, [](int column) { return column; });
 }
 
 }  // namespace decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +18,34 @@ from .gpu import Gpu, gpu
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
 STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
-WARPS = 4
-_LEAST = 2 * STEP * WARPS  # keys of a split
 _MOST_SPLITS = 128
-_FEW = {64: (3, 3), 128: (3, 2), 256: (3, 1)}
-_FMA = {64: (6, 3), 128: (4, 3), 256: (3, 2)}
-_MANY = {64: (3, 3), 128: (3, 2), 256: (3, 1)}
+_MOST_IN_CLUSTER = 8
+
+
+class Tuning(NamedTuple):
+    """Warps of a block, steps that each of them is ahead, and blocks of a multiprocessor."""
+
+    warps: int
+    stages: int
+    blocks: int
+
+
+_MMA = {64: Tuning(4, 3, 3), 128: Tuning(4, 3, 2), 256: Tuning(4, 3, 1)}
+_CLUSTER = {64: Tuning(8, 6, 1), 128: Tuning(8, 3, 1), 256: Tuning(4, 3, 1)}
+_FMA = {64: Tuning(4, 4, 4), 128: Tuning(4, 2, 3), 256: Tuning(4, 2, 2)}
+
+
+def _template(tunings: dict[int, Tuning]) -> dict[str, tuple[int, ...]]:
+    """What the values of a tuning can be; of stages fewer, where shared memory has no room for them."""
+    return {
+        "WARPS": tuple({tuning.warps: 0 for tuning in tunings.values()}),
+        "STAGES": tuple(range(1, 1 + max(tuning.stages for tuning in tunings.values()))),
+        "BLOCKS": tuple({tuning.blocks: 0 for tuning in tunings.values()}),
+    }
+
 
 decode_attention_fwd_mma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS, STAGES, TILES, BLOCKS>", T=DTYPES[:2], D=WIDTHS
+    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS, STAGES, BLOCKS, CLUSTER>", T=DTYPES[:2], D=WIDTHS
 )
 decode_attention_fwd_fma = Kernel(
     "decode_attention.cu", "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>", T=DTYPES[2:], D=WIDTHS
@@ -79,19 +99,14 @@ class Decode(Form[Problem]):
         kernel: which.
         tile: rows of a block, all of one head of the keys.
         dtypes: that the kernel takes.
-        tuning: for each width, stages of the pipeline of a block, and blocks of a multiprocessor.
+        tunings: for each width.
     """
 
     def __init__(
-        self,
-        name: str,
-        kernel: Kernel,
-        tile: int,
-        dtypes: tuple[torch.dtype, ...],
-        tuning: dict[int, tuple[int, int]],
+        self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...], tunings: dict[int, Tuning]
     ) -> None:
-        self.name, self.kernel, self.tile, self.dtypes, self.tuning = name, kernel, tile, dtypes, tuning
-        self.tiles = max(1, tile // 16)
+        self.name, self.kernel, self.tile, self.dtypes, self.tunings = name, kernel, tile, dtypes, tunings
+        self.by_mma = kernel is decode_attention_fwd_mma
         self.summary = (
             f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name[:3].upper()}"
         )
@@ -104,45 +119,36 @@ class Decode(Form[Problem]):
         """Each has dtypes of its own."""
         return None if problem.dtype in self.dtypes else f"it is not for {problem.dtype}"
 
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """A block of many rows wants many."""
-        return "few rows share a head of the keys" if self.tiles > 1 and problem.shared_rows <= 16 else None
+    def units(self, p: Problem) -> int:
+        """How many blocks there are of each split."""
+        return ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
 
-    def stages(self, d: int, gpu: Gpu) -> int:
-        """As many as are tuned, or have room."""
-        return min(self.tuning[d][0], (gpu.shared - self.rows(d)) // self.stage(d))
-
-    def stage(self, d: int) -> int:
-        """Bytes of the keys and values that the teams of a block have at a time."""
-        return WARPS // self.tiles * (2 * STEP * d * 2 if self.tile >= 16 else 2 * 4 * d * 4)
-
-    def rows(self, d: int) -> int:
-        """Bytes of the rows of q, where they are not in registers."""
-        return self.tile * d * 2 if self.tile >= 16 and d > 128 else 0
-
-    def shared(self, d: int, stages: int) -> int:
-        """Bytes: keys and values, and afterwards in their place what teams add up."""
-        teams, pitch = WARPS // self.tiles, d + 8 if self.tile >= 16 else d
-        return max(stages * self.stage(d) + self.rows(d), (2 * teams + 1 + min(2, teams) * pitch) * self.tile * 4)
-
-    def wanted(self, p: Problem, blocks: int, gpu: Gpu) -> int:
-        """Blocks of a multiprocessor."""
-        return self.tuning[p.d][1]
+    def tuning(self, d: int, gpu: Gpu) -> tuple[Tuning, int]:
+        """That of a width, with as many stages as have room, and bytes of shared memory."""
+        tuning = self.tunings[d]
+        stage = tuning.warps * (2 * STEP * d * 2 if self.by_mma else 2 * 4 * d * 4)  # keys and values
+        rows = self.tile * d * 2 if self.by_mma and d > 128 else 0  # of q, which are in registers else
+        tuning = tuning._replace(stages=min(tuning.stages, (gpu.shared - rows) // stage))
+        pitch = d + 8 if self.by_mma else d
+        sums = (2 * tuning.warps + 1 + 2 * pitch + _MOST_IN_CLUSTER + d) * self.tile * 4 + 4 * _MOST_IN_CLUSTER
+        return tuning, max(tuning.stages * stage + rows, sums)
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
         """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
-        blocks = ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
-        at_once = gpu.multiprocessors * self.wanted(p, blocks, gpu)
+        units, tuning = self.units(p), self.tunings[p.d]
+        at_once = gpu.multiprocessors * tuning.blocks
         keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
-        most = max(1, min(_MOST_SPLITS, keys // _LEAST, 4 * ceil_div(at_once, blocks)))
-        full = [blocks * n / (ceil_div(blocks * n, at_once) * at_once) for n in range(1, most + 1)]
-        return next(n for n, share in enumerate(full, 1) if share >= 0.9 * max(full))
+        most = max(1, min(_MOST_SPLITS, keys // (2 * STEP * tuning.warps), 4 * ceil_div(at_once, units)))
+        full = [units * n / (ceil_div(units * n, at_once) * at_once) for n in range(1, most + 1)]
+        return next(n for n, share in enumerate(full, 1) if share >= 0.95 * max(full))
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each split of each tile of rows; `extra` has what adds up the splits, where there are several."""
         p, splits = problem, self.splits(problem, gpu)
         rows = p.batches * p.queries * p.heads
         lanes = p.d // 4
+        tuning, shared = self.tuning(p.d, gpu)
+        template = {"T": p.dtype, "D": p.d, "WARPS": tuning.warps, "STAGES": tuning.stages, "BLOCKS": tuning.blocks}
         combine = Launch(
             decode_attention_combine,
             rows,
@@ -151,27 +157,51 @@ class Decode(Form[Problem]):
             overlap=True,
             args=(rows, p.width, splits, lanes),
         )
-        stages, at_once = self.stages(p.d, gpu), self.tuning[p.d][1]
-        template = {"T": p.dtype, "D": p.d, "WARPS": WARPS, "STAGES": stages, "BLOCKS": at_once}
-        if self.tile >= 16:
-            template["TILES"] = self.tiles
         return Launch(
             self.kernel,
-            splits * ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches,
-            32 * WARPS,
-            self.shared(p.d, stages),
-            template,
+            splits * self.units(p),
+            32 * tuning.warps,
+            shared,
+            template | ({"CLUSTER": False} if self.by_mma else {}),
             extra={"splits": splits, "combine": combine},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
         )
+
+
+class InCluster(Decode):
+    """The splits are the blocks of a cluster, one on each multiprocessor, and add up what they have themselves."""
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        """It needs clusters."""
+        return super().why_not(problem, gpu) or (None if gpu.has_clusters else "it needs compute capability 9.0")
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """It is measured as the fastest where clusters fill the GPU."""
+        splits = self.splits(problem, gpu)
+        if splits == 1 or 2 * splits * self.units(problem) < 0.9 * gpu.multiprocessors:
+            return "the blocks of the clusters would not fill the GPU"
+        return None
+
+    def splits(self, p: Problem, gpu: Gpu) -> int:
+        """As many as are on the GPU at one time, a power of two."""
+        keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
+        most = min(_MOST_IN_CLUSTER, gpu.multiprocessors // self.units(p), keys // (STEP * self.tunings[p.d].warps))
+        return 1 << max(1, most).bit_length() - 1
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """One launch alone."""
+        launch = super().launch(problem, gpu)
+        splits = launch.extra["splits"]
+        template = {**launch.template, "CLUSTER": True}
+        return replace(launch, template=template, cluster=splits, extra={"splits": splits, "combine": None})
 
 
 FORWARD = Forms(
     "decode_attention",
     "forward",
     [
-        Decode("mma_64", decode_attention_fwd_mma, 64, DTYPES[:2], _MANY),
-        Decode("mma_16", decode_attention_fwd_mma, 16, DTYPES[:2], _FEW),
+        InCluster("mma_cluster", decode_attention_fwd_mma, 16, DTYPES[:2], _CLUSTER),
+        Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2], _MMA),
         Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:], _FMA),
     ],
 )
@@ -246,13 +276,13 @@ def forward(
         v=_strides(v),
     )
     launch = FORWARD.launch(problem, gpu(q.device))
-    splits = launch.extra["splits"]
+    splits, combine = launch.extra["splits"], launch.extra["combine"]
     given = q, k, v, lengths, table, y, lse
-    if splits == 1:
+    if splits == 1 or combine is None:
         launch(*given, None, None, scale, softcap or 0.0)
         return y, lse
     partial_y = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
-    launch.extra["combine"](partial_y, partial_lse, y, lse)
+    combine(partial_y, partial_lse, y, lse)
     return y, lse

@@ -151,9 +151,24 @@ def test_splits_do_not_matter(device, width):
         torch.testing.assert_close(found[n], found[0], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("width", [40, 128, 256])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_cluster(device, width):
+    """Its blocks add up what they have, of long and of short sequences, the same bits each time."""
+    found = []
+    with cupyops.simulate("sm_90"), cupyops.never_slower(False), cupyops.use_form("decode_attention:mma_cluster"):
+        with cupyops.trace() as trace:
+            for _ in range(2):
+                found.append(compare(torch.float16, (3, 1, 8, 2, width), 1600, [1600, 77, 0], device=device))
+            compare(torch.bfloat16, (1, 3, 12, 1, width), 700, [650], 48, device=device, window=500)
+            compare(torch.float16, (1, 1, 1, 1, width), 1, device=device)
+    assert all(map(torch.equal, *found))
+    assert all("decode_attention_fwd_mma" in record.kernel for record in trace.launches()) and trace.launches()
+
+
 def test_how_many_splits():
     """One sequence alone keeps all multiprocessors busy; many need few splits."""
-    form = kernels.FORWARD.list[0]
+    form = next(form for form in kernels.FORWARD.list if form.name == "mma")
     card = gpu(torch.device("cpu"))
 
     def splits(batches, rows, window=-1):
