@@ -18,7 +18,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
                 kVecs = D / 32 / kVec;  // columns of a lane: kVecs times kVec neighbours
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Work w = work_of<kRows, WARPS, false>(s, lengths);
+  const Work w = work_of<kRows, WARPS>(s, lengths);
   const T *k_head = k + w.kv_head * ks.head, *v_head = v + w.kv_head * vs.head;
   float* ring = shared + warp * STAGES * 2 * kKeys * D;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -43,7 +43,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     check_block(s, w, table, key_of(chunk), block);
     fetch_chunk(chunk, key_of(chunk), block);
   }
-  const auto taken = [&](const float* from, float (&x)[kVecs * kVec]) {
+  const auto taken = [&](const float* from, float (&x)[kVecs* kVec]) {
 #pragma unroll
     for (int c = 0; c < kVecs; ++c) {
       const Vec<float, kVec> vector = load_vec<float, kVec>(from + (32 * c + lane) * kVec);

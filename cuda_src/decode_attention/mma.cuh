@@ -158,17 +158,17 @@ template <typename T, int D> struct Sums {
   }
 };
 
-// A warp asks for the keys and the values of STAGES steps ahead; nobody else reads them. CLUSTER: the splits are a cluster, and
-// leave results.
-template <typename T, int D, int WARPS, int STAGES, bool CLUSTER>
+// A warp asks for the keys and the values of STAGES steps ahead, which nobody else reads: no warp waits for another before the end.
+template <typename T, int D, int WARPS, int STAGES>
 __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
                                             const Results<T>& to, float scale, float softcap, const Strides& qs,
                                             const Strides& ks, const Strides& vs, const Sizes& s) {
   constexpr int kRows = 16, kPanel = kStep * D * 2, kSumPitch = D + 8, kPending = 2 * STAGES - 1;
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const unsigned panels = static_cast<unsigned>(__cvta_generic_to_shared(shared)), ring = panels + warp * STAGES * 2 * kPanel;
-  const Work w = work_of<kRows, WARPS, CLUSTER>(s, lengths);
+  const unsigned panels = static_cast<unsigned>(__cvta_generic_to_shared(shared)),
+                 ring = panels + warp * STAGES * 2 * kPanel;
+  const Work w = work_of<kRows, WARPS>(s, lengths);
   const T* k_lane = k + w.kv_head * ks.head + lane % (D / 8) * 8;
   const T* v_lane = v + w.kv_head * vs.head + lane % (D / 8) * 8;
   const auto fetch_keys = [&](unsigned panel, int key, int block) {
@@ -230,7 +230,6 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   let_next_grid_begin();
   wait_for_groups<0>();
   __syncthreads();  // nobody reads panels any more, in whose place sums are
-  if constexpr (CLUSTER) cluster_arrive();
   // Columns that differ by 8 are neighbours there: so no two lanes of a half warp meet in a bank.
   const auto place = [](int column) { return column / 64 * 64 + column % 8 * 8 + column / 8 % 8; };
   const auto add = [&](float* all, const float (&by)[2], int rows, bool first) {
@@ -247,8 +246,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   };
   Finish<Fast, kRows, D, kSumPitch, WARPS> finish(shared, min(kRows, s.queries * s.group - w.first_row));
   finish.add_warps(has.top, has.total, row, add);
-  if constexpr (CLUSTER) finish.store_cluster(s, w, to, place);
-  else finish.store(s, w, to, place);
+  finish.store(s, w, to, place);
 }
 
 }  // namespace decode

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "common/core/fast_math.cuh"
-#include "common/hw/cluster.cuh"
 
 namespace decode {
 
@@ -24,18 +23,16 @@ struct Work { int batch, kv_head, first_row, split, length, begin, from, apart, 
 
 constexpr int kStep = 16;  // keys; a block of a paged cache has a multiple of it
 
-// With CLUSTER the blocks of a cluster are the splits of the same rows; else those are the outermost of the grid.
-template <int ROWS, int WARPS, bool CLUSTER>
-__device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
+template <int ROWS, int WARPS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
   const int count = s.queries * s.group, tiles = (count + ROWS - 1) / ROWS;
-  unsigned index = CLUSTER ? blockIdx.x / s.splits : blockIdx.x;
+  unsigned index = blockIdx.x;
   Work w;
   w.first_row = index % tiles * ROWS;
   index /= tiles;
   w.kv_head = index % s.kv_heads;
   index /= s.kv_heads;
   w.batch = index % s.batches;
-  w.split = CLUSTER ? blockIdx.x % s.splits : index / s.batches;
+  w.split = index / s.batches;
   w.length = lengths ? min(max(lengths[w.batch], 0), s.rows) : s.rows;
   const int before = w.length - s.queries;  // the keys before that of query 0
   const int first = w.first_row / s.group, last = min(count - 1, w.first_row + ROWS - 1) / s.group;
@@ -108,16 +105,14 @@ __device__ __forceinline__ long long result_of(const Sizes& s, const Work& w, in
 }
 
 // What a block has of its ROWS rows when its warps are done, in shared memory: how large scores are and what exponentials add up
-// to, for each warp and in all, and the sums of half of the warps at a time, PITCH for a row. In a cluster also what its blocks
-// have of a part of the elements, and of all rows.
+// to, for each warp and in all, and the sums of half of the warps at a time, PITCH for a row.
 template <typename E, int ROWS, int D, int PITCH, int WARPS> struct Finish {
   static constexpr int kRegions = 2;
-  float *tops, *totals, *whole, *sums, *lses, *parts;
+  float *tops, *totals, *whole, *sums;
   int rows;
 
   __device__ __forceinline__ Finish(float* shared, int rows) : tops(shared), rows(rows) {
     totals = tops + WARPS * ROWS, whole = totals + WARPS * ROWS, sums = whole + ROWS;
-    lses = sums + kRegions * ROWS * PITCH, parts = lses + kMaxCluster * ROWS;
   }
   __device__ __forceinline__ float most(int of) const {
     float found = tops[of];
@@ -156,61 +151,25 @@ template <typename E, int ROWS, int D, int PITCH, int WARPS> struct Finish {
     }
   }
 
-  // Of a row: the logarithm of what exponentials add up to, in units of the exponential.
-  __device__ __forceinline__ float lse_of(int of) const {
-    return whole[of] == 0 ? -infinity<float>() : base_of(most(of)) + E::log_of(whole[of]);
-  }
-  // Of the row, what lies at a place of its sums.
-  __device__ __forceinline__ float value_of(int of, int place) const {
-    float sum = sums[of * PITCH + place];
-    for (int region = 1; region < kRegions; ++region) sum += sums[(region * ROWS + of) * PITCH + place];
-    return whole[of] == 0 ? 0.0f : sum / whole[of];
-  }
-
   // Stores the rows. Column c of the sums lies at place(c).
   template <typename T, typename Place>
   __device__ __forceinline__ void store(const Sizes& s, const Work& w, const Results<T>& to, Place place) const {
     const long long part = w.split * static_cast<long long>(s.batches) * s.queries * s.heads;
     if (threadIdx.x < rows) {
       const long long result = result_of(s, w, w.first_row + threadIdx.x);
-      (s.splits == 1 ? to.lse[result] : to.partial_lse[part + result]) = lse_of(threadIdx.x) / E::kUnit;
+      const float sum = whole[threadIdx.x];
+      const float lse = sum == 0 ? -infinity<float>() : (base_of(most(threadIdx.x)) + E::log_of(sum)) / E::kUnit;
+      (s.splits == 1 ? to.lse[result] : to.partial_lse[part + result]) = lse;
     }
     for (int i = threadIdx.x; i < rows * D; i += 32 * WARPS) {
-      const int of = i / D, column = i % D;
+      const int of = i / D, column = i % D, at = of * PITCH + place(column);
       if (column >= s.width) continue;
-      const float y = value_of(of, place(column));
+      float sum = sums[at];
+      for (int region = 1; region < kRegions; ++region) sum += sums[region * ROWS * PITCH + at];
+      const float y = whole[of] == 0 ? 0.0f : sum / whole[of];
       const long long result = result_of(s, w, w.first_row + of);
       if (s.splits == 1) to.y[result * s.width + column] = from_acc<T>(y);
       else to.partial_y[(part + result) * s.width + column] = y;
-    }
-  }
-
-  // The same where the splits are a cluster, each of whose blocks adds up and stores a part of the elements, in the order of the
-  // splits. Before it, every thread of the cluster has arrived once, when its block no longer needed what lies from `lses` on.
-  template <typename T, typename Place>
-  __device__ __forceinline__ void store_cluster(const Sizes& s, const Work& w, const Results<T>& to,
-                                                Place place) const {
-    const int rank = w.split, each = (rows * D + s.splits - 1) / s.splits, first = rank * each;
-    cluster_wait();
-    for (int i = threadIdx.x; i < rows * s.splits; i += 32 * WARPS) {
-      const int of = i % rows;
-      store_remote(lses + rank * ROWS + of, i / rows, lse_of(of));
-    }
-    for (int i = threadIdx.x; i < rows * D; i += 32 * WARPS)
-      store_remote(parts + rank * each + i % each, i / each, value_of(i / D, place(i % D)));
-    cluster_arrive();
-    cluster_wait();
-    for (int i = first + threadIdx.x; i < min(rows * D, first + each); i += 32 * WARPS) {
-      const int of = i / D, column = i % D;
-      float top = -infinity<float>(), all = 0, sum = 0;
-      for (int split = 0; split < s.splits; ++split) top = fmaxf(top, lses[split * ROWS + of]);
-      for (int split = 0; split < s.splits; ++split) {
-        const float share = E::exp_of(lses[split * ROWS + of] - base_of(top));
-        all += share, sum += share * parts[split * each + i - first];
-      }
-      const long long result = result_of(s, w, w.first_row + of);
-      if (column == 0) to.lse[result] = all == 0 ? -infinity<float>() : (base_of(top) + E::log_of(all)) / E::kUnit;
-      if (column < s.width) to.y[result * s.width + column] = from_acc<T>(all == 0 ? 0.0f : sum / all);
     }
   }
 };

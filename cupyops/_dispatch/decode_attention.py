@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,37 +17,41 @@ from .gpu import Gpu, gpu
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
 STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
+WARPS = 4
+_LEAST = 2 * STEP * WARPS  # keys of a split
 _MOST_SPLITS = 128
-_MOST_IN_CLUSTER = 8
+_MMA = {64: (3, 3), 128: (3, 2), 256: (3, 1)}  # steps that a warp asks for ahead, and blocks of a multiprocessor
+_FMA = {64: (4, 4), 128: (2, 3), 256: (2, 2)}
+_LITTLE = {64: (3, 3), 128: (3, 2), 256: (1, 1)}  # of _MMA, where a block has no more than 99 KiB of shared memory
 
 
-class Tuning(NamedTuple):
-    """Warps of a block, steps that each of them is ahead, and blocks of a multiprocessor."""
-
-    warps: int
-    stages: int
-    blocks: int
+def _is_mma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
+    return (STAGES, BLOCKS) in (_MMA[D], _LITTLE[D])
 
 
-_MMA = {64: Tuning(4, 3, 3), 128: Tuning(4, 3, 2), 256: Tuning(4, 3, 1)}
-_CLUSTER = {64: Tuning(8, 6, 1), 128: Tuning(8, 3, 1), 256: Tuning(4, 3, 1)}
-_FMA = {64: Tuning(4, 4, 4), 128: Tuning(4, 2, 3), 256: Tuning(4, 2, 2)}
-
-
-def _template(tunings: dict[int, Tuning]) -> dict[str, tuple[int, ...]]:
-    """What the values of a tuning can be; of stages fewer, where shared memory has no room for them."""
-    return {
-        "WARPS": tuple({tuning.warps: 0 for tuning in tunings.values()}),
-        "STAGES": tuple(range(1, 1 + max(tuning.stages for tuning in tunings.values()))),
-        "BLOCKS": tuple({tuning.blocks: 0 for tuning in tunings.values()}),
-    }
+def _is_fma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
+    return (STAGES, BLOCKS) == _FMA[D]
 
 
 decode_attention_fwd_mma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS, STAGES, BLOCKS, CLUSTER>", T=DTYPES[:2], D=WIDTHS
+    "decode_attention.cu",
+    "decode_attention_fwd_mma<T, D, WARPS, STAGES, BLOCKS>",
+    T=DTYPES[:2],
+    D=WIDTHS,
+    WARPS=(WARPS,),
+    STAGES=(1, 3),
+    BLOCKS=(1, 2, 3),
+    where=_is_mma,
 )
 decode_attention_fwd_fma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>", T=DTYPES[2:], D=WIDTHS
+    "decode_attention.cu",
+    "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>",
+    T=DTYPES[2:],
+    D=WIDTHS,
+    WARPS=(WARPS,),
+    STAGES=(2, 4),
+    BLOCKS=(2, 3, 4),
+    where=_is_fma,
 )
 decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
 
@@ -99,16 +102,13 @@ class Decode(Form[Problem]):
         kernel: which.
         tile: rows of a block, all of one head of the keys.
         dtypes: that the kernel takes.
-        tunings: for each width.
     """
 
-    def __init__(
-        self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...], tunings: dict[int, Tuning]
-    ) -> None:
-        self.name, self.kernel, self.tile, self.dtypes, self.tunings = name, kernel, tile, dtypes, tunings
+    def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
+        self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
         self.by_mma = kernel is decode_attention_fwd_mma
         self.summary = (
-            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name[:3].upper()}"
+            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -123,22 +123,21 @@ class Decode(Form[Problem]):
         """How many blocks there are of each split."""
         return ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
 
-    def tuning(self, d: int, gpu: Gpu) -> tuple[Tuning, int]:
-        """That of a width, with as many stages as have room, and bytes of shared memory."""
-        tuning = self.tunings[d]
-        stage = tuning.warps * (2 * STEP * d * 2 if self.by_mma else 2 * 4 * d * 4)  # keys and values
-        rows = self.tile * d * 2 if self.by_mma and d > 128 else 0  # of q, which are in registers else
-        tuning = tuning._replace(stages=min(tuning.stages, (gpu.shared - rows) // stage))
-        pitch = d + 8 if self.by_mma else d
-        sums = (2 * tuning.warps + 1 + 2 * pitch + _MOST_IN_CLUSTER + d) * self.tile * 4 + 4 * _MOST_IN_CLUSTER
-        return tuning, max(tuning.stages * stage + rows, sums)
+    def tuning(self, d: int, gpu: Gpu) -> tuple[int, int, int]:
+        """Steps that a warp asks for ahead, blocks of a multiprocessor, and bytes of shared memory."""
+        if not self.by_mma:  # of 4 keys; what warps add up lies in their place afterwards
+            stages, blocks = _FMA[d]
+            return stages, blocks, max(stages * WARPS * 8 * d * 4, (2 * WARPS + 1 + 2 * d) * self.tile * 4)
+        rows = self.tile * d * 2 if d > 128 else 0  # of q, which are in registers else
+        stage = WARPS * 2 * STEP * d * 2
+        stages, blocks = _MMA[d] if _MMA[d][0] * stage + rows <= gpu.shared else _LITTLE[d]
+        return stages, blocks, max(stages * stage + rows, (2 * WARPS + 1 + 2 * (d + 8)) * self.tile * 4)
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
         """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
-        units, tuning = self.units(p), self.tunings[p.d]
-        at_once = gpu.multiprocessors * tuning.blocks
+        units, at_once = self.units(p), gpu.multiprocessors * self.tuning(p.d, gpu)[1]
         keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
-        most = max(1, min(_MOST_SPLITS, keys // (2 * STEP * tuning.warps), 4 * ceil_div(at_once, units)))
+        most = max(1, min(_MOST_SPLITS, keys // _LEAST, 4 * ceil_div(at_once, units)))
         full = [units * n / (ceil_div(units * n, at_once) * at_once) for n in range(1, most + 1)]
         return next(n for n, share in enumerate(full, 1) if share >= 0.95 * max(full))
 
@@ -147,8 +146,7 @@ class Decode(Form[Problem]):
         p, splits = problem, self.splits(problem, gpu)
         rows = p.batches * p.queries * p.heads
         lanes = p.d // 4
-        tuning, shared = self.tuning(p.d, gpu)
-        template = {"T": p.dtype, "D": p.d, "WARPS": tuning.warps, "STAGES": tuning.stages, "BLOCKS": tuning.blocks}
+        stages, blocks, shared = self.tuning(p.d, gpu)
         combine = Launch(
             decode_attention_combine,
             rows,
@@ -160,50 +158,18 @@ class Decode(Form[Problem]):
         return Launch(
             self.kernel,
             splits * self.units(p),
-            32 * tuning.warps,
+            32 * WARPS,
             shared,
-            template | ({"CLUSTER": False} if self.by_mma else {}),
+            {"T": p.dtype, "D": p.d, "WARPS": WARPS, "STAGES": stages, "BLOCKS": blocks},
             extra={"splits": splits, "combine": combine},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
         )
 
 
-class InCluster(Decode):
-    """The splits are the blocks of a cluster, one on each multiprocessor, and add up what they have themselves."""
-
-    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """It needs clusters."""
-        return super().why_not(problem, gpu) or (None if gpu.has_clusters else "it needs compute capability 9.0")
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """It is measured as the fastest where clusters fill the GPU."""
-        splits = self.splits(problem, gpu)
-        if splits == 1 or 2 * splits * self.units(problem) < 0.9 * gpu.multiprocessors:
-            return "the blocks of the clusters would not fill the GPU"
-        return None
-
-    def splits(self, p: Problem, gpu: Gpu) -> int:
-        """As many as are on the GPU at one time, a power of two."""
-        keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
-        most = min(_MOST_IN_CLUSTER, gpu.multiprocessors // self.units(p), keys // (STEP * self.tunings[p.d].warps))
-        return 1 << max(1, most).bit_length() - 1
-
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """One launch alone."""
-        launch = super().launch(problem, gpu)
-        splits = launch.extra["splits"]
-        template = {**launch.template, "CLUSTER": True}
-        return replace(launch, template=template, cluster=splits, extra={"splits": splits, "combine": None})
-
-
 FORWARD = Forms(
     "decode_attention",
     "forward",
-    [
-        InCluster("mma_cluster", decode_attention_fwd_mma, 16, DTYPES[:2], _CLUSTER),
-        Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2], _MMA),
-        Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:], _FMA),
-    ],
+    [Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2]), Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:])],
 )
 
 
@@ -276,13 +242,13 @@ def forward(
         v=_strides(v),
     )
     launch = FORWARD.launch(problem, gpu(q.device))
-    splits, combine = launch.extra["splits"], launch.extra["combine"]
+    splits = launch.extra["splits"]
     given = q, k, v, lengths, table, y, lse
-    if splits == 1 or combine is None:
+    if splits == 1:
         launch(*given, None, None, scale, softcap or 0.0)
         return y, lse
     partial_y = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
-    combine(partial_y, partial_lse, y, lse)
+    launch.extra["combine"](partial_y, partial_lse, y, lse)
     return y, lse
