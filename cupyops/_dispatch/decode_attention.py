@@ -30,7 +30,7 @@ def _is_mma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
 
 
 def _is_fma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
-    return (STAGES, BLOCKS) == _FMA[D]
+    return _FMA[D] == (STAGES, BLOCKS)
 
 
 decode_attention_fwd_mma = Kernel(

@@ -258,7 +258,7 @@ def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
 
 def wide_caches(dtype: torch.dtype) -> Iterator[Call]:
     """Wide rows in as much shared memory as Hopper has."""
-    make, contract = Make(CPU, dtype), contracts()["decode_attention"][0]
+    make, contract = Make(CPU, dtype, requires_grad=False), contracts()["decode_attention"][0]
 
     def run(sample: Sample) -> None:
         with cupyops.simulate("sm_90"), cupyops.testing.assume_gpu(shared=232448):
