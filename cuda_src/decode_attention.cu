@@ -9,47 +9,58 @@
 // queries. What the splits have is added in their order by decode_attention_combine: no atomics, the same bits every time.
 // Bytes: k and v once; a split leaves (D + 1) * 4 bytes of each row, which is little where it has many keys.
 //
-// Reached on an H100, of the cache's bytes a second, bf16, calls of a CUDA graph (in brackets PyTorch's attention of whole caches
-// and one query), where a read alone has 2.97 TB/s from the host and 3.2 so:
+// Keys and values come through a pipeline of cp.async in shared memory, and the steps of all blocks lie beside each other: that
+// keeps 144 to 192 KiB of a multiprocessor on their way, and its warps need not wait for one another.
 //
-//   sequences, keys of each     D = 64         D = 128        D = 256
-//    1     8,192               1.21 (1.38)    1.48 (1.63)    1.34 (1.30)      heads in groups of 4
-//    4    32,768               2.73 (2.94)    2.72 (3.06)    2.66 (2.75)
-//   16    32,768               3.04 (3.13)    3.12 (3.21)    3.15 (2.91)
-//    1   131,072               2.89 (2.93)    2.94 (3.07)    2.97 (2.72)      each head alone
-//    4    32,768               2.90 (2.97)    3.05 (3.08)    3.02 (2.77)
+// Reached on an H100 80GB, of the cache's bytes, TB/s, bf16: with nothing in the caches, and as calls of a CUDA graph; in
+// brackets PyTorch's attention of whole caches and one query. A kernel that only reads as many bytes has 2.95 and 3.14 of
+// 512 MiB, 2.74 and 3.07 of 256, 2.57 and 3.03 of 128, 1.98 and 2.65 of 32, 1.52 and 2.18 of 16: of little, the launch, the first
+// answer of memory and the second kernel, 5 us here, take as long as the bytes.
 //
-// One block that adds up what all splits of its rows have, as the last of them, took 6 us longer than a second launch that begins
-// early. Of four queries, and in fp32, this is 3.0 and 13 times as fast as PyTorch's.
+//   sequences, keys of each     D = 64                         D = 128                        D = 256
+//    1     8,192      0.84 (0.90), 1.13 (1.38)       1.20 (1.33), 1.69 (1.86)       1.14 (1.01), 1.47 (1.27)    heads in groups
+//    1    32,768      1.73 (1.70), 2.28 (2.28)       2.12 (2.11), 2.57 (2.26)                                   of 4
+//    4    32,768      2.47 (2.49), 2.79 (2.87)       2.79 (2.78), 2.96 (2.98)       2.75 (2.54), 2.93 (2.70)
+//    1   131,072      2.47 (2.51), 2.77 (2.43)       2.78 (2.80), 2.97 (2.53)
+//   64     8,192                                     3.03 (3.04), 3.07 (3.08)
+//    4    16,384                                     2.91 (3.01), 2.98 (3.11)                                   each head alone
+//
+// Slower, and gone: the splits of a row as blocks of a cluster, which need no second kernel: 2.40 of 4 sequences of 32,768 keys,
+// and of one of 8,192 with 28.0 us 1.5 us less; 64 rows of a group in one block: 92 us of 4 sequences of 65,536 keys that 64 heads
+// share, by 16 rows 87; one block that adds up what all splits have, as the last of them: 6 us more than the second kernel. Hints
+// to L2, which evicts first or reads 256 bytes, made no difference or took 4% more. fp32 of 4 sequences of 16,384 keys has 2.63
+// TB/s, and 1.89 where D = 64.
 #include "decode_attention/combine.cuh"
 #include "decode_attention/fma.cuh"
 #include "decode_attention/mma.cuh"
 
-// Grid: splits * batches * kv_heads * tiles of 16 rows, at most 2^31 - 1. Block: 32 * WARPS. Shared memory: q, 16 rows of D + 32
-// elements; in its place afterwards 2 * WARPS * 16 floats and 16 rows of D. A warp has every WARPS-th 16 keys, from the first on.
-template <typename T, int D, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
+// Grid: splits * batches * kv_heads * tiles of 16 rows, at most 2^31 - 1. Block: 32 * WARPS, of which BLOCKS run on a
+// multiprocessor at one time. Shared memory: of each warp STAGES panels of k and of v, and 16 rows of q where D > 128; in their
+// place afterwards what Finish has. A warp has every so manieth 16 keys.
+template <typename T, int D, int WARPS, int STAGES, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
-                                   vs, sizes);
+  decode::forward_mma<T, D, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap,
+                                           qs, ks, vs, sizes);
 #endif
 }
 
-// Grid: the same of tiles of 4 rows. Block: 32 * WARPS. Shared memory: 2 * WARPS * 4 floats and 4 rows of D.
-template <typename T, int D, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS)
+// Grid: the same of tiles of 4 rows. Block: the same. Shared memory: of each warp STAGES times 4 rows of k and of v; in their
+// place afterwards what Finish has.
+template <typename T, int D, int WARPS, int STAGES, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_fma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
-  decode::forward_fma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
-                                   vs, sizes);
+  decode::forward_fma<T, D, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap,
+                                           qs, ks, vs, sizes);
 }
 
 // Grid: a block for each of `rows` rows, at most 2^31 - 1. Block: whole warps, at most 256 threads, a multiple of `lanes`, which

@@ -7,7 +7,7 @@
 
 namespace decode {
 
-constexpr int kMostSplits = 128, kMostThreads = 256;
+constexpr int kMostSplits = 128, kMostThreads = 256, kFirst = 4;
 
 // What every split of a row counts: exp(lse - base), of 32 i + lane in share[i]; their sum in every lane.
 struct Shares {
@@ -51,6 +51,14 @@ __device__ __forceinline__ void combine(const float* partial_y, const float* par
   __shared__ float4 parts[kMostThreads];
   const float *lses = written_before(partial_lse), *ys = written_before(partial_y);
   const long long row = blockIdx.x;
+  const int column = threadIdx.x % lanes * 4, turns = blockDim.x / lanes, mine = threadIdx.x / lanes;
+  const auto load = [&](int split) {
+    const long long part = static_cast<long long>(split) * rows + row;
+    return column < width && split < splits ? *reinterpret_cast<const float4*>(ys + part * width + column) : float4{};
+  };
+  float4 first[kFirst];  // which come while it is found what they count
+#pragma unroll
+  for (int i = 0; i < kFirst; ++i) first[i] = load(mine + i * turns);
   const Shares of(splits, threadIdx.x % 32,
                   [&](int split) { return lses[static_cast<long long>(split) * rows + row]; });
 #pragma unroll
@@ -59,15 +67,11 @@ __device__ __forceinline__ void combine(const float* partial_y, const float* par
   }
   __syncthreads();
 
-  const int column = threadIdx.x % lanes * 4, turns = blockDim.x / lanes;
   float4 sum = {0, 0, 0, 0};
-  if (column < width) {
+#pragma unroll
+  for (int i = 0; i < kFirst; ++i) add_times(sum, mine + i * turns < splits ? shares[mine + i * turns] : 0, first[i]);
 #pragma unroll 4
-    for (int split = threadIdx.x / lanes; split < splits; split += turns) {
-      const long long part = static_cast<long long>(split) * rows + row;
-      add_times(sum, shares[split], *reinterpret_cast<const float4*>(ys + part * width + column));
-    }
-  }
+  for (int split = mine + kFirst * turns; split < splits; split += turns) add_times(sum, shares[split], load(split));
   parts[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x < lanes && column < width) {

@@ -1,101 +1,114 @@
-// Half types: 16 rows of a group against 16 keys at a time, by mma.sync, from memory into registers and nowhere else.
+// Half types: 16 rows of a group against 16 keys at a time, by mma.sync, from panels in shared memory that cp.async fills.
 #pragma once
 
 #include "attention/problem.cuh"
+#include "common/hw/cp_async.cuh"
 #include "common/hw/dependent_launch.cuh"
 #include "common/hw/mma.cuh"
 #include "decode_attention/problem.cuh"
 
 namespace decode {
 
-// 16 bytes that this block alone reads, and once; zeros where they do not exist. The four lanes of a key ask for a quarter of its
-// row: with it L2 gets all of it, so that memory is read in longer runs.
-__device__ __forceinline__ uint4 stream16_or_zero(const void* from, bool exists) {
-  uint4 x;
-  asm("{.reg .pred p; setp.ne.u32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
-      " @p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];}"
-      : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-      : "l"(from), "r"(static_cast<unsigned>(exists)));
-  return x;
+// A panel has kStep rows of k or v, of D elements. Of it lane (g, t) = (lane / 4, lane % 4) reads vectors of 16 bytes, so placed
+// that eight neighbouring lanes meet no bank twice:
+//   k  vectors 4c + t of the rows g and g + 8: those of odd rows change places in fours
+//   v  vectors 8c + g of the rows 2t, 2t + 1, 2t + 8 and 2t + 9: they change places in pairs, by t
+template <bool VALUES> __device__ __forceinline__ int place_in_panel(int row, int vector) {
+  return vector ^ (VALUES ? row % 8 / 2 * 2 : row % 2 * 4);
 }
 
-// A lane reads 16 bytes at a time, and the product takes them as they come: which element of a row is the how-manieth of the
-// sum over D does not matter, as long as it is the same of q and of k, and a column of v is that of a result wherever the
-// instruction has it. With g = lane / 4 and t = lane % 4:
+// A warp asks for the rows of a panel from `first` to `last`; zeros for others, and beyond `width`. from: element
+// lane % (D / 8) * 8 of the panel's first row.
+template <typename T, int D, bool VALUES>
+__device__ __forceinline__ void fetch_panel(unsigned panel, const T* from, long long pitch, int first, int last,
+                                            int width) {
+  constexpr int kVectors = D / 8, kAtOnce = 32 / kVectors;
+  const int lane = threadIdx.x % 32, vector = lane % kVectors;
+#pragma unroll
+  for (int i = 0; i < kStep / kAtOnce; ++i) {
+    const int row = i * kAtOnce + lane / kVectors;
+    fetch16_or_zero(panel + (row * kVectors + place_in_panel<VALUES>(row, vector)) * 16, from + row * pitch,
+                    row >= first && row < last && 8 * vector < width);
+  }
+}
+
+__device__ __forceinline__ uint4 load_shared16(unsigned address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared16(unsigned address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
+// The products take the elements of a row as lanes read them: which is the how-manieth of the sum over D does not matter, as long
+// as it is the same of q and of k, and a column of v is that of a result wherever the instruction has it.
 //   q, k  32 elements of rows g and g + 8 are two products: words 0 and 1 of vector t are the first's, words 2 and 3 the second's
 //   v     the vectors g of keys 2t, 2t+1, 2t+8 and 2t+9 are paired, element by element: element e of column 8g + e is of product e
-template <typename T, int D, int WARPS>
-__device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
-                                            const Results<T>& to, float scale, float softcap, const Strides& qs,
-                                            const Strides& ks, const Strides& vs, const Sizes& s) {
-  constexpr int kRows = 16, kPitch = D + 32;  // of q in shared memory: eight neighbouring lanes meet no bank twice
-  constexpr int kSumPitch = D + 8;
-  extern __shared__ __align__(16) float shared[];
-  T* rows = reinterpret_cast<T*>(shared);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const Work w = work_of<kRows>(s, lengths);
-  for (int i = threadIdx.x; i < kRows * D / 8; i += 32 * WARPS) {
-    const int row = i / (D / 8), chunk = i % (D / 8), at = w.first_row + row;
-    uint4 x = {0, 0, 0, 0};
-    if (at < s.queries * s.group && chunk * 8 < s.width) {
-      const T* from = q + w.batch * qs.batch + at / s.group * qs.row + (w.kv_head * s.group + at % s.group) * qs.head;
-      x = *reinterpret_cast<const uint4*>(from + chunk * 8);
-    }
-    *reinterpret_cast<uint4*>(rows + row * kPitch + chunk * 8) = x;
-  }
-  __syncthreads();
-  const int row[2] = {g, g + 8};
-  const Seen seen[2] = {seen_by(s, w, w.first_row + g), seen_by(s, w, w.first_row + g + 8)};
-  float sums[D / 8][4] = {}, top[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0};
-  const auto fetch = [](const T* from, bool exists) { return stream16_or_zero(from, exists); };
-  const T* k_lane = k + w.kv_head * ks.head + g * ks.row + 8 * t;
-  const T* v_lane = v + w.kv_head * vs.head + 2 * t * vs.row + 8 * g;
-  int block = block_of(s, w, table, w.from + kStep * warp);
-  for (int key = w.from + kStep * warp; key < w.to; key += kStep * WARPS) {
-    uint4 keys[2][D / 32], values[4][D / 64];
-    const T* k_step = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
-    const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
+//
+// The rows of a block: in registers, for which those of more than 128 elements have no room.
+template <typename T, int D> struct Rows {
+  static constexpr bool kHeld = D <= 128;
+  uint4 held[2][kHeld ? D / 32 : 1];
+  unsigned at;  // this lane's vectors in shared memory
+
+  __device__ __forceinline__ Rows(unsigned shared) : at(shared + threadIdx.x % 32 * 16) {}
+
+  // row_of(i) points to row i, or is null where there is none. One warp stores for all.
+  template <typename Of> __device__ __forceinline__ void load(Of row_of, int width) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    if (kHeld || threadIdx.x < 32) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 8 * i, at = key + row + g;
-      const bool exists = at >= w.begin && at < w.to;
+      for (int r = 0; r < 2; ++r) {
+        const T* from = row_of(lane / 4 + 8 * r);
 #pragma unroll
-      for (int c = 0; c < D / 32; ++c)
-        keys[i][c] = fetch(k_step + row * ks.row + 32 * c, exists && 32 * c + 8 * t < s.width);
-    }
-    const auto fetch_values = [&] {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = i % 2 + i / 2 * 8, at = key + row + 2 * t;
-        const bool exists = at >= w.begin && at < w.to;
-#pragma unroll
-        for (int c = 0; c < D / 64; ++c)
-          values[i][c] = fetch(v_step + row * vs.row + 64 * c, exists && 64 * c + 8 * g < s.width);
+        for (int c = 0; c < D / 32; ++c) {
+          const bool exists = from != nullptr && 32 * c + 8 * t < width;
+          const uint4 x = exists ? *reinterpret_cast<const uint4*>(from + 32 * c + 8 * t) : uint4{0, 0, 0, 0};
+          if constexpr (kHeld) held[r][c] = x;
+          else store_shared16(at + (r * (D / 32) + c) * 512, x);
+        }
       }
-    };
-    if constexpr (D <= 128) fetch_values();  // wider rows have no registers for both at a time
-    block = block_of(s, w, table, key + kStep * WARPS);  // of the next keys, so that nobody waits for it
-    float scores[2][4] = {};
+    }
+    if constexpr (!kHeld) __syncthreads();
+  }
+
+  // scores += q k^T. keys: where vector t of row g of a panel would lie.
+  __device__ __forceinline__ void multiply(float (&scores)[2][4], unsigned keys) const {
+    const int odd = threadIdx.x / 4 % 2;
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
-      const uint4 low = *reinterpret_cast<const uint4*>(rows + g * kPitch + 32 * c + 8 * t);
-      const uint4 high = *reinterpret_cast<const uint4*>(rows + (g + 8) * kPitch + 32 * c + 8 * t);
+      uint4 low, high;
+      if constexpr (kHeld) low = held[0][c], high = held[1][c];
+      else low = load_shared16(at + c * 512), high = load_shared16(at + (D / 32 + c) * 512);
       const unsigned first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        mma<T>(scores[i], first, keys[i][c].x, keys[i][c].y);
-        mma<T>(scores[i], second, keys[i][c].z, keys[i][c].w);
+        const uint4 x = load_shared16(keys + i * D * 16 + (c ^ odd) * 64);
+        mma<T>(scores[i], first, x.x, x.y);
+        mma<T>(scores[i], second, x.z, x.w);
       }
     }
+  }
+};
 
-    if constexpr (D > 128) fetch_values();
+// What a warp has of its rows: the largest score of each, what exponentials add up to, and their sum with the values.
+template <typename T, int D> struct Sums {
+  float sums[D / 8][4] = {}, top[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0};
 
+  // Makes scores of the keys from `key` on exponentials, beside which all that was there shrinks.
+  __device__ __forceinline__ void weigh(float (&scores)[2][4], int key, int last, const Seen (&seen)[2], float scale,
+                                        float softcap) {
     float most[2] = {top[0], top[1]}, factor[2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int r = i % 4 / 2, at = key + i / 4 * 8 + 2 * t + i % 2;
+      const int r = i % 4 / 2, at = key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
       float& score = scores[i / 4][i % 4];
-      const bool is_seen = at >= seen[r].begin && at < seen[r].end && at < w.to;
+      const bool is_seen = at >= seen[r].begin && at < seen[r].end && at < last;
       score = is_seen ? score_of(score, scale, softcap, Fast::kUnit) : -infinity<float>();
       most[r] = fmaxf(most[r], score);
     }
@@ -103,7 +116,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-      factor[r] = fast_exp2(top[r] - base_of(most[r]));
+      factor[r] = top[r] == most[r] ? 1.0f : fast_exp2(top[r] - base_of(most[r]));
       top[r] = most[r];
       total[r] *= factor[r];
     }
@@ -114,21 +127,27 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       score = fast_exp2(score - base_of(top[r]));
       total[r] += score;
     }
+    if (!__any_sync(~0u, factor[0] != 1 || factor[1] != 1)) return;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[n][i] *= factor[i / 2];
     }
+  }
 
+  // Adds exponentials times values. values: where vector g of row 2t of a panel lies.
+  __device__ __forceinline__ void add(const float (&scores)[2][4], unsigned values) {
     const unsigned weights[4] = {
         attention::pack<T>(scores[0][0], scores[0][1]), attention::pack<T>(scores[0][2], scores[0][3]),
         attention::pack<T>(scores[1][0], scores[1][1]), attention::pack<T>(scores[1][2], scores[1][3])};
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
-      const unsigned words[4][4] = {{values[0][c].x, values[0][c].y, values[0][c].z, values[0][c].w},
-                                    {values[1][c].x, values[1][c].y, values[1][c].z, values[1][c].w},
-                                    {values[2][c].x, values[2][c].y, values[2][c].z, values[2][c].w},
-                                    {values[3][c].x, values[3][c].y, values[3][c].z, values[3][c].w}};
+      unsigned words[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint4 x = load_shared16(values + ((i % 2 + i / 2 * 8) * (D / 8) + 8 * c) * 16);
+        words[i][0] = x.x, words[i][1] = x.y, words[i][2] = x.z, words[i][3] = x.w;
+      }
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const unsigned halves = e % 2 ? 0x7632 : 0x5410;
@@ -137,13 +156,80 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       }
     }
   }
+};
+
+// A warp asks for the keys and the values of STAGES steps ahead, which nobody else reads: no warp waits for another before the end.
+template <typename T, int D, int WARPS, int STAGES>
+__device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
+                                            const Results<T>& to, float scale, float softcap, const Strides& qs,
+                                            const Strides& ks, const Strides& vs, const Sizes& s) {
+  constexpr int kRows = 16, kPanel = kStep * D * 2, kSumPitch = D + 8, kPending = 2 * STAGES - 1;
+  extern __shared__ __align__(16) float shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const unsigned panels = static_cast<unsigned>(__cvta_generic_to_shared(shared)),
+                 ring = panels + warp * STAGES * 2 * kPanel;
+  const Work w = work_of<kRows, WARPS>(s, lengths);
+  const T* k_lane = k + w.kv_head * ks.head + lane % (D / 8) * 8;
+  const T* v_lane = v + w.kv_head * vs.head + lane % (D / 8) * 8;
+  const auto fetch_keys = [&](unsigned panel, int key, int block) {
+    const T* from = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
+    if (key < w.to) fetch_panel<T, D, false>(panel, from, ks.row, w.begin - key, w.to - key, s.width);
+    end_group();
+  };
+  const auto fetch_values = [&](unsigned panel, int key, int block) {
+    const T* from = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
+    if (key < w.to) fetch_panel<T, D, true>(panel + kPanel, from, vs.row, w.begin - key, w.to - key, s.width);
+    end_group();
+  };
+  const int first = w.from + kStep * warp;
+  int blocks[STAGES];
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) blocks[i] = block_of(s, w, table, first + i * w.apart);
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) {
+    check_block(s, w, table, first + i * w.apart, blocks[i]);
+    fetch_keys(ring + i * 2 * kPanel, first + i * w.apart, blocks[i]);
+    fetch_values(ring + i * 2 * kPanel, first + i * w.apart, blocks[i]);
+  }
+
+  Rows<T, D> rows(panels + WARPS * STAGES * 2 * kPanel);
+  const auto row_of = [&](int row) {
+    const int at = w.first_row + row;
+    const T* from = q + w.batch * qs.batch + at / s.group * qs.row + (w.kv_head * s.group + at % s.group) * qs.head;
+    return at < s.queries * s.group ? from : nullptr;
+  };
+  rows.load(row_of, s.width);
+  const int row[2] = {g, g + 8};
+  const Seen seen[2] = {seen_by(s, w, w.first_row + g), seen_by(s, w, w.first_row + g + 8)};
+  Sums<T, D> has;
+  int stage = 0, ahead = block_of(s, w, table, first + STAGES * w.apart);
+  for (int key = first; key < w.to; key += w.apart) {
+    const unsigned panel = ring + stage * 2 * kPanel;
+    const int next = key + STAGES * w.apart, block = ahead;
+    float scores[2][4] = {};
+    wait_for_groups<kPending>();
+    __syncwarp();
+    rows.multiply(scores, panel + (g * (D / 8) + t) * 16);
+    __syncwarp();  // all of the warp have read these keys
+    check_block(s, w, table, next, block);
+    fetch_keys(panel, next, block);
+    ahead = block_of(s, w, table, next + w.apart);  // so that nobody waits for it
+    has.weigh(scores, key, w.to, seen, scale, softcap);
+    wait_for_groups<kPending>();
+    __syncwarp();
+    has.add(scores, panel + kPanel + (2 * t * (D / 8) + (g ^ 2 * t)) * 16);
+    __syncwarp();
+    fetch_values(panel, next, block);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    total[r] += __shfl_xor_sync(~0u, total[r], 1);
-    total[r] += __shfl_xor_sync(~0u, total[r], 2);
+    has.total[r] += __shfl_xor_sync(~0u, has.total[r], 1);
+    has.total[r] += __shfl_xor_sync(~0u, has.total[r], 2);
   }
   let_next_grid_begin();
-  __syncthreads();  // nobody reads q any more, in whose place sums are
+  wait_for_groups<0>();
+  __syncthreads();  // nobody reads panels any more, in whose place sums are
   // Columns that differ by 8 are neighbours there: so no two lanes of a half warp meet in a bank.
   const auto place = [](int column) { return column / 64 * 64 + column % 8 * 8 + column / 8 % 8; };
   const auto add = [&](float* all, const float (&by)[2], int rows, bool first) {
@@ -154,11 +240,13 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       for (int n = 0; n < D / 8; ++n) {
         float2& to = *reinterpret_cast<float2*>(all + row[r] * kSumPitch + n / 8 * 64 + n % 8 * 8 + 2 * t);
         const float2 before = first ? float2{0, 0} : to;
-        to = {sums[n][2 * r] * by[r] + before.x, sums[n][2 * r + 1] * by[r] + before.y};
+        to = {has.sums[n][2 * r] * by[r] + before.x, has.sums[n][2 * r + 1] * by[r] + before.y};
       }
     }
   };
-  finish<Fast, kRows, D, kSumPitch, WARPS>(s, w, to, top, total, row, shared, add, place);
+  Finish<Fast, kRows, D, kSumPitch, WARPS> finish(shared, min(kRows, s.queries * s.group - w.first_row));
+  finish.add_warps(has.top, has.total, row, add);
+  finish.store(s, w, to, place);
 }
 
 }  // namespace decode

@@ -15,15 +15,17 @@ struct Sizes {
 // In elements; the elements of a row are contiguous. batch: of the cache, or of a block of it where it is paged.
 struct Strides { long long batch, row, head; };
 
-// A block has ROWS rows of a head of the keys, row = query * group + head within the group, and the keys from `from` to `to`.
-// Of these, the queries of the block see none before `begin`. `length`: rows that the cache of the sequence has.
-struct Work { int batch, kv_head, first_row, split, length, begin, from, to; };
+// A block has ROWS rows of a head of the keys, row = query * group + head within the group. The steps of kStep keys go round the
+// warps of all splits, so that all of the GPU reads neighbouring rows at a time: warp i of the block has the keys from
+// `from` + kStep * i on, and again every `apart` ones, up to `to`. The queries of the block see none before `begin`. `length`:
+// rows that the cache of the sequence has.
+struct Work { int batch, kv_head, first_row, split, length, begin, from, apart, to; };
 
 constexpr int kStep = 16;  // keys; a block of a paged cache has a multiple of it
 
-template <int ROWS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
+template <int ROWS, int WARPS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
   const int count = s.queries * s.group, tiles = (count + ROWS - 1) / ROWS;
-  long long index = blockIdx.x;
+  unsigned index = blockIdx.x;
   Work w;
   w.first_row = index % tiles * ROWS;
   index /= tiles;
@@ -34,12 +36,10 @@ template <int ROWS> __device__ __forceinline__ Work work_of(const Sizes& s, cons
   w.length = lengths ? min(max(lengths[w.batch], 0), s.rows) : s.rows;
   const int before = w.length - s.queries;  // the keys before that of query 0
   const int first = w.first_row / s.group, last = min(count - 1, w.first_row + ROWS - 1) / s.group;
-  const int end = max(0, before + last + 1);
-  w.begin = s.window < 0 ? 0 : min(end, max(0, before + first - s.window));
-  const int start = w.begin / kStep, steps = (end + kStep - 1) / kStep - start;
-  const int share = (steps + s.splits - 1) / s.splits;
-  w.from = min(end, (start + w.split * share) * kStep);
-  w.to = min(end, w.from + share * kStep);
+  w.to = max(0, before + last + 1);
+  w.begin = s.window < 0 ? 0 : min(w.to, max(0, before + first - s.window));
+  w.from = (w.begin / kStep + w.split * WARPS) * kStep;
+  w.apart = s.splits * WARPS * kStep;
   return w;
 }
 
@@ -51,16 +51,17 @@ __device__ __forceinline__ Seen seen_by(const Sizes& s, const Work& w, int row) 
   return {s.window < 0 ? 0 : own - s.window, own + 1};
 }
 
-// In which block of a paged cache the keys from `key` on lie, a multiple of kStep; 0 where it is not paged.
+// In which block of a paged cache the keys from `key` on lie, a multiple of kStep, as check_block() is told; 0 where it is not
+// paged, and behind the last key.
 __device__ __forceinline__ int block_of(const Sizes& s, const Work& w, const int* table, int key) {
   if (table == nullptr || key >= w.to) return 0;
-  const long long at = w.batch * static_cast<long long>(s.table_row) + key / s.block_size;
-  const int block = table[at];
-  if (block < 0 || block >= s.blocks) {
-    printf("cupyops: block_table, element %lld, is %d, expected one in [0, %d)\n", at, block, s.blocks);
-    __trap();
-  }
-  return block;
+  return table[w.batch * static_cast<long long>(s.table_row) + key / s.block_size];
+}
+__device__ __forceinline__ void check_block(const Sizes& s, const Work& w, const int* table, int key, int block) {
+  if (table == nullptr || (block >= 0 && block < s.blocks)) return;
+  printf("cupyops: block_table, element %lld, is %d, expected one in [0, %d)\n",
+         w.batch * static_cast<long long>(s.table_row) + key / s.block_size, block, s.blocks);
+  __trap();
 }
 
 // From where a sequence's cache begins to the row of `key`, which lies in `block` where it is paged: in elements.
@@ -98,66 +99,79 @@ template <typename T> struct Results {
   float* partial_lse;
 };
 
-// Floats of shared memory that `finish` takes, PITCH for a row of sums: how large rows are and what they add up to, and the sums
-// of half of the warps at a time.
-constexpr int kRegions = 2;
-
 // The row of the results that is row `at` of those that share a head of the keys.
 __device__ __forceinline__ long long result_of(const Sizes& s, const Work& w, int at) {
   return (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads + w.kv_head * s.group + at % s.group;
 }
 
-// Adds up what the warps of a block have of its ROWS rows, in their order, and stores it. top, total: of the N rows of this
-// thread, `row` of the block, over the keys of the warp. add(sums, factors, rows, first) adds the thread's sums of the block's
-// first `rows` rows, times a factor for each of its own, to sums[ROWS][PITCH] in shared memory, or stores them there first;
-// column c lies at place(c).
-template <typename E, int ROWS, int D, int PITCH, int WARPS, typename T, int N, typename Add, typename Place>
-__device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Results<T>& to, const float (&top)[N],
-                                       const float (&total)[N], const int (&row)[N], float* shared, Add add,
-                                       Place place) {
-  float *tops = shared, *totals = tops + WARPS * ROWS, *whole = totals + WARPS * ROWS, *sums = whole + ROWS;
-  const int warp = threadIdx.x / 32, rows = min(ROWS, s.queries * s.group - w.first_row);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {  // several lanes store the same
-    tops[warp * ROWS + row[i]] = top[i];
-    totals[warp * ROWS + row[i]] = total[i];
+// What a block has of its ROWS rows when its warps are done, in shared memory: how large scores are and what exponentials add up
+// to, for each warp and in all, and the sums of half of the warps at a time, PITCH for a row.
+template <typename E, int ROWS, int D, int PITCH, int WARPS> struct Finish {
+  static constexpr int kRegions = 2;
+  float *tops, *totals, *whole, *sums;
+  int rows;
+
+  __device__ __forceinline__ Finish(float* shared, int rows) : tops(shared), rows(rows) {
+    totals = tops + WARPS * ROWS, whole = totals + WARPS * ROWS, sums = whole + ROWS;
   }
-  __syncthreads();
-  const auto most = [&](int of) {
+  __device__ __forceinline__ float most(int of) const {
     float found = tops[of];
     for (int other = 1; other < WARPS; ++other) found = fmaxf(found, tops[other * ROWS + of]);
     return found;
-  };
-  float factors[N];
+  }
+
+  // Adds up what the warps have, in their order. top, total: of the N rows of this thread, `row` of the block, over the keys of
+  // the warp. add(sums, factors, rows, first) adds the thread's sums of the block's first `rows` rows, times a factor for each
+  // of its own, to sums[ROWS][PITCH], or stores them there first.
+  template <int N, typename Add>
+  __device__ __forceinline__ void add_warps(const float (&top)[N], const float (&total)[N], const int (&row)[N],
+                                            Add add) {
+    const int warp = threadIdx.x / 32;
 #pragma unroll
-  for (int i = 0; i < N; ++i) factors[i] = E::exp_of(top[i] - base_of(most(row[i])));
-  const long long part = w.split * static_cast<long long>(s.batches) * s.queries * s.heads;
-  if (threadIdx.x < rows) {
-    const int of = threadIdx.x;
-    const float base = base_of(most(of));
-    float sum = 0;
-    for (int other = 0; other < WARPS; ++other) {
-      sum += totals[other * ROWS + of] * E::exp_of(tops[other * ROWS + of] - base);
+    for (int i = 0; i < N; ++i) {  // several lanes store the same
+      tops[warp * ROWS + row[i]] = top[i];
+      totals[warp * ROWS + row[i]] = total[i];
     }
-    whole[of] = sum;
-    const float lse = sum == 0 ? -infinity<float>() : (base + E::log_of(sum)) / E::kUnit;
-    const long long result = result_of(s, w, w.first_row + of);
-    (s.splits == 1 ? to.lse[result] : to.partial_lse[part + result]) = lse;
-  }
-  for (int turn = 0; turn < WARPS / kRegions; ++turn) {
-    if (turn == warp / kRegions) add(sums + warp % kRegions * ROWS * PITCH, factors, rows, turn == 0);
     __syncthreads();
+    float factors[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) factors[i] = E::exp_of(top[i] - base_of(most(row[i])));
+    if (threadIdx.x < rows) {
+      const float base = base_of(most(threadIdx.x));
+      float sum = 0;
+      for (int other = 0; other < WARPS; ++other) {
+        const int of = other * ROWS + threadIdx.x;
+        sum += totals[of] * E::exp_of(tops[of] - base);
+      }
+      whole[threadIdx.x] = sum;
+    }
+    for (int turn = 0; turn < WARPS / kRegions; ++turn) {
+      if (turn == warp / kRegions) add(sums + warp % kRegions * ROWS * PITCH, factors, rows, turn == 0);
+      __syncthreads();
+    }
   }
-  for (int i = threadIdx.x; i < rows * D; i += 32 * WARPS) {
-    const int of = i / D, column = i % D, at = of * PITCH + place(column);
-    if (column >= s.width) continue;
-    float sum = sums[at];
-    for (int region = 1; region < kRegions; ++region) sum += sums[region * ROWS * PITCH + at];
-    const float y = whole[of] == 0 ? 0.0f : sum / whole[of];
-    const long long result = result_of(s, w, w.first_row + of);
-    if (s.splits == 1) to.y[result * s.width + column] = from_acc<T>(y);
-    else to.partial_y[(part + result) * s.width + column] = y;
+
+  // Stores the rows. Column c of the sums lies at place(c).
+  template <typename T, typename Place>
+  __device__ __forceinline__ void store(const Sizes& s, const Work& w, const Results<T>& to, Place place) const {
+    const long long part = w.split * static_cast<long long>(s.batches) * s.queries * s.heads;
+    if (threadIdx.x < rows) {
+      const long long result = result_of(s, w, w.first_row + threadIdx.x);
+      const float sum = whole[threadIdx.x];
+      const float lse = sum == 0 ? -infinity<float>() : (base_of(most(threadIdx.x)) + E::log_of(sum)) / E::kUnit;
+      (s.splits == 1 ? to.lse[result] : to.partial_lse[part + result]) = lse;
+    }
+    for (int i = threadIdx.x; i < rows * D; i += 32 * WARPS) {
+      const int of = i / D, column = i % D, at = of * PITCH + place(column);
+      if (column >= s.width) continue;
+      float sum = sums[at];
+      for (int region = 1; region < kRegions; ++region) sum += sums[region * ROWS * PITCH + at];
+      const float y = whole[of] == 0 ? 0.0f : sum / whole[of];
+      const long long result = result_of(s, w, w.first_row + of);
+      if (s.splits == 1) to.y[result * s.width + column] = from_acc<T>(y);
+      else to.partial_y[(part + result) * s.width + column] = y;
+    }
   }
-}
+};
 
 }  // namespace decode

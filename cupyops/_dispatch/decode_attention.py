@@ -18,14 +18,40 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
 STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
 WARPS = 4
-_LEAST = 2 * STEP * WARPS  # keys of a split: where there are few, time goes by the steps that a warp waits for
+_LEAST = 2 * STEP * WARPS  # keys of a split
 _MOST_SPLITS = 128
+_MMA = {64: (3, 3), 128: (3, 2), 256: (3, 1)}  # steps that a warp asks for ahead, and blocks of a multiprocessor
+_FMA = {64: (4, 4), 128: (2, 3), 256: (2, 2)}
+_LITTLE = {64: (3, 3), 128: (3, 2), 256: (1, 1)}  # of _MMA, where a block has no more than 99 KiB of shared memory
+
+
+def _is_mma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
+    return (STAGES, BLOCKS) in (_MMA[D], _LITTLE[D])
+
+
+def _is_fma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
+    return _FMA[D] == (STAGES, BLOCKS)
+
 
 decode_attention_fwd_mma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_mma<T, D, WARPS>", T=DTYPES[:2], D=WIDTHS, WARPS=(WARPS,)
+    "decode_attention.cu",
+    "decode_attention_fwd_mma<T, D, WARPS, STAGES, BLOCKS>",
+    T=DTYPES[:2],
+    D=WIDTHS,
+    WARPS=(WARPS,),
+    STAGES=(1, 3),
+    BLOCKS=(1, 2, 3),
+    where=_is_mma,
 )
 decode_attention_fwd_fma = Kernel(
-    "decode_attention.cu", "decode_attention_fwd_fma<T, D, WARPS>", T=DTYPES[2:], D=WIDTHS, WARPS=(WARPS,)
+    "decode_attention.cu",
+    "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>",
+    T=DTYPES[2:],
+    D=WIDTHS,
+    WARPS=(WARPS,),
+    STAGES=(2, 4),
+    BLOCKS=(2, 3, 4),
+    where=_is_fma,
 )
 decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
 
@@ -80,6 +106,7 @@ class Decode(Form[Problem]):
 
     def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
         self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
+        self.by_mma = kernel is decode_attention_fwd_mma
         self.summary = (
             f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
         )
@@ -92,32 +119,34 @@ class Decode(Form[Problem]):
         """Each has dtypes of its own."""
         return None if problem.dtype in self.dtypes else f"it is not for {problem.dtype}"
 
-    def shared(self, d: int) -> int:
-        """Bytes: what warps add up; before, by MMA, the rows of q in its place."""
-        pitch = d + 8 if self.tile == 16 else d
-        sums = (2 * WARPS + 1 + 2 * pitch) * self.tile * 4
-        return max(sums, self.tile * (d + 32) * 2) if self.tile == 16 else sums
+    def units(self, p: Problem) -> int:
+        """How many blocks there are of each split."""
+        return ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
 
-    def wanted(self, p: Problem, blocks: int, gpu: Gpu) -> int:
-        """Blocks of a multiprocessor: as many as it runs at once, by their registers. Of half types two are measured to be
-        up to 7% faster, where blocks are few and no two read the same keys."""
-        few = blocks < 2 * gpu.multiprocessors and p.shared_rows <= self.tile and p.dtype in DTYPES[:2]
-        return 2 if p.d > 128 or (p.d == 128 and few) else 3
+    def tuning(self, d: int, gpu: Gpu) -> tuple[int, int, int]:
+        """Steps that a warp asks for ahead, blocks of a multiprocessor, and bytes of shared memory."""
+        if not self.by_mma:  # of 4 keys; what warps add up lies in their place afterwards
+            stages, blocks = _FMA[d]
+            return stages, blocks, max(stages * WARPS * 8 * d * 4, (2 * WARPS + 1 + 2 * d) * self.tile * 4)
+        rows = self.tile * d * 2 if d > 128 else 0  # of q, which are in registers else
+        stage = WARPS * 2 * STEP * d * 2
+        stages, blocks = _MMA[d] if _MMA[d][0] * stage + rows <= gpu.shared else _LITTLE[d]
+        return stages, blocks, max(stages * stage + rows, (2 * WARPS + 1 + 2 * (d + 8)) * self.tile * 4)
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
         """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
-        blocks = ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
-        at_once = gpu.multiprocessors * self.wanted(p, blocks, gpu)
+        units, at_once = self.units(p), gpu.multiprocessors * self.tuning(p.d, gpu)[1]
         keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
-        most = max(1, min(_MOST_SPLITS, keys // _LEAST, 4 * ceil_div(at_once, blocks)))
-        full = [blocks * n / (ceil_div(blocks * n, at_once) * at_once) for n in range(1, most + 1)]
-        return next(n for n, share in enumerate(full, 1) if share >= 0.9 * max(full))
+        most = max(1, min(_MOST_SPLITS, keys // _LEAST, 4 * ceil_div(at_once, units)))
+        full = [units * n / (ceil_div(units * n, at_once) * at_once) for n in range(1, most + 1)]
+        return next(n for n, share in enumerate(full, 1) if share >= 0.95 * max(full))
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each split of each tile of rows; `extra` has what adds up the splits, where there are several."""
         p, splits = problem, self.splits(problem, gpu)
         rows = p.batches * p.queries * p.heads
         lanes = p.d // 4
+        stages, blocks, shared = self.tuning(p.d, gpu)
         combine = Launch(
             decode_attention_combine,
             rows,
@@ -128,10 +157,10 @@ class Decode(Form[Problem]):
         )
         return Launch(
             self.kernel,
-            splits * ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches,
+            splits * self.units(p),
             32 * WARPS,
-            self.shared(p.d),
-            {"T": p.dtype, "D": p.d, "WARPS": WARPS},
+            shared,
+            {"T": p.dtype, "D": p.d, "WARPS": WARPS, "STAGES": stages, "BLOCKS": blocks},
             extra={"splits": splits, "combine": combine},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
         )

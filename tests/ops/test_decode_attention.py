@@ -91,6 +91,7 @@ CALLS = {
     "of 8": ((3, 2, 4, 2, 8), 33, [33, 16, 1]),
     "splits": ((2, 1, 4, 2, 128), 1700, [1700, 40]),
 }
+LITTLE = 101376  # bytes of shared memory of a block
 FORMS = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -149,6 +150,18 @@ def test_splits_do_not_matter(device, width):
     for n in range(3):
         assert all(map(torch.equal, found[n], found[n + 3]))
         torch.testing.assert_close(found[n], found[0], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("width", "shared"), [(64, LITTLE), (128, LITTLE), (256, LITTLE), (256, 232448)])
+def test_pipeline(width, shared, dtype):
+    """More steps than a warp asks for ahead, of which the last are none; in as much shared memory as there is."""
+    with cupyops.simulate("sm_90"), assume_gpu(multiprocessors=2, shared=shared), cupyops.trace() as trace:
+        compare(dtype, (1, 1, 3, 1, width), 1170, [1165])
+        compare(dtype, (1, 2, 2, 1, width), 1170, [1021], 48, window=900)
+    stages = {int(record.kernel.split(", ")[3]) for record in trace.launches() if "_fwd_" in record.kernel}
+    tuned = (kernels._LITTLE if shared == LITTLE else kernels._MMA) if dtype != torch.float32 else kernels._FMA
+    assert stages == {tuned[width][0]}
 
 
 def test_how_many_splits():

@@ -256,6 +256,18 @@ def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(run, contract, Sample(*inputs, (size,), make(size)))
 
 
+def wide_caches(dtype: torch.dtype) -> Iterator[Call]:
+    """Wide rows in as much shared memory as Hopper has."""
+    make, contract = Make(CPU, dtype, requires_grad=False), contracts()["decode_attention"][0]
+
+    def run(sample: Sample) -> None:
+        with cupyops.simulate("sm_90"), cupyops.testing.assume_gpu(shared=232448):
+            contract().compare(sample, f"in shared memory, {sample!r}")
+
+    if dtype in HALF:
+        yield partial(run, Sample(make(1, 1, 2, 256), make(1, 500, 1, 256), make(1, 500, 1, 256)))
+
+
 def normalised(dtype: torch.dtype) -> Iterator[Call]:
     yield from prefetched_late(dtype)
     for function in (cupyops.layer_norm, cupyops.rms_norm) if dtype in HALF else ():
@@ -364,6 +376,7 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "grad_norm": gradients_clipped,
     "lion": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
+    "decode_attention": wide_caches,
     "embedding": indices_sorted,
     "group_norm": grouped,
     "norm": normalised,
