@@ -1,18 +1,18 @@
-// y[m, n] = sum over k of a[m, k] b[n, k] + c[m, n]: a product and what is added to it, as two gradients of one tensor, on Hopper's
+// y[m, n] = sum over k of a[m, k] b[k, n] + c[m, n]: a product and what is added to it, as two gradients of one tensor, on Hopper's
 // tensor cores.
 //
 // Bytes: (m k + k n + 2 m n) x sizeof(T), where a sum of its own moves 2 m n more; flops: 2 m n k.
 #include "gemm/wgmma.cuh"
 
 // Grid, block, shared memory, who owns what: see gemm_wgmma(). Shared memory has two barriers more. c has a map alike y's.
-template <typename T, int M, int N, int STAGES, int SLOTS, int CLUSTER, bool B_MN>
+template <typename T, int M, int N, int STAGES, int SLOTS>
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     gemm_add_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                    const __grid_constant__ TensorMap c_map, const __grid_constant__ TensorMap y_map, int m, int n, int k,
                    int group) {
   using namespace wgmma_gemm;
-  using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, true, false>;
+  using S = Shape<M, N, STAGES, SLOTS, 1, 1, true, false>;
   extern __shared__ __align__(1024) char memory[];
   const Problem<T> problem{a, b, y_map, nullptr, nullptr, m, n, k, 1, 0, 0, 0, group, b, c_map, nullptr, 0, 0, nullptr};
-  multiply<T, S, false, B_MN, Added>(problem, memory);
+  multiply<T, S, false, true, Added>(problem, memory);
 }

@@ -26,6 +26,7 @@ from ..._dispatch.batch_norm_act import why_apart
 from ..._util import torch_private
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
+from ..pointwise import pointwise
 from . import proof
 from .calls import OURS
 from .classes import Class, Recipe, kind
@@ -96,6 +97,28 @@ def _are_alike(x: Any, residual: Any) -> bool:
     return x.shape == residual.shape and x.dtype is residual.dtype and x.device == residual.device
 
 
+def convolved(conv: Any, norm: Any, x: Any) -> Any:
+    """conv(x), which a normalisation reads."""
+    return _convolved(conv, norm, x, False)[0]
+
+
+def shared(conv: Any, norm: Any, x: Any) -> tuple[Any, Any]:
+    """conv(x), which `norm` reads, if it is not None; and x for its other reader."""
+    return _convolved(conv, norm, x, True)
+
+
+def _convolved(conv: Any, norm: Any, x: Any, is_shared: bool) -> tuple[Any, Any]:
+    if type(conv) is nn.Conv2d and _is_unheard(conv):
+        measured = type(norm) in NORMS and (norm.training or norm.running_mean is None)
+        if (found := pointwise(conv, x, measured, is_shared)) is not None:
+            return found
+    return conv(x), x
+
+
+def _is_pointwise(module: Any) -> bool:
+    return type(module) is nn.Conv2d and module.kernel_size == (1, 1) and module.stride == (1, 1) and module.bias is None
+
+
 # --- one after the other ---
 
 
@@ -104,21 +127,26 @@ def in_sequence(module: Module) -> Recipe | None:
     if not isinstance(module, torch.nn.Sequential) or inspect.unwrap(type(module).forward) is not _SEQUENTIAL:
         return None
     inside = [*module._modules.values()]
-    found = any(is_norm(one) and is_relu(other) for one, other in pairwise(inside))
+    found = any((is_norm(one) and is_relu(other)) or _are_joined(one, other) for one, other in pairwise(inside))
     return Recipe("sequence", (), "batch_norm_act in its forward", exact=False) if found else None
 
 
 _SEQUENTIAL = torch.nn.Sequential.forward
 
 
+def _are_joined(conv: Any, norm: Any) -> bool:
+    return is_norm(norm) and _is_pointwise(conv)
+
+
 @kind
 def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A Sequential that calls a normalisation and the relu behind it at once."""
+    """A Sequential that calls a normalisation and the relu behind it at once, and a convolution with a look at the next."""
 
     @functools.wraps(cls.forward)
     def forward(self: Module, input: Any) -> Any:
         norm = None
-        for module in self._modules.values():
+        modules = [*self._modules.values()]
+        for module, follows in zip(modules, [*modules[1:], None]):
             if norm is not None and is_relu(module):
                 input, norm = normalised(norm, module, (), input), None
                 continue
@@ -126,6 +154,8 @@ def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dic
                 input, norm = norm(input), None
             if isinstance(input, Tensor) and is_norm(module):
                 norm = module
+            elif _are_joined(module, follows):
+                input = convolved(module, follows, input)
             else:
                 input = module(input)  # type: ignore[misc]
         return input if norm is None else norm(input)
@@ -151,6 +181,8 @@ def recognised(module: Module) -> Recipe:
     joined = sum([_join(module, graph, node) for node in reversed([*graph.nodes])])
     if not joined:
         raise Unknown("nothing follows its normalisations that could be joined with them")
+    for node in [*graph.nodes]:
+        _read(module, graph, node)
     for node in graph.nodes:
         if node.op == "call_function" and node.target is getattr(F, name_of(node), None):
             node.target = OURS.get(name_of(node), node.target)
@@ -255,6 +287,43 @@ def _join(module: Module, graph: fx.Graph, act: fx.Node) -> bool:
     for node in (act, *([before] if adds else []), *reversed(between), norm):
         graph.erase_node(node)
     return True
+
+
+def _read(module: Module, graph: fx.Graph, conv: fx.Node) -> None:
+    """Have a convolution of one tap know what reads its result, and who else its image."""
+    if conv.op != "call_module" or len(conv.args) != 1 or conv.kwargs or not _is_pointwise(_inside(module, conv)):
+        return
+    image: Any = conv.args[0]
+    others = [user for user in image.users if user is not conv]
+    is_shared = len(others) == 1 and conv < others[0] and _only_reads(module, others[0], image)
+    norm = None
+    for user in conv.users:
+        if user.target is normalised and user.args[3] is conv:
+            norm = str(user.args[0].target)  # type: ignore[union-attr]
+        elif user.op == "call_module" and type(_inside(module, user)) in NORMS:
+            norm = str(user.target)
+    if not is_shared and norm is None:
+        return
+    with graph.inserting_before(conv):
+        given = graph.get_attr(str(conv.target)), None if norm is None else graph.get_attr(norm), image
+        made = graph.call_function(shared if is_shared else convolved, given)
+        if is_shared:
+            y, again = (graph.call_function(operator.getitem, (made, at)) for at in range(2))
+            others[0].replace_input_with(image, again)
+            made = y
+    conv.replace_all_uses_with(made)
+    graph.erase_node(conv)
+
+
+def _only_reads(module: Module, node: fx.Node, image: fx.Node) -> bool:
+    """Whether a node is a residual sum, or the call of a module, that does not change what it is given."""
+    if node.target is normalised:
+        return node.args[4] is image and node.args[3] is not image
+    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        return False
+    reader = _inside(module, node)
+    first = next(iter(reader._modules.values()), None) if isinstance(reader, torch.nn.Sequential) else reader
+    return isinstance(first, (torch.nn.Conv2d, torch.nn.AvgPool2d))
 
 
 def _is_relu_call(module: Module, node: fx.Node) -> bool:
