@@ -72,6 +72,25 @@ def half_of(parameter: Tensor, half: torch.dtype) -> Tensor | None:
     return kept.half
 
 
+class _FromCopy(torch.autograd.Function):
+    """A copy, as what a parameter is cast to."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, copy: Tensor) -> Tensor:
+        ctx.dtype = parameter.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.to(ctx.dtype), None
+
+
+def from_copy(parameter: Tensor, copy: Tensor) -> Tensor:
+    """`parameter.to(copy.dtype)`, which `half_of` has found already."""
+    found: Tensor = _FromCopy.apply(parameter, copy)
+    return found
+
+
 class Copies:
     """The copies of one model: hooks of it, `before` and `after` its forward.
 
@@ -118,7 +137,7 @@ class Copies:
                 total += -(-one.numel() // _ALIGNED) * _ALIGNED
             with torch.no_grad():
                 room = torch.empty(total, dtype=half, device=device)
-                halves = [room[at : at + one.numel()].view(one.shape) for at, one in zip(starts, together)]
+                halves = [torch.as_strided(room, one.shape, one.stride(), at) for at, one in zip(starts, together)]
                 torch._foreach_copy_(halves, together)
             for one, copy in zip(together, halves):
                 one._cupyops_half = _Half(_state(one, half), copy)  # type: ignore[attr-defined]
@@ -129,4 +148,5 @@ def _is_there(parameter: Tensor) -> bool:
     """Whether a parameter can be read now: FSDP frees some between the layers that use them."""
     if type(parameter) is not torch.nn.Parameter or parameter.dtype is not torch.float32 or not parameter.numel():
         return False
-    return parameter.is_contiguous() and bool(parameter.untyped_storage().size())
+    dense = parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
+    return dense and bool(parameter.untyped_storage().size())
