@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(FINALIZE_CHANNELS* FINALIZE_THREADS)
           A counts[kUnroll];
 #pragma unroll
           for (int k = 0; k < kUnroll; ++k) {
-            const int at = i + k * FINALIZE_THREADS, part = at / pixels;
+            const int at = i + k * FINALIZE_THREADS, part = pixels == 1 ? at : at / pixels;
             counts[k] = A(0), loaded[k] = {};
             if (at >= all) continue;
-            counts[k] = given ? given[part] : A(rows_of(rows, count, part / folds));
+            counts[k] = given ? given[part] : A(rows_of(rows, count, folds == 1 ? part : part / folds));
             const A* from = partials + 2 * ((part * channels + c) * pixels + (at - part * pixels));
             loaded[k] = {from[0], from[1]};
           }

@@ -185,8 +185,11 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       }
     }
     while (S::LATE && unstored) store_next();
-    if constexpr (E::MEASURED) rows.save(block, me);
     if (thread == 0) tma::wait_for_stores<0>();
+    if constexpr (E::MEASURED) {
+      sync_threads(1 + me, 128);
+      rows.save(block, me, slots);
+    }
   }
 
  private:
@@ -553,9 +556,9 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       store_slot(number % S::SLOTS, number, p.y, to.batch, p.data, index);
     }
     if constexpr (E::MEASURED) {
-      const bool any = to.row + number / S::ACROSS * 64 < p.m;
+      if (to.row + number / S::ACROSS * 64 + thread / 32 * 16 >= p.m) return;
 #pragma unroll
-      for (int i = 0; i < S::ACROSS && any; ++i) {
+      for (int i = 0; i < S::ACROSS; ++i) {
         if (i == number % S::ACROSS) rows.add(slots + number % S::SLOTS * S::PIECE_BYTES, i);
       }
     }

@@ -14,8 +14,8 @@ from . import gemm, linear, wgmma
 from .forms import Form, Forms, Launch
 from .gpu import Gpu
 
-WARPS = 8  # of a block that leave moments of rows of their own
-PIECE = 64  # rows that are stored, and measured, at once
+CONSUMERS = 2  # of a block, that leave moments of rows of their own
+ROWS = 16  # that a warp measures at once
 LEAST = 6_000_000  # elements of the result, of fewer it is not measured
 MOST_ADDED_K = 512  # the same of more k, where something is added
 
@@ -61,9 +61,9 @@ class Measured(_Tile):
         self.summary += "; and the moments of its columns"
 
     def why_not(self, problem: gemm.Problem, gpu: Gpu) -> str | None:
-        """It measures whole pieces, and has a block for each column of tiles."""
-        if problem.m % PIECE:
-            return f"pixels are no multiple of {PIECE}"
+        """It measures so many rows at once, and has a block for each column of tiles."""
+        if problem.m % ROWS:
+            return f"pixels are no multiple of {ROWS}"
         if ceil_div(problem.n, self.n) > gpu.multiprocessors:
             return "there are too many filters"
         return super().why_not(problem, gpu)
@@ -73,7 +73,7 @@ class Measured(_Tile):
         of = super().launch(problem, gpu)
         columns = ceil_div(problem.n, self.n)
         rows = int(of.grid) // columns  # type: ignore[call-overload]
-        return replace(of, grid=rows * columns, extra={**of.extra, "parts": rows * WARPS}, args=of.args[:3])
+        return replace(of, grid=rows * columns, extra={**of.extra, "parts": rows * CONSUMERS}, args=of.args[:3])
 
 
 class Added(_Tile):

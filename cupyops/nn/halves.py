@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from .._dispatch.norm_lowered import of_autocast
+from .._kernel.graph import warming
 from .._util import torch_private
 
 _ALIGNED = 128  # elements, at whose multiples copies begin: more than vectors and tensor maps ask for
@@ -28,6 +29,11 @@ def captured() -> bool:
     a step keeps the host for longer.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def graphed() -> bool:
+    """The same, or of a call before the capture."""
+    return captured() or warming()
 
 
 class _Thread(threading.local):
