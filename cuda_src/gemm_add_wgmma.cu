@@ -8,8 +8,8 @@
 template <typename T, int M, int N, int STAGES, int SLOTS>
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     gemm_add_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                   const __grid_constant__ TensorMap c_map, const __grid_constant__ TensorMap y_map, int m, int n, int k,
-                   int group) {
+                   const __grid_constant__ TensorMap c_map, const __grid_constant__ TensorMap y_map, int m, int n,
+                   int k, int group) {
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, 1, 1, true, false>;
   extern __shared__ __align__(1024) char memory[];

@@ -12,9 +12,7 @@
 constexpr int kBlock = BLOCK_STEP * BLOCK_STEP * BLOCK_CHANNELS;  // elements of a block
 
 // Along a side: blocks before those of the image, the image's, all; taps of zero before a filter's, the filter's, in blocks.
-struct Side {
-  long long before, own, all, shift, taps, block_taps;
-};
+struct Side { long long before, own, all, shift, taps, block_taps; };
 
 // A thread has a block: BLOCK_THREADS to a block of threads, until all images x down.all x across.all are there. strides: of x, in
 // elements, of images, channels, rows and columns. `flag`, which is 0, becomes 1 where a pixel is not finite.
@@ -73,7 +71,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
         const int j = int(s + across.shift), block_column = j / BLOCK_STEP;
         const int inside = (i % BLOCK_STEP * BLOCK_STEP + j % BLOCK_STEP) * BLOCK_CHANNELS;
         const T* const one =
-            blocks + ((image * down.all + line % rows + block_row) * across.all + column + block_column) * kBlock + inside;
+            blocks + ((image * down.all + line % rows + block_row) * across.all + column + block_column) * kBlock +
+            inside;
         const T* const by =
             filters + ((filter * down.block_taps + block_row) * across.block_taps + block_column) * kBlock + inside;
 #pragma unroll

@@ -33,7 +33,10 @@ struct Measured : Plain {
       unsigned words[ROWS];
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(words[i]) : "r"(at + tma::swizzle<128>(i * 128 + lane)) : "memory");
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(words[i])
+                     : "r"(at + tma::swizzle<128>(i * 128 + lane))
+                     : "memory");
       }
       if (pieces[across] == 0) {
         const float2 first = unpacked<T>(words[0]);
@@ -71,7 +74,8 @@ struct Measured : Plain {
         all.merge({load_shared(counts + w * 8).x, of.x, of.y});
       }
       if (first == 0 && thread == 0) to.counts[part] = all.count;
-      if (first + thread < block.p.n) to.parts[static_cast<long long>(part) * block.p.n + first + thread] = {all.mean, all.square};
+      if (first + thread < block.p.n)
+        to.parts[static_cast<long long>(part) * block.p.n + first + thread] = {all.mean, all.square};
     }
 
    private:

@@ -30,7 +30,7 @@ _thread = _Thread()
 
 
 def warming() -> bool:
-    """Whether this thread makes one of the calls before the capture of a graph, to which what is launched ought to be alike."""
+    """Whether this thread makes one of the calls before a capture, which launch what the graph will."""
     return _thread.warming
 
 

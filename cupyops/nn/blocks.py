@@ -1,7 +1,7 @@
 """Convolutions with steps of images of few channels, as at the beginning of a ResNet: as convolutions of blocks of pixels.
 
-cuDNN reads channels by vectors of eight, and pads three to that many. In blocks of 2 x 2 pixels the three are four times as many,
-and a filter of 7 x 7 taps has 4 x 4: a convolution without steps, of half as many multiplications.
+cuDNN reads channels by vectors of eight, and pads three to that many. In blocks of 2 x 2 pixels the three are four times as
+many, and a filter of 7 x 7 taps has 4 x 4: a convolution without steps, of half as many multiplications.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def is_of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
 def of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     """The convolution, in channels_last."""
     dtype = of_autocast(x) or x.dtype
-    given = zip(x.shape[2:], conv.kernel_size, conv.padding)
-    blocks = blocks_of(x.detach(), dtype, *(Side.of(size, taps, int(pad)) for size, taps, pad in given))
+    assert not isinstance(conv.padding, str)
+    (height, width), (down, across), (rows, columns) = x.shape[2:], conv.kernel_size, conv.padding
+    sides = Side.of(height, down, rows), Side.of(width, across, columns)
+    blocks = blocks_of(x.detach(), dtype, *sides)
     filters = _filters(weight, blocks.down, blocks.across, dtype)
     y = torch.nn.functional.conv2d(blocks.made.permute(0, 3, 1, 2), filters)
     with torch.no_grad():

@@ -204,27 +204,3 @@ def batch_norm_act(
     numbers = (float(momentum), float(eps)) if training else (float(eps),)
     function = _batch_norm_act if training else _batch_norm_act_inference
     return function(input, weight, bias, residual, running_mean, running_var, *numbers, relu, keep)
-
-
-def batch_norm_act_measured(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float,
-    eps: float,
-    moments: tuple[Tensor, Tensor],
-    activation: str | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """`batch_norm_act` in training, of an input in channels_last whose moments are there already.
-
-    Args:
-        moments: of parts of the pixels: mean and sum of squares of each channel, [parts, channels, 2]; and how many pixels
-            each part has. Both of float32. The other arguments are as of `batch_norm_act`.
-    """
-    check(input, weight, bias, running_mean, running_var, True, momentum, eps)
-    keep = activation is not None and wants_gradient(input, weight, bias, residual)
-    of = input, weight, bias, residual, running_mean, running_var, float(momentum), float(eps)
-    return _batch_norm_act(*of, activation is not None, keep, *moments)

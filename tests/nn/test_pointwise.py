@@ -18,7 +18,7 @@ from cupyops.testing import assume_gpu
 
 HALF = [torch.bfloat16, torch.float16]
 LAST = torch.channels_last
-# images, channels, filters, height, width: blocks with several tiles, tails of 16 pixels and of 8 filters, and blocks with none
+# images, channels, filters, height, width: several tiles of a block, tails of 16 pixels and of 8 filters, and none
 SHAPES = [(5, 64, 128, 8, 8), (1, 72, 200, 4, 4), (7, 136, 264, 4, 4), (1, 8, 8, 4, 4), (2, 64, 64, 8, 10)]
 
 
@@ -336,7 +336,7 @@ def test_swapped_blocks_where_moments_are_not_wanted(run):
 
 
 def test_swapped_blocks_with_listeners(run):
-    """Hooks on a convolution are called, with what it is given and what it gives; a changed result is normalised as it is."""
+    """Hooks on a convolution are called, and a result that one changes is normalised as it is."""
     context, device = run
     model, x = net(device), image(device)
     plain = copy.deepcopy(model)

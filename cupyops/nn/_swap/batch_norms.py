@@ -23,17 +23,14 @@ from torch.nn import functional as F
 
 from ... import nn
 from ..._dispatch.batch_norm_act import why_apart
-from ..._util import torch_private
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
-from ..pointwise import pointwise
 from . import proof
 from .calls import OURS
 from .classes import Class, Recipe, kind
+from .neighbours import NORMS, are_joined, convolved, inside, is_unheard, read
 from .tracing import Unknown, name_of, probe
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 _WITH = {"BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL"}  # what begins a `with` block, by versions of Python
 _CHANNELS = 4  # of what is compared
@@ -41,21 +38,16 @@ _CHANNELS = 4  # of what is compared
 
 def is_norm(module: Any) -> bool:
     """Whether a module is a batch normalisation of ours that nobody listens to."""
-    return type(module) in NORMS and _is_unheard(module)
+    return type(module) in NORMS and is_unheard(module)
 
 
 def is_relu(module: Any) -> bool:
     """The same of a relu."""
-    return type(module) is nn.ReLU and _is_unheard(module)
+    return type(module) is nn.ReLU and is_unheard(module)
 
 
 def _is_nothing(module: Any) -> bool:
-    return type(module) is torch.nn.Identity and _is_unheard(module)
-
-
-def _is_unheard(module: Module) -> bool:
-    own = vars(module)
-    return not ("forward" in own or any(own[name] for name in _HOOKS) or torch_private.module_hooks())
+    return type(module) is torch.nn.Identity and is_unheard(module)
 
 
 def normalised(
@@ -97,28 +89,6 @@ def _are_alike(x: Any, residual: Any) -> bool:
     return x.shape == residual.shape and x.dtype is residual.dtype and x.device == residual.device
 
 
-def convolved(conv: Any, norm: Any, x: Any) -> Any:
-    """conv(x), which a normalisation reads."""
-    return _convolved(conv, norm, x, False)[0]
-
-
-def shared(conv: Any, norm: Any, x: Any) -> tuple[Any, Any]:
-    """conv(x), which `norm` reads, if it is not None; and x for its other reader."""
-    return _convolved(conv, norm, x, True)
-
-
-def _convolved(conv: Any, norm: Any, x: Any, is_shared: bool) -> tuple[Any, Any]:
-    if type(conv) is nn.Conv2d and _is_unheard(conv):
-        measured = type(norm) in NORMS and (norm.training or norm.running_mean is None)
-        if (found := pointwise(conv, x, measured, is_shared)) is not None:
-            return found
-    return conv(x), x
-
-
-def _is_pointwise(module: Any) -> bool:
-    return type(module) is nn.Conv2d and module.kernel_size == (1, 1) and module.stride == (1, 1) and module.bias is None
-
-
 # --- one after the other ---
 
 
@@ -127,15 +97,11 @@ def in_sequence(module: Module) -> Recipe | None:
     if not isinstance(module, torch.nn.Sequential) or inspect.unwrap(type(module).forward) is not _SEQUENTIAL:
         return None
     inside = [*module._modules.values()]
-    found = any((is_norm(one) and is_relu(other)) or _are_joined(one, other) for one, other in pairwise(inside))
+    found = any((is_norm(one) and is_relu(other)) or are_joined(one, other) for one, other in pairwise(inside))
     return Recipe("sequence", (), "batch_norm_act in its forward", exact=False) if found else None
 
 
 _SEQUENTIAL = torch.nn.Sequential.forward
-
-
-def _are_joined(conv: Any, norm: Any) -> bool:
-    return is_norm(norm) and _is_pointwise(conv)
 
 
 @kind
@@ -154,7 +120,7 @@ def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dic
                 input, norm = norm(input), None
             if isinstance(input, Tensor) and is_norm(module):
                 norm = module
-            elif _are_joined(module, follows):
+            elif are_joined(module, follows):
                 input = convolved(module, follows, input)
             else:
                 input = module(input)  # type: ignore[misc]
@@ -182,7 +148,7 @@ def recognised(module: Module) -> Recipe:
     if not joined:
         raise Unknown("nothing follows its normalisations that could be joined with them")
     for node in [*graph.nodes]:
-        _read(module, graph, node)
+        read(module, graph, node, normalised)
     for node in graph.nodes:
         if node.op == "call_function" and node.target is getattr(F, name_of(node), None):
             node.target = OURS.get(name_of(node), node.target)
@@ -289,46 +255,9 @@ def _join(module: Module, graph: fx.Graph, act: fx.Node) -> bool:
     return True
 
 
-def _read(module: Module, graph: fx.Graph, conv: fx.Node) -> None:
-    """Have a convolution of one tap know what reads its result, and who else its image."""
-    if conv.op != "call_module" or len(conv.args) != 1 or conv.kwargs or not _is_pointwise(_inside(module, conv)):
-        return
-    image: Any = conv.args[0]
-    others = [user for user in image.users if user is not conv]
-    is_shared = len(others) == 1 and conv < others[0] and _only_reads(module, others[0], image)
-    norm = None
-    for user in conv.users:
-        if user.target is normalised and user.args[3] is conv:
-            norm = str(user.args[0].target)  # type: ignore[union-attr]
-        elif user.op == "call_module" and type(_inside(module, user)) in NORMS:
-            norm = str(user.target)
-    if not is_shared and norm is None:
-        return
-    with graph.inserting_before(conv):
-        given = graph.get_attr(str(conv.target)), None if norm is None else graph.get_attr(norm), image
-        made = graph.call_function(shared if is_shared else convolved, given)
-        if is_shared:
-            y, again = (graph.call_function(operator.getitem, (made, at)) for at in range(2))
-            others[0].replace_input_with(image, again)
-            made = y
-    conv.replace_all_uses_with(made)
-    graph.erase_node(conv)
-
-
-def _only_reads(module: Module, node: fx.Node, image: fx.Node) -> bool:
-    """Whether a node is a residual sum, or the call of a module, that does not change what it is given."""
-    if node.target is normalised:
-        return node.args[4] is image and node.args[3] is not image
-    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-        return False
-    reader = _inside(module, node)
-    first = next(iter(reader._modules.values()), None) if isinstance(reader, torch.nn.Sequential) else reader
-    return isinstance(first, (torch.nn.Conv2d, torch.nn.AvgPool2d))
-
-
 def _is_relu_call(module: Module, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return len(node.args) == 1 and not node.kwargs and type(_inside(module, node)) is nn.ReLU
+        return len(node.args) == 1 and not node.kwargs and type(inside(module, node)) is nn.ReLU
     inplace = node.kwargs.get("inplace", node.args[1] if len(node.args) > 1 else False)
     return name_of(node) == "relu" and node.op != "placeholder" and bool(node.args) and type(inplace) is bool
 
@@ -337,7 +266,7 @@ def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | N
     """The normalisation that a node is, or is the result of by way of Identity modules; each with no other use."""
     between: list[fx.Node] = []
     while isinstance(node, fx.Node) and node.op == "call_module" and len(node.args) == 1 and len(node.users) == 1:
-        one = _inside(module, node)
+        one = inside(module, node)
         if type(one) in NORMS:
             return node, between
         if type(one) is not torch.nn.Identity:
@@ -347,16 +276,12 @@ def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | N
     return None
 
 
-def _inside(module: Module, node: fx.Node) -> Any:
-    return module._modules.get(str(node.target))
-
-
 def _is_fresh(module: Module, node: Any) -> bool:
     """Whether a node is a convolution's result that nothing else reads, so that nothing changes it in place either."""
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
         return False
-    return isinstance(_inside(module, node), convolutions)
+    return isinstance(inside(module, node), convolutions)
 
 
 def _follow_directly(nodes: list[fx.Node]) -> bool:
