@@ -1,4 +1,4 @@
-"""Images of few channels in blocks of pixels, as channels of a convolution without steps (cuda_src/image_blocks.cu)."""
+"""Images of few channels in blocks of pixels, as channels of a convolution without steps (cuda_src/conv2d_blocks.cu)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ THREADS = 256
 BLOCKS = 4  # of a multiprocessor, that mend
 
 DEFINE = {"BLOCK_STEP": STEP, "BLOCK_CHANNELS": CHANNELS, "BLOCK_THREADS": THREADS}
-image_blocks = Kernel(
-    "image_blocks.cu", "image_blocks<T, X>", define=DEFINE, T=HALF, X=(*HALF, torch.float32),
+conv2d_blocks = Kernel(
+    "conv2d_blocks.cu", "conv2d_blocks<T, X>", define=DEFINE, T=HALF, X=(*HALF, torch.float32),
     where=lambda T, X: X in (T, torch.float32),
 )  # fmt: skip
-image_blocks_mend = Kernel("image_blocks.cu", "image_blocks_mend<T>", define=DEFINE, T=HALF)
+conv2d_blocks_mend = Kernel("conv2d_blocks.cu", "conv2d_blocks_mend<T>", define=DEFINE, T=HALF)
 
 
 class Side(NamedTuple):
@@ -76,7 +76,7 @@ class Blocks(NamedTuple):
         images, count, rows, columns = y.shape
         sizes = images, rows, columns, count, self.down.packed, self.across.packed
         grid = min(BLOCKS * gpu(y.device).multiprocessors, ceil_div(y.numel(), THREADS))
-        image_blocks_mend[grid, THREADS](self.made, filters, y, self.flag, *sizes, T=y.dtype)
+        conv2d_blocks_mend[grid, THREADS](self.made, filters, y, self.flag, *sizes, T=y.dtype)
 
 
 def blocks_of(x: Tensor, dtype: torch.dtype, down: Side, across: Side) -> Blocks:
@@ -84,6 +84,6 @@ def blocks_of(x: Tensor, dtype: torch.dtype, down: Side, across: Side) -> Blocks
     shape: Any = x.shape[0], down.blocks, across.blocks, STEP * STEP * CHANNELS
     made = torch.empty(shape, dtype=dtype, device=x.device)
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
-    launch = image_blocks[ceil_div(shape[0] * shape[1] * shape[2], THREADS), THREADS]
+    launch = conv2d_blocks[ceil_div(shape[0] * shape[1] * shape[2], THREADS), THREADS]
     launch(x, made, flag, *x.shape[:2], *x.stride(), down.packed, across.packed, T=dtype, X=x.dtype)
     return Blocks(made, flag, down, across)

@@ -12,10 +12,10 @@ from .._util import arguments, torch_private
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
 from ..ops._batch_norm_act import batch_norm_act
-from ..ops._batch_norm_measured import batch_norm_act_measured
 from ..ops._group_norm import group_norm
 from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
+from .measured import batch_norm_act_measured
 from .pointwise import moments_of
 
 

@@ -77,7 +77,7 @@ def test_values_moments_and_gradients(run, shape, dtype):
         moments, counts = (one.double() for one in moments_of(y))
         ours = results(y, again, x, conv.weight, grad_y, more)
     launched = [launch.kernel.partition("<")[0] for launch in trace.launches()]
-    assert launched[0] == "conv2d_moments_wgmma" and "gemm_add_wgmma" in launched
+    assert launched[0] == "conv2d_moments_wgmma" and "conv2d_add_wgmma" in launched
     for a, b in zip(norms(ours, expected), norms(theirs, expected)):
         assert a <= 1.05 * b
     assert y.is_contiguous(memory_format=LAST) and ours[1].is_contiguous(memory_format=LAST)
@@ -304,7 +304,7 @@ def trained(model, x, context):
     launched = [launch.kernel.partition("<")[0] for launch in trace.launches()]
     buffers = [b.clone() for b in model.buffers() if b.is_floating_point()]
     found = y.detach(), leaf.grad, *(p.grad for p in model.parameters()), *buffers
-    return found, {name: launched.count(name) for name in ("conv2d_moments_wgmma", "gemm_add_wgmma")}
+    return found, {name: launched.count(name) for name in ("conv2d_moments_wgmma", "conv2d_add_wgmma")}
 
 
 def test_swapped_blocks(run):
@@ -316,7 +316,7 @@ def test_swapped_blocks(run):
     cupyops.swap(model)
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         ours, counted = trained(one, x, context)
-        assert counted == {"conv2d_moments_wgmma": 5, "gemm_add_wgmma": 2}
+        assert counted == {"conv2d_moments_wgmma": 5, "conv2d_add_wgmma": 2}
         for a, b in zip(norms(ours, truth), norms(theirs, truth)):
             assert a <= 1.5 * b + 1e-6
 
@@ -326,9 +326,9 @@ def test_swapped_blocks_where_moments_are_not_wanted(run):
     model, x = net(device), image(device)
     cupyops.swap(model)
     model[0].bn3.eval()
-    assert trained(model, x, context)[1] == {"conv2d_moments_wgmma": 4, "gemm_add_wgmma": 2}
+    assert trained(model, x, context)[1] == {"conv2d_moments_wgmma": 4, "conv2d_add_wgmma": 2}
     model.eval()
-    assert trained(model, x, context)[1] == {"conv2d_moments_wgmma": 0, "gemm_add_wgmma": 2}
+    assert trained(model, x, context)[1] == {"conv2d_moments_wgmma": 0, "conv2d_add_wgmma": 2}
     model.train()
     with context(), torch.no_grad(), cupyops.trace() as trace:
         model(x)
@@ -346,7 +346,7 @@ def test_swapped_blocks_with_listeners(run):
         one[1].conv3.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     theirs, _ = trained(plain, x, contextlib.nullcontext)
     ours, counted = trained(model, x, context)
-    assert counted == {"conv2d_moments_wgmma": 3, "gemm_add_wgmma": 1}
+    assert counted == {"conv2d_moments_wgmma": 3, "conv2d_add_wgmma": 1}
     assert (ours[0] - theirs[0]).norm() <= 2e-2 * theirs[0].norm()
 
 
@@ -355,7 +355,7 @@ def test_swapped_blocks_that_are_given_other_convolutions(run):
     model, x = net(device), image(device)
     cupyops.swap(model)
     model[1].conv1 = nn.Conv2d(128, 64, 1, bias=False, device=device, dtype=x.dtype)
-    assert trained(model, x, context)[1] == {"conv2d_moments_wgmma": 4, "gemm_add_wgmma": 1}
+    assert trained(model, x, context)[1] == {"conv2d_moments_wgmma": 4, "conv2d_add_wgmma": 1}
 
 
 def test_readers_that_are_not_known(run):
@@ -364,4 +364,4 @@ def test_readers_that_are_not_known(run):
     cupyops.swap(model)
     with context(), cupyops.trace() as trace:
         sum(y.float().sum() for y in model(image(device).requires_grad_())).backward()
-    assert not any("gemm_add" in launch.kernel for launch in trace.launches())
+    assert not any("conv2d_add" in launch.kernel for launch in trace.launches())

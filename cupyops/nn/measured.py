@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._dispatch.batch_norm_arguments import check
 from .._dispatch.linear import wants_gradient
-from ._batch_norm_act import _batch_norm_act
+from ..ops._batch_norm_act import _batch_norm_act
 
 
 def batch_norm_act_measured(

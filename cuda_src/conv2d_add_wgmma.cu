@@ -7,7 +7,7 @@
 // Grid, block, shared memory, who owns what: see gemm_wgmma(). Shared memory has two barriers more. c has a map alike y's.
 template <typename T, int M, int N, int STAGES, int SLOTS>
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
-    gemm_add_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+    conv2d_add_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                    const __grid_constant__ TensorMap c_map, const __grid_constant__ TensorMap y_map, int m, int n,
                    int k, int group) {
   using namespace wgmma_gemm;

@@ -2,11 +2,11 @@
 //
 // For a convolution with steps of S of an image of few channels: its pixels in blocks of S x S, whose elements are the channels of
 // a convolution without steps. The taps of that are whole blocks, so those of a filter are filled up with zeros, and a zero times
-// a pixel that is not finite is NaN. Where there is such a pixel, image_blocks_mend computes each result that is not finite again, by the
+// a pixel that is not finite is NaN. Where there is such a pixel, conv2d_blocks_mend computes each result that is not finite again, by the
 // filter's own taps alone.
 //
 // Bytes: x once in, blocks once out; mending where nothing is to be mended a word. BLOCK_STEP, BLOCK_CHANNELS and BLOCK_THREADS are defined
-// by blocks.py.
+// by image_blocks.py.
 #include "common/core/vector.cuh"
 
 constexpr int kBlock = BLOCK_STEP * BLOCK_STEP * BLOCK_CHANNELS;  // elements of a block
@@ -18,7 +18,7 @@ struct Side { long long before, own, all, shift, taps, block_taps; };
 // elements, of images, channels, rows and columns. `flag`, which is 0, becomes 1 where a pixel is not finite.
 template <typename T, typename X>
 __global__ void __launch_bounds__(BLOCK_THREADS)
-    image_blocks(const X* __restrict__ x, T* __restrict__ blocks, int* flag, long long images, int channels,
+    conv2d_blocks(const X* __restrict__ x, T* __restrict__ blocks, int* flag, long long images, int channels,
                  long long image_stride, long long channel_stride, long long row_stride, long long column_stride,
                  const __grid_constant__ Side down, const __grid_constant__ Side across) {
   const long long index = blockIdx.x * static_cast<long long>(BLOCK_THREADS) + threadIdx.x;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
 // BLOCK_THREADS; a thread has every result so many threads apart.
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_THREADS)
-    image_blocks_mend(const T* __restrict__ blocks, const T* __restrict__ filters, T* __restrict__ y,
+    conv2d_blocks_mend(const T* __restrict__ blocks, const T* __restrict__ filters, T* __restrict__ y,
                       const int* __restrict__ flag, long long images, long long rows, long long columns,
                       long long count, const __grid_constant__ Side down, const __grid_constant__ Side across) {
   if (!*flag) return;
