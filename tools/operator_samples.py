@@ -324,7 +324,8 @@ def _beside(m: Make) -> Any:
 
 
 def _with_moments(x: Tensor, weight: Tensor) -> Tensor:
-    y = x.new_empty((x.shape[0], weight.shape[0], *x.shape[2:]), memory_format=torch.channels_last)
+    shape = x.shape[0], weight.shape[0], *x.shape[2:]
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     grad_x, card, filters = torch.empty_like(x), gpu(x.device), weight.shape[0]
     moments, added = (forms.list[0] for forms in (pointwise_fused.MOMENTS, pointwise_fused.ADDED))
     found, _ = pointwise_fused.measure(
