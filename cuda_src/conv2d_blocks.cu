@@ -1,15 +1,15 @@
 // blocks[n, i, j, r, s, c] = x[n, c, S (i - before) + r, S (j - before) + s]      zeros beside the image and behind its channels
 //
-// For a convolution with steps of S of an image of few channels: its pixels in blocks of S x S, whose elements are the channels of
-// a convolution without steps. The taps of that are whole blocks, so those of a filter are filled up with zeros, and a zero times
-// a pixel that is not finite is NaN. Where there is such a pixel, conv2d_blocks_mend computes each result that is not finite again, by the
-// filter's own taps alone.
+// For a convolution with steps of S of an image of few channels: its pixels in blocks of S x S, whose elements are the
+// channels of a convolution without steps. The taps of that are whole blocks, so those of a filter are filled up with zeros,
+// and a zero times a pixel that is not finite is NaN. Where there is such a pixel, conv2d_blocks_mend computes each result
+// that is not finite again, by the filter's own taps alone.
 //
-// On an H100 128 images of 3 x 224 x 224 in float32 take 43 us, and mending nothing 1.5. The convolution of 64 filters of 7 x 7 taps
-// and its gradient by the weight take 372 and 239 us of blocks in bf16, where cuDNN takes 919 and 602 of pixels.
+// Bytes: x once in, blocks once out; mending where nothing is to be mended a word. BLOCK_STEP, BLOCK_CHANNELS and
+// BLOCK_THREADS are defined by image_blocks.py.
 //
-// Bytes: x once in, blocks once out; mending where nothing is to be mended a word. BLOCK_STEP, BLOCK_CHANNELS and BLOCK_THREADS are defined
-// by image_blocks.py.
+// On an H100 128 images of 3 x 224 x 224 in float32 take 43 us, and mending nothing 1.5. The convolution of 64 filters of
+// 7 x 7 taps and its gradient by the weight take 372 and 239 us of blocks in bf16, where cuDNN takes 919 and 602 of pixels.
 #include "common/core/vector.cuh"
 
 constexpr int kBlock = BLOCK_STEP * BLOCK_STEP * BLOCK_CHANNELS;  // elements of a block
@@ -17,8 +17,8 @@ constexpr int kBlock = BLOCK_STEP * BLOCK_STEP * BLOCK_CHANNELS;  // elements of
 // Along a side: blocks before those of the image, the image's, all; taps of zero before a filter's, the filter's, in blocks.
 struct Side { long long before, own, all, shift, taps, block_taps; };
 
-// A thread has a block: BLOCK_THREADS to a block of threads, until all images x down.all x across.all are there. strides: of x, in
-// elements, of images, channels, rows and columns. `flag`, which is 0, becomes 1 where a pixel is not finite.
+// A thread has a block of pixels: BLOCK_THREADS to a block of threads, until all images x down.all x across.all are there.
+// Strides are of x, in elements. `flag`, which is 0, becomes 1 where a pixel is not finite.
 template <typename T, typename X>
 __global__ void __launch_bounds__(BLOCK_THREADS)
     conv2d_blocks(const X* __restrict__ x, T* __restrict__ blocks, int* flag, long long images, int channels,
