@@ -34,13 +34,14 @@ __global__ void __launch_bounds__(COLUMN_THREADS, kColumnBlocks<ALIGNED>)
 }
 
 // mean, rstd and the running statistics, which may be null, of the partials of `count` splits of rows, each of which is
-// `folds` x channels x pixels. Grid: ceil(channels / FINALIZE_CHANNELS). Block: (FINALIZE_CHANNELS, FINALIZE_THREADS).
+// `folds` x channels x pixels. `given`: how many numbers each partial is of, where the splits are another kernel's; else null.
+// Grid: ceil(channels / FINALIZE_CHANNELS). Block: (FINALIZE_CHANNELS, FINALIZE_THREADS).
 template <typename T>
 __global__ void __launch_bounds__(FINALIZE_CHANNELS* FINALIZE_THREADS)
-    batch_norm_fwd_nhwc_finalize(const acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ mean,
-                                 acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
-                                 long long channels, int pixels, int folds, int count, int wide, acc_t<T> momentum,
-                                 acc_t<T> eps) {
+    batch_norm_fwd_nhwc_finalize(const acc_t<T>* __restrict__ partials, const acc_t<T>* __restrict__ given,
+                                 acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, void* running_mean,
+                                 void* running_var, long long rows, long long channels, int pixels, int folds,
+                                 int count, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
   constexpr int kUnroll = 8;  // partials that a thread loads before it waits
   const long long c = blockIdx.x * (long long)FINALIZE_CHANNELS + threadIdx.x;
@@ -54,9 +55,10 @@ __global__ void __launch_bounds__(FINALIZE_CHANNELS* FINALIZE_THREADS)
           A counts[kUnroll];
 #pragma unroll
           for (int k = 0; k < kUnroll; ++k) {
-            const int at = i + k * FINALIZE_THREADS, part = at / pixels;
-            counts[k] = at < all ? A(rows_of(rows, count, part / folds)) : A(0), loaded[k] = {};
+            const int at = i + k * FINALIZE_THREADS, part = pixels == 1 ? at : at / pixels;
+            counts[k] = A(0), loaded[k] = {};
             if (at >= all) continue;
+            counts[k] = given ? given[part] : A(rows_of(rows, count, folds == 1 ? part : part / folds));
             const A* from = partials + 2 * ((part * channels + c) * pixels + (at - part * pixels));
             loaded[k] = {from[0], from[1]};
           }

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import epilogues, gemm, grouped, linear_loss_parts, rows, scaled, wgmma
+from cupyops._dispatch import epilogues, gemm, grouped, linear_loss_parts, pointwise_fused, rows, scaled, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.image_blocks import Side, blocks_of
 from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._layer_norm import layer_norm_lowered
 from cupyops.ops._relu import MASKED
@@ -311,6 +312,49 @@ def _loss_in_parts(m: Make) -> Any:
     return function, x.detach(), weight.detach(), target, bias.detach(), {"label_smoothing": 0.1, **options}
 
 
+def _beside(m: Make) -> Any:
+    """A convolution of one tap with the moments of its result, and its gradient with what another reader gives."""
+    if not m.half or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    return (
+        _with_moments,
+        *(one.detach() for one in (_channels_last(m(9, 136, 8, 4)), m(264, 136, 1, 1))),
+        {"gpu": _A_CARD},
+    )
+
+
+def _with_moments(x: Tensor, weight: Tensor) -> Tensor:
+    shape = x.shape[0], weight.shape[0], *x.shape[2:]
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    grad_x, card, filters = torch.empty_like(x), gpu(x.device), weight.shape[0]
+    moments, added = (forms.list[0] for forms in (pointwise_fused.MOMENTS, pointwise_fused.ADDED))
+    found, _ = pointwise_fused.measure(
+        moments.launch(pointwise_fused.problem_of(x, filters, False), card), x, weight, y
+    )
+    pointwise_fused.add(added.launch(pointwise_fused.problem_of(x, filters, True), card), y, weight, x, grad_x)
+    return grad_x.sum() + found.sum()
+
+
+def _in_blocks(m: Make, wide: bool) -> Any:
+    """An image in blocks, of a half type or of float32, and results that are mended."""
+    return m.half and (
+        _mended,
+        (m(2, 3, 16, 14).float() if wide else m(2, 3, 16, 14)).detach(),
+        m(8, 16, 4, 4).detach(),
+    )
+
+
+def _mended(x: Tensor, filters: Tensor) -> Tensor:
+    x = x.clone()
+    x[0, 1, 5, 6] = float("inf")
+    blocks = blocks_of(x, filters.dtype, Side.of(16, 7, 3), Side.of(14, 7, 3))
+    filters = filters.to(memory_format=torch.channels_last)
+    y = torch.nn.functional.conv2d(blocks.made.permute(0, 3, 1, 2), filters)
+    y = y.to(memory_format=torch.channels_last)
+    blocks.mend(filters, y)
+    return y
+
+
 def _of_halves(m: Make, way: str, **options: Any) -> Any:
     """A step on half types: whole chunks, a tensor that is not aligned, and one element."""
     return m.half and (cupyops.optim.AdamW, m(9000), _off(m(33)), m(1), {way: True, "lr": 0.1, **options})
@@ -602,6 +646,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": 64}),
         lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
+        _beside,
+        *[partial(_in_blocks, wide=wide) for wide in (False, True)],
     ],
     "avg_pool2d": [
         lambda m: (cupyops.avg_pool2d, m(3, 2, 11, 18), 3, 2, 1),

@@ -111,6 +111,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   Ring<S::STAGES> ring;
   unsigned results[S::PIECES][S::PIECE / 4];  // that are to be stored: 64 x PIECE each, two to a register
   int unstored = 0;  // of these pieces
+  unsigned tiles_added = 0;
   Place to;  // where the first of them goes
   typename E::template Rows<T, S> rows;
 
@@ -148,6 +149,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       [[maybe_unused]] float of_columns[kBiases] = {}, of_rows[2 * S::ROWS] = {};  // scales
       if constexpr (E::SCALED) load_scales(of_columns, of_rows, block.place(tile), slice);
       float sums[S::ROWS][S::COLUMNS / 2];
+      if constexpr (E::ADDED) load_added(block.place(tile));
       if (S::PINGPONG) mbarrier::wait(block.turns + 8 * me, turn), turn ^= 1;
       if constexpr (E::SHARES) {
         const int batch = block.place(tile).batch, blocks = block.template range<E>(batch).blocks;
@@ -172,6 +174,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       } else {
         if constexpr (E::GATED) gate(sums);
         else if constexpr (E::COMPUTED) compute(sums, bias);
+        else if constexpr (E::ADDED) add(sums);
         else if (E::ACTIVATED || p.bias) round<true>(sums, bias);
         else round<false>(sums, bias);
         unstored = S::PIECES;
@@ -183,6 +186,10 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     }
     while (S::LATE && unstored) store_next();
     if (thread == 0) tma::wait_for_stores<0>();
+    if constexpr (E::MEASURED) {
+      sync_threads(1 + me, 128);
+      rows.save(block, me, slots);
+    }
   }
 
  private:
@@ -441,6 +448,42 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     }
   }
 
+  // What is added to this tile, to the slots, when the tile before has left them.
+  __device__ __forceinline__ void load_added(const Place& at) const {
+    static_assert(!E::ADDED || (S::SLOTS == S::PIECES && !S::LATE && S::SPLIT == 1), "each piece has a slot");
+    if (thread) return;
+    tma::wait_for_stores<0>();
+    const unsigned barrier = block.added + 8 * me;
+    mbarrier::arrive_and_expect(barrier, S::PIECES * S::PIECE_BYTES);
+#pragma unroll
+    for (int i = 0; i < S::PIECES; ++i) {
+      const int x = at.column + across + i % S::ACROSS * S::PIECE, y = at.row + down + i / S::ACROSS * 64;
+      tma::load(slots + i * S::PIECE_BYTES, p.kept_map, x, y, 0, barrier);
+    }
+  }
+
+  // sums + what is added, rounded once, to `results`.
+  __device__ __forceinline__ void add(const float (&sums)[S::ROWS][S::COLUMNS / 2]) {
+    mbarrier::wait(block.added + 8 * me, tiles_added++ & 1);
+#pragma unroll
+    for (int i = 0; i < S::PIECES; ++i) {
+#pragma unroll
+      for (int c = 0; c < S::PIECE / 4; c += 4) {  // as fill_slot stores them
+        unsigned more[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(more[0]), "=r"(more[1]), "=r"(more[2]), "=r"(more[3])
+                     : "r"(slots + i * S::PIECE_BYTES + (line ^ c * 8))
+                     : "memory");
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * (c + k)];
+          const float2 other = unpacked<T>(more[k]);
+          results[i][c + k] = packed<T>(pair[0] + other.x, pair[1] + other.y);
+        }
+      }
+    }
+  }
+
   // What an epilogue of its own makes of sums + bias, rounded once, to `results`.
   __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
     constexpr int ALL = S::PIECE / 4, AT_ONCE = E::AT_ONCE < ALL ? E::AT_ONCE : ALL, CHUNKS = ALL / AT_ONCE;
@@ -511,6 +554,13 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
         return (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
       };
       store_slot(number % S::SLOTS, number, p.y, to.batch, p.data, index);
+    }
+    if constexpr (E::MEASURED) {
+      if (to.row + number / S::ACROSS * 64 + thread / 32 * 16 >= p.m) return;
+#pragma unroll
+      for (int i = 0; i < S::ACROSS; ++i) {
+        if (i == number % S::ACROSS) rows.add(slots + number % S::SLOTS * S::PIECE_BYTES, i);
+      }
     }
   }
 
@@ -601,7 +651,7 @@ __device__ __forceinline__ void multiply(const Problem<T>& problem, char* memory
   if constexpr (E::ROWS) {
     if (warp == 1) block.count_groups();
   }
-  block.begin();
+  block.template begin<E>();
   if (warp < 4) {
     wgmma::give_back_registers<24>();
     if (warp == 0 && is_elected()) produce<T, S, A_MN, B_MN, E>(block);

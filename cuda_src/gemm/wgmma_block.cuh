@@ -52,11 +52,14 @@ struct Shape {
 //   OfShares      the sums of groups of k, each of which gives a matrix y
 //   Reduced       nothing: an epilogue of a family's own takes the rounded sums piece by piece, see its Rows
 //   Computed      what an epilogue of its own makes of z = sums + bias, see gemm/computed_wgmma.cuh; and z, where `kept` is not null
+//   Added         the sums and a matrix of y's shape, which TMA brings to the slots where y will be: there is one for each piece
+//   Measured      the rounded sums; and the moments of the columns of y, by which a block's tiles all lie below each other, see
+//                 gemm/measured_wgmma.cuh
 //   Scaled        the sums of products of 8-bit numbers times the scales of their rows and columns, + bias; in fp32 or half types
 struct Plain {
   static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false, ROWS = false, SHARES = false, SCALED = false,
-                        REDUCED = false, COMPUTED = false;
-  template <typename T, class S> struct Rows {};  // what a thread knows of its rows from one piece to the next
+                        REDUCED = false, COMPUTED = false, MEASURED = false, ADDED = false;
+  template <typename T, class S> struct Rows {};  // what a thread knows of its part of y from one piece to the next
   template <typename T, int N, bool A_MN, bool B_MN> using Product = wgmma::Product<T, N, A_MN, B_MN>;
 };
 struct Sums : Plain {};
@@ -75,6 +78,7 @@ struct Computed : Plain {
   static constexpr int AT_ONCE = 16;  // pairs of each captured tensor that a thread loads at once
   static constexpr bool AHEAD = false;  // whether there is something to prefetch
 };
+struct Added : Plain { static constexpr bool ADDED = true; };
 struct OfRows : Plain { static constexpr bool ROWS = true; };
 struct OfShares : Plain { static constexpr bool SHARES = true; };
 template <class A, class B> struct Scaled : Plain {
@@ -85,9 +89,9 @@ template <class A, class B> struct Scaled : Plain {
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
 // Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
-// of its rows and parts; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
+// of its rows and parts; of Added the map is that of what is added; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
 // of `ragged` rows or of k. Of Scaled: the scales of rows and columns, or one of each where `by_row` is 0; promoted: whether each
-// stage is summed by itself, and then added in fp32. Of Reduced: what its Rows know it to be. Of Computed: the epilogue itself.
+// stage is summed by itself, and then added in fp32. Of Reduced and Measured: what their Rows know it to be. Of Computed: the epilogue itself.
 template <typename T> struct Problem {
   const TensorMap &a, &b, &y;
   T* data;
@@ -156,6 +160,14 @@ template <> __device__ __forceinline__ unsigned packed<__nv_bfloat16>(float low,
   return both;
 }
 
+template <typename T> __device__ __forceinline__ float2 unpacked(unsigned both);
+template <> __device__ __forceinline__ float2 unpacked<__half>(unsigned both) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&both));
+}
+template <> __device__ __forceinline__ float2 unpacked<__nv_bfloat16>(unsigned both) {
+  return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
+}
+
 // Named barriers 1 and 2 are the consumers' own, 3 is that of both.
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -173,7 +185,7 @@ __device__ __forceinline__ bool is_elected() {
 template <typename T, class S> struct Block {
   const Problem<T>& p;
   Order order;
-  unsigned stages, slots, full, empty, turns;
+  unsigned stages, slots, full, empty, turns, added;
   float* biases;
   int rank, tiles, step, first, start, blocks;  // of tiles: all, from one to the next; of k in stages: first, how many
 
@@ -181,7 +193,7 @@ template <typename T, class S> struct Block {
     stages = static_cast<unsigned>(__cvta_generic_to_shared(memory)), slots = stages + S::STAGES * S::STAGE_BYTES;
     biases = reinterpret_cast<float*>(memory + S::STAGES * S::STAGE_BYTES + 2 * S::SLOTS * S::PIECE_BYTES);
     full = slots + 2 * S::SLOTS * S::PIECE_BYTES + 2 * S::N * 4;
-    empty = full + 8 * S::STAGES, turns = empty + 8 * S::STAGES;
+    empty = full + 8 * S::STAGES, turns = empty + 8 * S::STAGES, added = turns + 16;
     rank = S::CLUSTER * S::SPLIT > 1 ? cluster_rank() : 0;
     order = {(p.m + S::M * S::CLUSTER - 1) / (S::M * S::CLUSTER), (p.n + S::WIDTH - 1) / S::WIDTH, p.group};
     tiles = order.rows * order.columns * p.batches;
@@ -248,7 +260,7 @@ template <typename T, class S> struct Block {
     return {of.first + at.row * S::M, at.column * S::WIDTH, low, of.last};
   }
 
-  __device__ __forceinline__ void begin() const {
+  template <class E> __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
       if (stages % 1024) __trap();  // the swizzle counts from there
       tma::prefetch(p.a), tma::prefetch(p.b);
@@ -258,6 +270,7 @@ template <typename T, class S> struct Block {
         mbarrier::init(empty + 8 * i, S::CLUSTER * S::CONSUMER_WARPS);
       }
       mbarrier::init(turns, S::PINGPONG ? 4 : 8 * S::SPLIT), mbarrier::init(turns + 8, 4);
+      if (E::ADDED) mbarrier::init(added, 1), mbarrier::init(added + 8, 1);
       mbarrier::fence_init();
     }
     if (S::CLUSTER * S::SPLIT > 1) sync_cluster();

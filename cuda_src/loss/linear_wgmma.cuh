@@ -13,14 +13,6 @@ struct LossParts {
   float *totals, *picked;
 };
 
-template <typename T> __device__ __forceinline__ float2 unpacked(unsigned both);
-template <> __device__ __forceinline__ float2 unpacked<__half>(unsigned both) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&both));
-}
-template <> __device__ __forceinline__ float2 unpacked<__nv_bfloat16>(unsigned both) {
-  return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
-}
-
 struct RowLosses : wgmma_gemm::Reduced {
   // A thread has two rows, eight apart, and of each the columns 2t and 2t + 1 of every eight; four neighbouring lanes have it all.
   template <typename T, class S> struct Rows {
@@ -40,7 +32,7 @@ struct RowLosses : wgmma_gemm::Reduced {
       if (parts.totals) {  // beyond the last column products are zeros
 #pragma unroll
         for (int c = 0; c < S::PIECE / 4; ++c) {
-          const float2 pair = unpacked<T>(pairs[c]);
+          const float2 pair = wgmma_gemm::unpacked<T>(pairs[c]);
           total[c % 2] += pair.x + pair.y;
         }
       }
@@ -48,7 +40,7 @@ struct RowLosses : wgmma_gemm::Reduced {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         online[i].template add<S::PIECE / 4>([&](int k) {
-          const float2 pair = unpacked<T>(pairs[k / 2 * 2 + i]);
+          const float2 pair = wgmma_gemm::unpacked<T>(pairs[k / 2 * 2 + i]);
           return k % 2 ? pair.y : pair.x;
         });
         if (row + 8 * i >= p.m) continue;
@@ -72,7 +64,7 @@ struct RowLosses : wgmma_gemm::Reduced {
     static __device__ __forceinline__ void pick(const unsigned (&pairs)[S::PIECE / 4], int at, int i, float* to) {
 #pragma unroll
       for (int c = 0; c < S::PIECE / 8; ++c) {
-        const float2 pair = unpacked<T>(pairs[2 * c + i]);
+        const float2 pair = wgmma_gemm::unpacked<T>(pairs[2 * c + i]);
         if (at / 8 == c) *to = at % 2 ? pair.y : pair.x;
       }
     }

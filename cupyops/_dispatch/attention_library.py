@@ -15,7 +15,8 @@ from .library import FASTER
 NEVER = math.inf
 # From how many queries and keys on kernels took at most as long as the faster of cuDNN and flash attention, which PyTorch
 # has, on an H100, 16,384 tokens of 2,048 elements: of all keys, causal, and causal with heads that share. By elements of a
-# row of q and of v; forward alone, and with backward.
+# row of q and of v; forward alone, and with backward. Of all keys and rows of 64 also 25,216 tokens of 768 elements were
+# measured, parts of one tensor: 197 rows, forward and backward, take 0.54 of the time, and 256 take 0.47.
 ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
     (64, 64): (4096, 512, 512),
     (96, 96): (512, 512, 512),
@@ -24,7 +25,7 @@ ALONE: dict[tuple[int, int], tuple[float, float, float]] = {
     (256, 256): (1024, 4096, 512),
 }
 WITH_BACKWARD: dict[tuple[int, int], tuple[float, float, float]] = {
-    (64, 64): (512, 512, 512),
+    (64, 64): (192, 512, 512),
     (96, 96): (512, 1024, 512),
     (128, 128): (NEVER, 512, 512),
     (192, 128): (512, 512, 512),

@@ -93,6 +93,8 @@ class NhwcCluster(BatchNormForm):
             return reason
         if problem.matrix.pixels > 1:
             return "channels do not lie side by side"
+        if problem.measured:
+            return "the moments are there"
         if not segments.is_whole(problem.channels, problem.itemsize, problem.aligned):
             return "rows are not whole vectors"
         return None if self._plan(problem, gpu) else "there are too many rows, or too many channels"
@@ -143,12 +145,16 @@ class NhwcTwoPassForward(BatchNormForm):
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
         matrix, plan = columns_of(problem)
         rows, size, channels, pixels = matrix
-        dtype = of.x.dtype
-        partials = of.x.new_empty(plan.splits * size * 2, dtype=accumulator(dtype))
-        _launch_columns(batch_norm_fwd_nhwc_partials, plan)(of.x, partials, rows, size, T=dtype)
-        counts = rows, channels, pixels, matrix.folds, plan.splits
+        dtype, counts, partials, splits = of.x.dtype, None, None, plan.splits
+        if of.moments is None:
+            partials = of.x.new_empty(splits * size * 2, dtype=accumulator(dtype))
+            _launch_columns(batch_norm_fwd_nhwc_partials, plan)(of.x, partials, rows, size, T=dtype)
+            sizes = rows, channels, pixels, matrix.folds, splits
+        else:
+            partials, counts = of.moments
+            sizes = rows, channels, 1, 1, len(counts)
         finalize = batch_norm_fwd_nhwc_finalize[ceil_div(channels, FINALIZERS[0]), FINALIZERS]
-        finalize(partials, *of.statistics, *counts, of.wide, of.momentum, of.eps, T=dtype)
+        finalize(partials, counts, *of.statistics, *sizes, of.wide, of.momentum, of.eps, T=dtype)
         _normalise(self.kernel, plan, matrix, of._replace(running_mean=None, running_var=None))
 
 

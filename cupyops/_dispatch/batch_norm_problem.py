@@ -42,6 +42,7 @@ class Problem(NamedTuple):
     nhwc: bool  # channels lie side by side
     aligned: bool  # every tensor begins at 16 bytes
     grad_x: bool = True  # wanted of backward
+    measured: bool = False  # the moments of x are there
 
     @property
     def segments(self) -> tuple[int, int, int, int, bool]:
@@ -91,6 +92,7 @@ class Forward(NamedTuple):
     momentum: float
     eps: float
     then: tuple[Any, ...] = ()  # of batch_norm_act: residual, mask, relu
+    moments: tuple[Tensor, Tensor] | None = None  # of parts of x, and how many rows each has
 
     @property
     def statistics(self) -> tuple[Tensor | None, ...]:

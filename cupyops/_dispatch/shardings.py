@@ -111,9 +111,9 @@ def batch_norm_inference(x: Any, *more: Any) -> str:
 
 
 def batch_norm_act(x: Any, *more: Any) -> str:
-    """As batch_norm; a residual is split as the result is."""
+    """As batch_norm; a residual is split as the result is. Moments that are there are those of a whole tensor."""
     dims = _dims(x.ndim, {*range(x.ndim)} - {1})
-    return f"{dims}, b, b, {dims}, b, b -> {dims}"
+    return f"{dims}, b, b, {dims}, b, b, *, * -> {dims}"
 
 
 def batch_norm_act_inference(x: Any, *more: Any) -> str:

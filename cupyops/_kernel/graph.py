@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,18 @@ from .._util.torch_private import tree_flatten, tree_map_only, tree_unflatten
 from ..errors import InputError, LaunchError
 
 _NOT_THE_CALLER_S = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+class _Thread(threading.local):
+    warming = False  # it makes a call before a capture
+
+
+_thread = _Thread()
+
+
+def warming() -> bool:
+    """Whether this thread makes one of the calls before a capture, which launch what the graph will."""
+    return _thread.warming
 
 
 @dataclass
@@ -69,8 +82,12 @@ class Graphed:
         """A step of the caller's own, on the stream that the graph is to be captured on."""
         stream = self._stream(device)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            outputs = _detached(self.step(*args, **kwargs))
+        before, _thread.warming = _thread.warming, True
+        try:
+            with torch.cuda.stream(stream):
+                outputs = _detached(self.step(*args, **kwargs))
+        finally:
+            _thread.warming = before
         torch.cuda.current_stream().wait_stream(stream)
         return outputs
 

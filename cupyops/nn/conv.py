@@ -13,6 +13,8 @@ from .._util import torch_private, tracing
 from ..ops._conv2d import conv2d
 from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 from ..ops._linear import linear
+from .blocks import is_of_blocks, of_blocks
+from .halves import from_copy, half_of
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -29,9 +31,21 @@ class Conv2d(torch.nn.Conv2d):
         if _by_cudnn(input):
             if self.stride == self.kernel_size and _is_of_patches(self, input, weight):
                 return of_patches(input, weight, bias)
-            return super()._conv_forward(_as_filters_lie(input, weight), weight, bias)
+            if self.stride == (2, 2) and is_of_blocks(self, input, weight):
+                return of_blocks(self, input, weight)
+            input = _as_filters_lie(input, weight)
+            return super()._conv_forward(input, self._in_half(input, weight), bias)
         input, padding = _padded(self, input)
         return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def _in_half(self, input: Tensor, weight: Tensor) -> Tensor:
+        """The copy of the weight that the model has made, where autocast would make one; else the weight."""
+        if type(self) is not Conv2d or self._forward_pre_hooks or type(weight) is not torch.nn.Parameter:
+            return weight
+        if weight.dtype is not torch.float32 or (half := of_autocast(weight)) is None or not torch.is_grad_enabled():
+            return weight
+        copy = half_of(weight, half)
+        return weight if copy is None else from_copy(weight, copy)
 
 
 class ConvReluPool2d(torch.nn.Conv2d):

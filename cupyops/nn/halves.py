@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from .._dispatch.norm_lowered import of_autocast
+from .._kernel.graph import warming
 from .._util import torch_private
 
 _ALIGNED = 128  # elements, at whose multiples copies begin: more than vectors and tensor maps ask for
@@ -28,6 +29,11 @@ def captured() -> bool:
     a step keeps the host for longer.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def graphed() -> bool:
+    """The same, or of a call before the capture."""
+    return captured() or warming()
 
 
 class _Thread(threading.local):
@@ -70,6 +76,25 @@ def half_of(parameter: Tensor, half: torch.dtype) -> Tensor | None:
     if kept is None or kept.of != _state(parameter, half):
         return None
     return kept.half
+
+
+class _FromCopy(torch.autograd.Function):
+    """A copy, as what a parameter is cast to."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, copy: Tensor) -> Tensor:
+        ctx.dtype = parameter.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.to(ctx.dtype), None
+
+
+def from_copy(parameter: Tensor, copy: Tensor) -> Tensor:
+    """`parameter.to(copy.dtype)`, which `half_of` has found already."""
+    found: Tensor = _FromCopy.apply(parameter, copy)
+    return found
 
 
 class Copies:
@@ -118,7 +143,7 @@ class Copies:
                 total += -(-one.numel() // _ALIGNED) * _ALIGNED
             with torch.no_grad():
                 room = torch.empty(total, dtype=half, device=device)
-                halves = [room[at : at + one.numel()].view(one.shape) for at, one in zip(starts, together)]
+                halves = [torch.as_strided(room, one.shape, one.stride(), at) for at, one in zip(starts, together)]
                 torch._foreach_copy_(halves, together)
             for one, copy in zip(together, halves):
                 one._cupyops_half = _Half(_state(one, half), copy)  # type: ignore[attr-defined]
@@ -129,4 +154,5 @@ def _is_there(parameter: Tensor) -> bool:
     """Whether a parameter can be read now: FSDP frees some between the layers that use them."""
     if type(parameter) is not torch.nn.Parameter or parameter.dtype is not torch.float32 or not parameter.numel():
         return False
-    return parameter.is_contiguous() and bool(parameter.untyped_storage().size())
+    dense = parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
+    return dense and bool(parameter.untyped_storage().size())

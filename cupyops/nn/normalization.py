@@ -15,6 +15,8 @@ from ..ops._batch_norm_act import batch_norm_act
 from ..ops._group_norm import group_norm
 from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
+from .measured import batch_norm_act_measured
+from .pointwise import moments_of
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
@@ -170,6 +172,11 @@ def over_batch(
     training = module.training or (mean is None and var is None)
     if module.training and not module.track_running_stats:
         mean = var = None
+    if training and (moments := moments_of(input)) is not None:
+        if function is batch_norm_act:
+            more.setdefault("activation", "relu")
+        of = mean, var, module.weight, module.bias, momentum, module.eps, moments
+        return batch_norm_act_measured(input, *of, **more)
     return function(input, mean, var, module.weight, module.bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
 
 

@@ -19,7 +19,7 @@ from .._util import arguments
 @operator(
     "cupyops::batch_norm_act",
     updates=("running_mean", "running_var"),
-    mixed=PARAMETERS,
+    mixed=(*PARAMETERS, "moments", "counts"),
     sharding=shardings.batch_norm_act,
 )
 def _batch_norm_act(
@@ -33,6 +33,8 @@ def _batch_norm_act(
     eps: float,
     relu: bool,
     keep: bool = True,
+    moments: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     y = torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
     return _followed(y, residual, relu)
@@ -44,7 +46,7 @@ def _followed(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 
 
 @_batch_norm_act.forward
-def forward(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu, keep):
+def forward(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu, keep, moments, counts):
     x = whole(dense(x))
     y = torch.empty_like(x)
     mean, rstd = (x.new_empty(x.shape[1], dtype=accumulator(x.dtype)) for _ in range(2))
@@ -52,8 +54,10 @@ def forward(x, weight, bias, residual, running_mean, running_var, momentum, eps,
     if is_there(x):
         weight, bias, new_mean, new_var = contiguous(weight, bias, running_mean, running_var)
         wide = is_wide(x, weight, bias, new_mean, new_var)
-        of = Forward(x, weight, bias, y, mean, rstd, new_mean, new_var, wide, momentum, eps, then)
-        forms.run(forms.FORWARD, forms.problem_of(x), x.device, of)
+        given = None if moments is None else (moments, counts)
+        of = Forward(x, weight, bias, y, mean, rstd, new_mean, new_var, wide, momentum, eps, then, given)
+        problem = forms.problem_of(x)._replace(measured=given is not None)
+        forms.run(forms.FORWARD, problem, x.device, of)
         for given, new in ((running_mean, new_mean), (running_var, new_var)):
             if new is not given:
                 given.copy_(new)
@@ -88,7 +92,7 @@ def reference_backward(saved, grad_y, x, weight, bias, eps):
 
 
 @_batch_norm_act.unsupported
-def unsupported(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu, keep):
+def unsupported(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu, keep, moments, counts):
     return forms.why_apart(x, training=True)
 
 

@@ -200,8 +200,9 @@ HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": 
         ((16, 32, 1024, 64), 32, 64, False, False, True, True),
         ((4, 16, 4096, 192), 16, 128, True, True, True, True),
         ((16, 16, 1024, 192), 16, 128, True, True, True, True),
-        ((128, 12, 197, 64), 12, 64, False, False, False, False),
         ((4, 16, 4096, 80), 16, 80, True, False, False, False),
+        ((128, 12, 197, 64), 12, 64, False, False, True, False),
+        ((128, 12, 160, 64), 12, 64, False, False, False, False),
     ],
 )
 def test_where_kernels_are_taken(shape, kv_heads, value_width, causal, taken, taken_with_gradients, taken_in_order):

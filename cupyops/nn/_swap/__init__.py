@@ -149,7 +149,7 @@ def _copied(model: Module, names: Iterable[Module]) -> Callable[[], None] | None
 
     Not where a forward names `data`, by which parameters change unseen.
     """
-    if sum(type(module) is nn.Linear for module in names) < 2 or model._forward_pre_hooks:
+    if sum(type(module) in (nn.Linear, nn.Conv2d) for module in names) < 2 or model._forward_pre_hooks:
         return None
     forwards = {inspect.unwrap(type(module).forward) for module in names}
     if any("data" in code.co_names for forward in forwards for code in calls.codes(forward)):

@@ -23,16 +23,14 @@ from torch.nn import functional as F
 
 from ... import nn
 from ..._dispatch.batch_norm_act import why_apart
-from ..._util import torch_private
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof
 from .calls import OURS
 from .classes import Class, Recipe, kind
+from .neighbours import NORMS, are_joined, convolved, inside, is_unheard, read
 from .tracing import Unknown, name_of, probe
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 _WITH = {"BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL"}  # what begins a `with` block, by versions of Python
 _CHANNELS = 4  # of what is compared
@@ -40,21 +38,16 @@ _CHANNELS = 4  # of what is compared
 
 def is_norm(module: Any) -> bool:
     """Whether a module is a batch normalisation of ours that nobody listens to."""
-    return type(module) in NORMS and _is_unheard(module)
+    return type(module) in NORMS and is_unheard(module)
 
 
 def is_relu(module: Any) -> bool:
     """The same of a relu."""
-    return type(module) is nn.ReLU and _is_unheard(module)
+    return type(module) is nn.ReLU and is_unheard(module)
 
 
 def _is_nothing(module: Any) -> bool:
-    return type(module) is torch.nn.Identity and _is_unheard(module)
-
-
-def _is_unheard(module: Module) -> bool:
-    own = vars(module)
-    return not ("forward" in own or any(own[name] for name in _HOOKS) or torch_private.module_hooks())
+    return type(module) is torch.nn.Identity and is_unheard(module)
 
 
 def normalised(
@@ -104,7 +97,7 @@ def in_sequence(module: Module) -> Recipe | None:
     if not isinstance(module, torch.nn.Sequential) or inspect.unwrap(type(module).forward) is not _SEQUENTIAL:
         return None
     inside = [*module._modules.values()]
-    found = any(is_norm(one) and is_relu(other) for one, other in pairwise(inside))
+    found = any((is_norm(one) and is_relu(other)) or are_joined(one, other) for one, other in pairwise(inside))
     return Recipe("sequence", (), "batch_norm_act in its forward", exact=False) if found else None
 
 
@@ -113,12 +106,13 @@ _SEQUENTIAL = torch.nn.Sequential.forward
 
 @kind
 def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A Sequential that calls a normalisation and the relu behind it at once."""
+    """A Sequential that calls a normalisation and the relu behind it at once, and a convolution with a look at the next."""
 
     @functools.wraps(cls.forward)
     def forward(self: Module, input: Any) -> Any:
         norm = None
-        for module in self._modules.values():
+        modules = [*self._modules.values()]
+        for module, follows in zip(modules, [*modules[1:], None]):
             if norm is not None and is_relu(module):
                 input, norm = normalised(norm, module, (), input), None
                 continue
@@ -126,6 +120,8 @@ def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dic
                 input, norm = norm(input), None
             if isinstance(input, Tensor) and is_norm(module):
                 norm = module
+            elif are_joined(module, follows):
+                input = convolved(module, follows, input)
             else:
                 input = module(input)  # type: ignore[misc]
         return input if norm is None else norm(input)
@@ -151,6 +147,8 @@ def recognised(module: Module) -> Recipe:
     joined = sum([_join(module, graph, node) for node in reversed([*graph.nodes])])
     if not joined:
         raise Unknown("nothing follows its normalisations that could be joined with them")
+    for node in [*graph.nodes]:
+        read(module, graph, node, normalised)
     for node in graph.nodes:
         if node.op == "call_function" and node.target is getattr(F, name_of(node), None):
             node.target = OURS.get(name_of(node), node.target)
@@ -259,7 +257,7 @@ def _join(module: Module, graph: fx.Graph, act: fx.Node) -> bool:
 
 def _is_relu_call(module: Module, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return len(node.args) == 1 and not node.kwargs and type(_inside(module, node)) is nn.ReLU
+        return len(node.args) == 1 and not node.kwargs and type(inside(module, node)) is nn.ReLU
     inplace = node.kwargs.get("inplace", node.args[1] if len(node.args) > 1 else False)
     return name_of(node) == "relu" and node.op != "placeholder" and bool(node.args) and type(inplace) is bool
 
@@ -268,7 +266,7 @@ def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | N
     """The normalisation that a node is, or is the result of by way of Identity modules; each with no other use."""
     between: list[fx.Node] = []
     while isinstance(node, fx.Node) and node.op == "call_module" and len(node.args) == 1 and len(node.users) == 1:
-        one = _inside(module, node)
+        one = inside(module, node)
         if type(one) in NORMS:
             return node, between
         if type(one) is not torch.nn.Identity:
@@ -278,16 +276,12 @@ def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | N
     return None
 
 
-def _inside(module: Module, node: fx.Node) -> Any:
-    return module._modules.get(str(node.target))
-
-
 def _is_fresh(module: Module, node: Any) -> bool:
     """Whether a node is a convolution's result that nothing else reads, so that nothing changes it in place either."""
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
         return False
-    return isinstance(_inside(module, node), convolutions)
+    return isinstance(inside(module, node), convolutions)
 
 
 def _follow_directly(nodes: list[fx.Node]) -> bool:
