@@ -202,8 +202,7 @@ def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _waiting(division: Division) -> Iterator[tuple[int, int]]:
-    """Chunks of the rows whose gradients wait for the tiles, the first of them what is left: those that are stored are all in
-    the last."""
+    """Chunks of the rows whose gradients wait for the tiles, the rest first; those that are stored are all in the last."""
     count, most = division.kept + division.stored, division.rows
     if count:
         size = most if count > 2 * most else _even(count, most, ROW_STEP)  # as large as may be, unless the rest is much
