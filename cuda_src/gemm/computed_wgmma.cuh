@@ -1,12 +1,18 @@
 // An epilogue that a line of C computes, on Hopper's tensor cores: y = f(z, captured tensors and numbers), z = x weight^T + bias.
 // The text that includes this defines f, and the kernel around it: see cupyops/_expression/linear_text.py.
 //
-// On an H100 in bf16, us, of one kernel; of cuBLAS's product and a kernel after it; of cuBLAS's product alone:
-//   8192 x 4096 x 4096    z * sigmoid(1.702 * z) + r    401    416    355
-//   8192 x 14336 x 4096   z * sigmoid(1.702 * z)       1282   1398   1276
-//   8192 x 4096 x 14336   z + r                        1255   1291   1230
-//   25216 x 3072 x 768    z * sigmoid(1.702 * z)        199    273    178
-//   16384 x 3072 x 768    z * sigmoid(1.702 * z) + r    211    217    118, where z is kept 247, 217
+// On an H100 in bf16, us, of one kernel; of cuBLAS's product and a kernel after it; of cuBLAS's product alone; k: where z is kept
+//   16384 x 3072 x 768    z * sigmoid(1.702 * z)        142, k 161    186    119
+//                         z * sigmoid(1.702 * z) + r    185, k 213    216    116
+//                         z + r                         172           216    116
+//                         30 * tanh(z / 30)             158, k 178    187    116
+//                         z > 20 ? z : log1p(exp(z))    201, k 222    182    116
+//                         n * tanh(c * z + row) + r     220, k 257    235    116    (c: a column, n: a number)
+//    8192 x 4096 x 4096   z * sigmoid(1.702 * z) + r    450, k 461    462    399
+//                         z + r                         424           452    388
+//                         30 * tanh(z / 30)             424, k 437    446    395
+//
+// One of these compiles in 0.6 to 0.95 s there; the one that captures four tensors, in 1.5: see UNROLLED.
 #pragma once
 
 #include "common/elementwise/expression.cuh"

@@ -90,6 +90,23 @@ __device__ __forceinline__ void produce(const Block<T, S>& block) {
   }
 }
 
+// f of an index that the compiler knows, as that of a register must be known: the one that equals `index`, found by halving.
+template <int FIRST, int COUNT, typename F> __device__ __forceinline__ void at_index(int index, F f) {
+  constexpr int HALF = COUNT / 2;
+  if constexpr (COUNT == 1) f(FIRST);
+  else if (index < FIRST + HALF) at_index<FIRST, HALF>(index, f);
+  else at_index<FIRST + HALF, COUNT - HALF>(index, f);
+}
+
+// A move that stays in its branch, where the compiler would choose among all registers by selects.
+__device__ __forceinline__ void move(float& to, float from) { asm volatile("mov.b32 %0, %1;" : "=f"(to) : "f"(from)); }
+__device__ __forceinline__ void move(float& to, unsigned bits) {
+  asm volatile("mov.b32 %0, %1;" : "=f"(to) : "r"(bits));
+}
+__device__ __forceinline__ void move(unsigned& bits, float from) {
+  asm volatile("mov.b32 %0, %1;" : "=r"(bits) : "f"(from));
+}
+
 // One of two consumer warpgroups.
 template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   static_assert(!E::PARTIAL || !(S::PINGPONG || S::LATE || S::SPLIT > 1), "shares of k may differ by a stage");
@@ -484,30 +501,50 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     }
   }
 
-  // What an epilogue of its own makes of sums + bias, rounded once, to `results`.
-  __device__ __forceinline__ void compute(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
-    constexpr int ALL = S::PIECE / 4, AT_ONCE = E::AT_ONCE < ALL ? E::AT_ONCE : ALL, CHUNKS = ALL / AT_ONCE;
+  // What an epilogue of its own makes of sums + bias, rounded once, to `results`: chunk after chunk, whose results go where its
+  // sums were. Copies of a long text for all of the sums would take the compiler longer than all else: there it is a loop.
+  __device__ __forceinline__ void compute(float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
+    constexpr int ALL = S::PIECE / 4, PAIRS = E::AT_ONCE, CHUNKS = S::PIECES * (ALL / PAIRS), ROW = S::COLUMNS / 2;
+    static_assert(ALL % PAIRS == 0 && PAIRS % 4 == 0, "stmatrix stores four pairs");
     const E& epilogue = *static_cast<const E*>(p.computed);
     share(bias);
-    typename E::template Captured<AT_ONCE> captured[2];  // one is loaded while the other is used
-    load_captured(captured[0], 0);
-    unsigned kept[ALL];
+    typename E::template Captured<PAIRS> captured, next;  // one is loaded while the other is used
+    load_captured(captured, 0);
+#pragma unroll(E::UNROLLED ? CHUNKS : 1)
+    for (int chunk = 0; chunk < CHUNKS; ++chunk, captured = next) {
+      if (chunk + 1 < CHUNKS) load_captured(next, chunk + 1);
+      const int piece = chunk / (ALL / PAIRS), first = chunk % (ALL / PAIRS) * PAIRS;
+      const float* const added = &biases[piece % S::ACROSS * S::PIECE + first * 4 + lane % 4 * 2];
+      float z[2 * PAIRS];
+      at_index<0, CHUNKS>(chunk, [&](int at) {
 #pragma unroll
-    for (int chunk = 0; chunk < S::PIECES * CHUNKS; ++chunk) {
-      if (chunk + 1 < S::PIECES * CHUNKS) load_captured(captured[(chunk + 1) % 2], chunk + 1);
-      const int i = chunk / CHUNKS;
+        for (int i = 0; i < 2 * PAIRS; ++i) move(z[i], sums[at * 2 * PAIRS / ROW][at * 2 * PAIRS % ROW + i]);
+      });
 #pragma unroll
-      for (int at = 0; at < AT_ONCE; ++at) {
-        const int c = chunk % CHUNKS * AT_ONCE + at;
-        const float* const pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
-        const float2 add =
-            *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
-        const float2 z = {pair[0] + add.x, pair[1] + add.y};
-        const float low = captured[chunk % 2].template of<0>(epilogue, z.x, at);
-        results[i][c] = packed<T>(low, captured[chunk % 2].template of<1>(epilogue, z.y, at));
-        kept[c] = packed<T>(z.x, z.y);
+      for (int c = 0; c < PAIRS; ++c) {
+        const float2 add = *reinterpret_cast<const float2*>(added + c / 2 * 8);
+        z[2 * c] += add.x, z[2 * c + 1] += add.y;
       }
-      if (p.kept && chunk % CHUNKS == CHUNKS - 1) keep(i % S::SLOTS, i, 0, [&](int c) { return kept[c]; });
+      if (p.kept) {
+        if (first == 0) wait_for_slot();
+        fill_slot<PAIRS>(piece % S::SLOTS, first, [&](int c) { return packed<T>(z[2 * c], z[2 * c + 1]); });
+        if (first + PAIRS == ALL) store_kept(piece % S::SLOTS, piece, 0);
+      }
+      unsigned rounded[PAIRS];
+#pragma unroll
+      for (int c = 0; c < PAIRS; ++c) {
+        const float low = captured.template of<0>(epilogue, z[2 * c], c);
+        rounded[c] = packed<T>(low, captured.template of<1>(epilogue, z[2 * c + 1], c));
+      }
+      at_index<0, CHUNKS>(chunk, [&](int at) {
+#pragma unroll
+        for (int c = 0; c < PAIRS; ++c) move(sums[at * 2 * PAIRS / ROW][at * 2 * PAIRS % ROW + c], rounded[c]);
+      });
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNKS * PAIRS; ++i) {
+      const int at = i / PAIRS * 2 * PAIRS + i % PAIRS;
+      move(results[i / ALL][i % ALL], sums[at / ROW][at % ROW]);
     }
   }
 
@@ -547,7 +584,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     for (int i = 0; i < S::PIECES; ++i) {  // registers have no index: a copy of this for each, of the rest one
       if (i != number) continue;
       if constexpr (E::REDUCED) rows.add(p, to, i, results[i]);
-      else fill_slot(i % S::SLOTS, [&](int c) { return results[i][c]; });
+      else fill_slot(i % S::SLOTS, 0, [&](int c) { return results[i][c]; });
     }
     if constexpr (!E::REDUCED) {
       const auto index = [&](int row, int column) {
@@ -566,9 +603,14 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 
   // The same of what backward reads.
   template <typename Bits> __device__ __forceinline__ void keep(int slot, int piece, int part, Bits bits) const {
-    const auto index = [&](int row, int column) { return row * p.kept_row + part * p.kept_part + column; };
     wait_for_slot();
-    fill_slot(slot, bits);
+    fill_slot(slot, 0, bits);
+    store_kept(slot, piece, part);
+  }
+
+  // Stores such a piece, which the slot has already.
+  __device__ __forceinline__ void store_kept(int slot, int piece, int part) const {
+    const auto index = [&](int row, int column) { return row * p.kept_row + part * p.kept_part + column; };
     store_slot(slot, piece, p.kept_map, part, p.kept, index);
   }
 
@@ -578,14 +620,16 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     sync_threads(1 + me, 128);
   }
 
-  // bits(c): two elements, as `results` has them.
-  template <typename Bits> __device__ __forceinline__ void fill_slot(int number, Bits bits) const {
+  // bits(c): two elements, as `results` has them, of N pairs from `first` on.
+  template <int N = S::PIECE / 4, typename Bits>
+  __device__ __forceinline__ void fill_slot(int number, int first, Bits bits) const {
     const unsigned slot = slots + number * S::PIECE_BYTES;
 #pragma unroll
-    for (int c = 0; c < S::PIECE; c += 16) {  // a warp's 16 rows by 16 columns
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(slot + (line ^ c * 2)),
-                   "r"(bits(c / 4)), "r"(bits(c / 4 + 1)), "r"(bits(c / 4 + 2)), "r"(bits(c / 4 + 3))
-                   : "memory");
+    for (int c = 0; c < N; c += 4) {  // a warp's 16 rows by 16 columns
+      asm volatile(
+          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(slot + (line ^ (first + c) * 8)),
+          "r"(bits(c)), "r"(bits(c + 1)), "r"(bits(c + 2)), "r"(bits(c + 3))
+          : "memory");
     }
   }
 

@@ -174,9 +174,7 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     most -= most % step
     if dtype not in HALF or rows <= (1 + ADDED) * most:
         return Division(most, stride)
-    waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
-    needed = ceil_div(max(rows - waiting, 0), step) * step
-    tiled = max(rows - min(needed, ADDED * most), 0)
+    tiled = rows - ADDED * most  # to wait is to be copied twice: that takes longer than to be added
     tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
     kept = min(features, tiled)
     stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
@@ -204,11 +202,12 @@ def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _waiting(division: Division) -> Iterator[tuple[int, int]]:
-    """Chunks of the rows whose gradients wait for the tiles: those that are stored are all in the last."""
-    count = division.kept + division.stored
+    """Chunks of the rows whose gradients wait for the tiles, the rest first; those that are stored are all in the last."""
+    count, most = division.kept + division.stored, division.rows
     if count:
-        last = count - max(_even(count, division.rows, ROW_STEP), division.stored)
-        yield from _parts(0, last, division.rows)
+        size = most if count > 2 * most else _even(count, most, ROW_STEP)  # as large as may be, unless the rest is much
+        last = count - max(size, division.stored)
+        yield from ((max(end - size, 0), end) for end in range(last % size or size, last + 1, size) if last)
         yield last, count
 
 

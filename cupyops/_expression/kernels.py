@@ -126,7 +126,7 @@ def piece(body: Body) -> str:
     return f'#line 1 "{body.name}"\n{body.cuda}\n#line'
 
 
-_NEARLY = ("exp", "sigmoid")  # what half types have a quicker one of
+_NEARLY = ("exp", "sigmoid", "tanh", "log1p")  # what half types have a quicker one of
 
 
 def element(

@@ -33,10 +33,10 @@ from .python import caller
 from .syntax import Body
 from .values import KNOWN
 
-# Functions no dearer than sigmoid, which was measured to gain in the product's kernel; tanh and log1p were measured not to.
-MEASURED = frozenset({"exp", "sigmoid", "sqrt", "rsqrt", "fabs", "abs", "max", "min", "fmax", "fmin", "fma"})
+# Functions that were measured to gain in the product's kernel; log1p, erf and expm1 were measured not to, where z is kept.
+MEASURED = linear_text.QUICK | {"tanh"}
 
-MUCH = 2048  # of k, from which on products hide that a matrix is captured, and z kept, as measured on an H100
+MUCH = 2048  # of k, from which on products hide that several matrices are captured, and z kept, as measured on an H100
 
 LAYER = ("input", "weight", "bias")  # what every such operator takes before what its text names
 
@@ -148,7 +148,7 @@ class Layer:
         self.declaration, self.body, self.unit, self.gradient = declaration, body, unit, gradient
         self.product, *self.captured = declaration.tensors
         self.is_derived = derived
-        self.is_measured = not (body.words & KNOWN - MEASURED or unit.preamble)
+        self.calls = body.words & KNOWN
         self.keeps = gradient is not None and self.product.name in gradient.body.words
         self.ones: frozenset[str] = getattr(gradient and gradient.body, "ones", frozenset())
         self._apart = kernels.pointwise(
@@ -203,10 +203,11 @@ class Layer:
         kept = torch.empty_like(y) if call.keep else None
         found = [rows_and_columns(one, y.shape) for one in call.captured]
         lies = [one for one in found if one is not None]
-        measured = self.is_measured and (rows.shape[1] >= MUCH or not any(row and column for row, column in lies))
+        how = [] if is_dry(y) else [_lies(one, *strides) for one, strides in zip(call.captured, lies)]
+        measured = self._is_measured(rows.shape[1], how)
         plan = fused(LINEAR_EPILOGUE, rows, (weight,), measured=measured) if len(lies) == len(found) else None
         if plan is not None:
-            kernel = self._kernel(call.captured, lies)
+            kernel = self._kernel(how)
             strided = [value for one, (row, column) in zip(call.captured, lies) for value in (one, row, column)]
             plan.compute(kernel, y, kept, bias, *strided, *call.scalars)
         else:
@@ -217,15 +218,19 @@ class Layer:
                 launch.by(self._apart)(*walked, y, *call.scalars, *launch.extra.values(), y.numel(), T=y.dtype)
         return y, () if kept is None else (kept,)
 
-    def _kernel(self, captured: Sequence[Tensor], lies: Sequence[Any]) -> Generated:
+    def _is_measured(self, k: int, lies: Sequence[tuple[bool, str]]) -> bool:
+        """Whether the product's kernel was measured to be faster with such an epilogue, of large products."""
+        if self.unit.preamble:
+            return False
+        if not any(rows and columns != "Same" for rows, columns in lies):
+            return self.calls <= MEASURED
+        return self.calls <= linear_text.QUICK and (k >= MUCH or linear_text.registers(self.captured, lies) <= 1)
+
+    def _kernel(self, lies: Sequence[tuple[bool, str]]) -> Generated:
         """The kernel for captured tensors that lie so."""
-        found = []
-        for one, (row, column) in zip(captured, lies):
-            in_pairs = column == 1 and row % 2 == 0 and one.shape[-1] % 2 == 0 and aligned(one, 2 * one.element_size())
-            found.append((row != 0, "Same" if column == 0 else "Pairs" if in_pairs else "Anyhow"))
-        key = tuple(found)
+        key = tuple(lies)
         if key not in self._fused:
-            self._fused[key] = linear_text.fused(self.unit, self.declaration, self.body, found)
+            self._fused[key] = linear_text.fused(self.unit, self.declaration, self.body, lies)
         return self._fused[key]
 
     def role(self) -> Callable[..., Any]:
@@ -303,6 +308,12 @@ def _public(op: Operator, layer: Layer, meaning: Callable[..., Any], module: str
     function.__doc__, function.__module__ = doc, module
     shown: Callable[..., Any] = op.interface(function)
     return shown
+
+
+def _lies(one: Tensor, row: int, column: int) -> tuple[bool, str]:
+    """How a captured tensor of these strides lies: see `linear_text.fused`."""
+    in_pairs = column == 1 and row % 2 == 0 and one.shape[-1] % 2 == 0 and aligned(one, 2 * one.element_size())
+    return row != 0, "Same" if column == 0 else "Pairs" if in_pairs else "Anyhow"
 
 
 def _summed(grad_y: Tensor, like: Tensor) -> Tensor:

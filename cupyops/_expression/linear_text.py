@@ -22,6 +22,12 @@ _UNDERIVED = {"lgamma", "double", "int", "long", "bool", "_Bool", "goto", "retur
 _UNDERIVED |= {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _DERIVED = {*(name.removesuffix("f") for name in KNOWN), "i", "A", "T", "float"}  # "i": if, without its f
 _DUAL = "::expression::Dual"
+
+# Functions of few instructions. A text of these with so few characters compiles in a second though there is a copy of it for
+# each of a thread's sums; a loop over the sums takes up to 5% longer where there is little of k.
+QUICK = frozenset({"exp", "sigmoid", "sqrt", "rsqrt", "fabs", "abs", "max", "min", "fmax", "fmin", "fma"})
+_SHORT = 64
+_NEARLY = "prec-div", "prec-sqrt"  # NVRTC's options: quotients and roots as exact as a result of 16 bits can show
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
@@ -82,7 +88,7 @@ _FUSED = """
 template <typename T> struct {name}_epilogue : wgmma_gemm::Computed {{
   using A = acc_t<T>;
   static constexpr int AT_ONCE = {at_once};
-  static constexpr bool AHEAD = {ahead};
+  static constexpr bool AHEAD = {ahead}, UNROLLED = {unrolled};
   {members}
 
   __device__ __forceinline__ void prefetch(int row_, int column_, int columns_) const {{
@@ -147,6 +153,7 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         name=name,
         at_once=_at_once(captured, lies),
         ahead=str((True, "Pairs") in lies).lower(),
+        unrolled=str(_is_short(body, unit.preamble) or registers(captured, lies) > 1).lower(),
         prefetches="\n    ".join(f"{one.name}{OWN}.prefetch(row_, column_, columns_);" for one in captured),
         members="\n  ".join(members),
         pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
@@ -164,7 +171,8 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
         f"{name}_element", body, [*declaration.tensors, *scalars], declaration.outputs, nearly=True
     )
     domain: dict[str, Any] = {key: (value,) for key, value in COMPUTED.fixed.items()}
-    return replace(unit, dtypes=HALF).kernel(
+    nearly = [f"-{one}=false" for one in _NEARLY if not any(one in given for given in unit.options)]
+    return replace(unit, dtypes=HALF, options=(*nearly, *unit.options)).kernel(
         f"{name}_wgmma",
         "gemm/computed_wgmma.cuh",
         device + text,
@@ -175,11 +183,21 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
     )
 
 
-def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> int:
-    """How many pairs of each are loaded before they are used: as many as there are registers for, beside the sums."""
-    registers = sum(
+def _is_short(body: Body, preamble: str) -> bool:
+    """Whether there may be a copy of it for each of a thread's sums."""
+    return not (preamble or body.words & KNOWN - QUICK) and len(body.clean) <= _SHORT
+
+
+def registers(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> float:
+    """That a thread needs for what it captures with each pair of sums; where that is more than one, a loop takes longer."""
+    return sum(
         (3 if columns == "Anyhow" else max(1, (one.dtype or HALF[0]).itemsize // 2)) / (1 if rows else 2)
         for one, (rows, columns) in zip(captured, lies)
         if columns != "Same"
     )
-    return 16 if not registers else 8 if registers <= 1 else 4 if registers <= 2 else 2
+
+
+def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> int:
+    """How many pairs of each are loaded before they are used: as many as there are registers for, beside the sums."""
+    needed = registers(captured, lies)
+    return 16 if needed <= 1 else 8 if needed <= 2 else 4

@@ -262,17 +262,27 @@ def test_the_sizes_that_were_measured(sizes, fused):
 
 
 def test_fused_where_it_was_measured(monkeypatch):
-    """Epilogues of functions that take few instructions, and with a matrix beside the product those of much k."""
+    """Epilogues of few instructions, with one matrix beside the product, or with several and much of k."""
     monkeypatch.setattr(epilogues.COMPUTED, "why_slower", lambda problem, gpu: None)
     monkeypatch.setattr(epilogues.library, "is_wanted", lambda tensor: True)  # as of tensors on a GPU
     card = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+    two = cupyops.linear_epilogue("two(T z, T r, T s) -> T y", "y = z * r + s")
+    x, weight, bias, r = (one.detach() for one in made("quick_gelu", (2, 72), 72, torch.float16))
+    cases = [
+        (OPERATORS["quick_gelu"], (r,), 80, "quick_gelu_wgmma"),
+        (OPERATORS["softcap"], (), 80, "softcap_wgmma"),
+        (OPERATORS["softplus"], (), 72, "softplus_fwd"),
+        (two, (r, r), 80, "two_fwd"),
+        (two, (r, r), 72, "two_wgmma"),
+        (two, (r, r[0]), 80, "two_fwd"),  # more registers than one matrix takes
+        (two, (r[0], r[0]), 80, "two_wgmma"),  # no matrix
+    ]
     epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
-    for name, much, first in (("quick_gelu", 72, "_wgmma"), ("quick_gelu", 80, "_fwd"), ("softcap", 72, "_fwd")):
+    for op, captured, much, kernel in cases:
         monkeypatch.setattr(layers, "MUCH", much)
-        inputs = [one.detach() for one in made(name, (2, 72), 72, torch.float16)]
         with cupyops.simulate("sm_90"), assume_gpu(**card), cupyops.trace() as trace:
-            OPERATORS[name](*inputs)
-        assert trace.launches()[-1].kernel.partition("<")[0] == f"{name}{first}"
+            op(x, weight, bias, *captured)
+        assert trace.launches()[-1].kernel.partition("<")[0] == kernel
     epilogues.LINEAR_EPILOGUE._chosen.cache_clear(), epilogues.LINEAR_EPILOGUE._launches.cache_clear()
 
 

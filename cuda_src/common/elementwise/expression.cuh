@@ -105,7 +105,8 @@ template <typename X> __device__ __forceinline__ auto sigmoid(X x) {
   return ::sigmoid(static_cast<floating_t<X>>(x)).s;
 }
 
-// As exactly as a result of 16 bits can show.
+// As exactly as a result of 16 bits can show: the error of a number of fp32 is 10 ulp at most. Without branches, which would keep the
+// compiler from computing several elements at a time.
 namespace nearly {
 
 template <typename X> __device__ __forceinline__ auto exp(X x) {
@@ -118,6 +119,38 @@ template <typename X> __device__ __forceinline__ auto sigmoid(X x) {
   using F = floating_t<X>;
   if constexpr (sizeof(F) == 4) return sigmoid_for<__half>(static_cast<F>(x)).s;
   else return ::sigmoid(static_cast<F>(x)).s;
+}
+
+// Of small x a polynomial, whose error is below an ulp; else 1 - 2 / (e^2|x| + 1), with the sign of x.
+__device__ __forceinline__ float tanh_of(float x) {
+  const float size = fabsf(x), square = x * x, e = fast_exp2(size * 2.8853900817779268f);
+  float small = fmaf(square, 0.01643758f, -0.05267181f);
+  small = fmaf(square, small, 0.13320725f);
+  small = fmaf(square, small, -0.33332947f);
+  small = fmaf(size * square, small, size);
+  return copysignf(size < 0.55f ? small : fmaf(-2.0f, fast_reciprocal(e + 1.0f), 1.0f), x);
+}
+
+template <typename X> __device__ __forceinline__ auto tanh(X x) {
+  using F = floating_t<X>;
+  if constexpr (sizeof(F) == 4) return tanh_of(static_cast<F>(x));
+  else return ::tanh(static_cast<F>(x));
+}
+
+// The same: of small x a polynomial, else the logarithm of x + 1.
+__device__ __forceinline__ float log1p_of(float x) {
+  float small = fmaf(x, 0.15734637f, -0.18119348f);
+  small = fmaf(x, small, 0.19945267f);
+  small = fmaf(x, small, -0.24954057f);
+  small = fmaf(x, small, 0.33333926f);
+  small = fmaf(x, small, -0.50000354f);
+  return fabsf(x) < 0.25f ? fmaf(x * x, small, x) : 0.6931471805599453f * fast_log2(x + 1.0f);
+}
+
+template <typename X> __device__ __forceinline__ auto log1p(X x) {
+  using F = floating_t<X>;
+  if constexpr (sizeof(F) == 4) return log1p_of(static_cast<F>(x));
+  else return ::log1p(static_cast<F>(x));
 }
 
 }  // namespace nearly
