@@ -33,10 +33,10 @@
 template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
 __global__ void __launch_bounds__(32 * WARPS)
     attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ y,
-                      float* __restrict__ lse, float scale, attention::Strides qs, attention::Strides ks,
-                      attention::Strides vs, attention::Strides ys, attention::Sizes sizes) {
+                      float* __restrict__ lse, const float* __restrict__ sinks, float scale, attention::Strides qs,
+                      attention::Strides ks, attention::Strides vs, attention::Strides ys, attention::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, scale, qs, ks, vs, ys, sizes);
+  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, sinks, scale, qs, ks, vs, ys, sizes);
 #endif
 }
 
@@ -44,10 +44,11 @@ __global__ void __launch_bounds__(32 * WARPS)
 template <typename T, int LANES>
 __global__ void attention_bwd_prepare(const T* __restrict__ y, const T* __restrict__ grad_y,
                                       const float* __restrict__ lse, const float* __restrict__ grad_lse,
+                                      const float* __restrict__ sinks, float* __restrict__ of_sinks,
                                       float* __restrict__ delta, float* __restrict__ lse2,
                                       float4* __restrict__ grad_sums, int columns, attention::Strides ys,
                                       attention::Sizes sizes) {
-  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, delta, lse2, grad_sums, columns, ys, sizes);
+  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, sinks, of_sinks, delta, lse2, grad_sums, columns, ys, sizes);
 }
 
 // Grid: a block for each tile of 16 * WARPS rows of what is owned of each of its heads. Block: 32 * WARPS. Shared memory: two
@@ -68,8 +69,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 // Grid, block: any. starts: where each of the sequences begins, and where the last ends. `of` is in units of 16 bytes.
 template <typename I>
 __global__ void attention_clear(const I* __restrict__ starts, uint4* __restrict__ rows, float* __restrict__ lse,
-                                attention::Strides of, attention::Cleared cleared) {
-  attention::clear(starts, rows, lse, of, cleared);
+                                const float* __restrict__ sinks, attention::Strides of, attention::Cleared cleared) {
+  attention::clear(starts, rows, lse, sinks, of, cleared);
 }
 
 // Grid: a warp for each tile of `side` of each of the maps. Block: any whole warps.

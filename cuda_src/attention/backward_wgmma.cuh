@@ -204,7 +204,7 @@ struct Gradient {
         group_row(work.own_row + (SHARED ? 0 : group * 64)),
         row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
         own_at(at.base + (SHARED ? 0 : group * 64 * kLine)),
-        scale(Variant::kScores ? natural_scale : natural_scale * kLog2E),
+        scale(kBends<Variant> ? natural_scale : natural_scale * kLog2E),
         variant(variant) {
 #pragma unroll
     for (float& x : d_first) x = 0;
@@ -280,7 +280,7 @@ struct Gradient {
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
     if constexpr (FIRST_OUT) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     draw(now);
-    if constexpr (Variant::kScores) {
+    if constexpr (kBends<Variant>) {
       finish<0>(s);
       if constexpr (FIRST_OUT) finish<0>(dp);
       if constexpr (DELAYED && !FIRST) {
@@ -304,7 +304,7 @@ struct Gradient {
       wgmma::fence();
       begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     }
-    if constexpr (FIRST_OUT && !Variant::kScores) {
+    if constexpr (FIRST_OUT && !kBends<Variant>) {
       finish<SECOND_OUT>(dp);
       drop();
       differences();
@@ -340,9 +340,27 @@ struct Gradient {
     }
   }
 
+  // Scores in units of log2, with what is added to them: beyond the last query that may be anything.
+  __device__ __forceinline__ void shift(const Passing& now) {
+    const int column = now.panel * BN + lane % 4 * 2;
+    const bool whole = !KEYS || (now.panel + 1) * BN <= work.rows;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      const int mine = row + e / 2 % 2 * 8, more = e / 4 * 8 + e % 2, other = column + more;
+      const Apart apart = KEYS ? Apart{mine - column, -more} : Apart{column - mine, more};
+      s[e] = s[e] * scale + variant.shift(work.batch, now.head, KEYS ? other : mine, KEYS ? mine : other, apart);
+    }
+    if (whole) return;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      if (column + e / 4 * 8 + e % 2 >= work.rows) s[e] = -infinity<float>();
+    }
+  }
+
   // Scores of keys that a query does not see are -inf. Of columns those from begin up to end are seen by a row.
   __device__ __forceinline__ void mask(const Passing& now) {
     const int panel = now.panel;
+    if constexpr (Variant::kShifts) shift(now);
     if constexpr (Variant::kMasks) {
       if (now.partial) {
 #pragma unroll
@@ -412,6 +430,7 @@ struct Gradient {
 
   // s = P
   __device__ __forceinline__ void probabilities() {
+    const float by = Variant::kShifts ? 1 : scale;
 #pragma unroll
     for (int i = 0; i < BN / 8; ++i) {
       float2 column_lse = {0, 0};
@@ -419,8 +438,8 @@ struct Gradient {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int e = 4 * i + 2 * r;
-        s[e] = fast_exp2(s[e] * scale - (KEYS ? column_lse.x : own_lse[r]));
-        s[e + 1] = fast_exp2(s[e + 1] * scale - (KEYS ? column_lse.y : own_lse[r]));
+        s[e] = fast_exp2(s[e] * by - (KEYS ? column_lse.x : own_lse[r]));
+        s[e + 1] = fast_exp2(s[e + 1] * by - (KEYS ? column_lse.y : own_lse[r]));
       }
     }
   }

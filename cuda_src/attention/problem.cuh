@@ -13,7 +13,16 @@ constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
 struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section, value_width; };
 
 // What attention is where scores are what they are: see variant.cuh.
-struct Plain { static constexpr bool kScores = false, kMasks = false, kMaps = false, kDrops = false, kPacked = false; };
+struct Plain {
+  static constexpr bool kScores = false, kShifts = false, kMasks = false, kMaps = false, kDrops = false,
+                        kPacked = false;
+};
+
+// Scores are changed, and not by a shift alone, of which the derivative is 1.
+template <typename Variant> constexpr bool kBends = Variant::kScores && !Variant::kShifts;
+
+// k - q of a score is from + more, of which the compiler knows `more`: of a thread's scores few are then to be converted.
+struct Apart { int from, more; };
 
 // A panel that passes, the head of the queries, and whether some of its scores may not be seen, by the mask of a variant.
 struct Passing {
@@ -77,6 +86,23 @@ template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels query_panels(c
                                                                                int last) {
   const int end = BOUNDS == 2 ? max(0, min(sizes.queries, last - sizes.low + 1)) : sizes.queries;
   return {BOUNDS ? max(0, first - sizes.high) / ROWS : 0, (end + ROWS - 1) / ROWS};
+}
+
+// How a row ends whose highest score is `highest`, and whose exponentials below that have the sum `total`: what its sums are
+// multiplied by, and its LSE. sinks: null, or of each head one more score, with which no value goes, and which is the LSE of a row
+// that sees no key.
+struct RowEnd { float inverse, lse; };
+__device__ __forceinline__ RowEnd end_of_row(float highest, float total, const float* sinks, int head) {
+  const float sink = sinks ? sinks[head] : -infinity<float>();
+  if (total == 0) return {0, sink};
+  float shrink = 1;
+  if (sinks) {
+    const float top = fmaxf(highest, sink);
+    shrink = fast_exp2((highest - top) * kLog2E);
+    total = total * shrink + (sink == top ? 1 : fast_exp2((sink - top) * kLog2E));
+    highest = top;
+  }
+  return {shrink * (1 / total), highest + logf(total)};
 }
 
 template <typename T> __device__ __forceinline__ unsigned pack(float low, float high);

@@ -21,6 +21,11 @@ __device__ __forceinline__ Dual softcapped_(const Dual& s, const Dual& softcap) 
   return chain(s, softcap.value * t, 1 - t * t);
 }
 
+// |k - q - own|
+__device__ __forceinline__ float distance_(const attention::Apart& apart, int own) {
+  return fabsf(static_cast<float>(apart.from - own) + static_cast<float>(apart.more));
+}
+
 }  // namespace expression
 
 namespace attention {

@@ -21,6 +21,7 @@ from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
 from .places import dropped, places, sequences
+from .shifts import shift
 from .uses import Uses
 from .values import DTYPES
 
@@ -30,6 +31,8 @@ _GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
 STARTS = ("cu_seqlens_q", "cu_seqlens_k")
 PACKED = ("max_seqlen_q", "max_seqlen_k", "tokens_q", "tokens_k", "last_diagonal")
 CAPPED = "softcap * tanh(s / softcap)"  # as `softcap=` says it
+DISTANCE, APART = "abs(k - q - {})", "alibi_apart"  # as `alibi_slopes=` does
+APART_OF_PACKED = "(({1}[b + 1] - {1}[b]) - ({0}[b + 1] - {0}[b]))".format(*STARTS)
 SEED, P = "seed_", "p_"  # of dropout: a tensor of one int64, and the probability
 _PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -91,6 +94,7 @@ class Scores:
         self._in_kernels = self.score  # the usual cap is by the tanh of the hardware there
         if self.score is not None and score.startswith(CAPPED):
             self._in_kernels = Formula.of("score", score.replace(CAPPED, "softcapped_(s, softcap)", 1))
+        self._shift = None if self.score is None else shift(self.score, self._with_distances(score))
         self._text = self._cuda(rest)
         self._kernels: dict[tuple[str, bool], Kernel] = {}
 
@@ -169,6 +173,14 @@ class Scores:
         return low, high
 
     # --- in the kernels ---
+
+    def _with_distances(self, score: str) -> str:
+        """A score in which the distances of slopes are as kernels have them quickest."""
+        if self.numbers.get(APART, "int") != "int":  # someone else's
+            return score
+        for own in (APART, APART_OF_PACKED):
+            score = score.replace(DISTANCE.format(own), f"distance_(apart_, {own})")
+        return score
 
     def why_not(self, tensors: Sequence[Tensor]) -> str | None:
         """Why kernels do not compute this."""
@@ -249,25 +261,34 @@ class Scores:
             members.append((own, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
             declared.append(f"{ctype} {name}")
             passed.append(f"static_cast<{ctype}>({own})")
+        at = ["int b", "int h", "int q", "int k"]
         functions = [
             _FUNCTION.format(
-                name=one.assigned,
+                name=name,
                 result=result,
-                parameters=", ".join([*more, "int b", "int h", "int q", "int k", *declared]),
+                assigned=one.assigned,
+                parameters=", ".join([*parameters, *declared]),
                 piece=kernels.piece(one),
             )
-            for one, result, more in ((self._in_kernels, "A", ["A s"]), (mask, "bool", []))
+            for name, one, result, parameters in (
+                ("score", self._in_kernels, "A", ["A s", *at]),
+                ("shift", self._shift, "A", [*at, "const attention::Apart& apart_"]),
+                ("mask", mask, "bool", at),
+            )
             if one is not None
         ]
         values = ", ".join(["b", "h", "q", "k", *passed])
+        of_shift = ", ".join(["b", "h", "q", "k", "apart", *passed])
         names = [*(one.name for one in self.tensors), *self.numbers]
         return _VARIANT.format(
             functions="\n".join(functions),
             scores=str(self.score is not None).lower(),
+            shifts=str(self._shift is not None).lower(),
             masks=str(mask is not None).lower(),
             members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
+            shift=f"expression::attention_shift<float>({of_shift})" if self._shift is not None else "0",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
             maps=_MAPS,
             drops=str(self.drops).lower(),
@@ -296,9 +317,9 @@ _FUNCTION = """
 namespace expression {{
 template <typename A> __device__ __forceinline__ {result} attention_{name}({parameters}) {{
   using T = A;
-  {result} {name};
+  {result} {assigned};
 {piece}
-  return {name};
+  return {assigned};
 }}
 }}  // namespace expression
 """
@@ -311,7 +332,8 @@ _VARIANT = (
 {functions}
 namespace attention {{
 struct Variant {{
-  static constexpr bool kScores = {scores}, kMasks = {masks}, kMaps = {maps}, kDrops = {drops}, kPacked = {packed};
+  static constexpr bool kScores = {scores}, kShifts = {shifts}, kMasks = {masks}, kMaps = {maps};
+  static constexpr bool kDrops = {drops}, kPacked = {packed};
   const void *c0, *c1, *c2, *c3;
   const Given& given;
   const Map map;
@@ -323,6 +345,9 @@ struct Variant {{
       : c0(c0), c1(c1), c2(c2), c3(c3), given(given), map{{lists, given.map}}, dropout({seed}, {p}){made} {{}}
   template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
     return {score};
+  }}
+  __device__ __forceinline__ float shift(int b, int h, int q, int k, const Apart& apart) const {{
+    return {shift};
   }}
   __device__ __forceinline__ bool seen(int b, int h, int q, int k) const {{
     using A = float;

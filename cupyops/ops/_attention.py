@@ -25,13 +25,14 @@ from .._util import arguments
     "cupyops::attention",
     autocast="lower",
     dtypes=FLOATING,
-    mixed=("c0", "c1", "c2", "c3"),
+    mixed=("sinks", "c0", "c1", "c2", "c3"),
     sharding=shardings.attention,
 )
 def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    sinks: Tensor | None,
     low: int | None,
     high: int | None,
     scale: float | None,
@@ -43,11 +44,18 @@ def _attention(
     c3: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim). A variant has a text."""
-    return _eager(Variant(text, numbers, (c0, c1, c2, c3)), query, key, value, low, high, scale)
+    return _eager(Variant(text, numbers, (c0, c1, c2, c3)), query, key, value, sinks, low, high, scale)
 
 
 def _eager(
-    variant: Variant, query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
+    variant: Variant,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    low: int | None,
+    high: int | None,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     packed = captures.is_packed(variant)  # bounds are then of each sequence
     mask = None if packed else sees((query.shape[2], key.shape[2]), low, high, query.device)
@@ -59,32 +67,53 @@ def _eager(
             y, lse = attend(*given, change=change, drop=drop)
     else:
         y, lse = attend(*given, change=change, drop=drop)
+    if sinks is not None:
+        y, lse = captures.with_sinks(y, lse, sinks)
     return y.contiguous(), lse
 
 
 @_attention.forward
-def forward(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
+def forward(query, key, value, sinks, low, high, scale, text, numbers, c0, c1, c2, c3):
     low, high, variant = captures.bound(Variant(text, numbers, (c0, c1, c2, c3)), low, high)
-    return attentions.forward(query, key, value, low, high, scale, variant), ()
+    return attentions.forward(query, key, value, low, high, scale, variant, sinks), ()
 
 
 @_attention.backward
 def backward(
-    saved, grad_y, grad_lse, query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3, y, lse, needs_grad
+    saved,
+    grad_y,
+    grad_lse,
+    query,
+    key,
+    value,
+    sinks,
+    low,
+    high,
+    scale,
+    text,
+    numbers,
+    c0,
+    c1,
+    c2,
+    c3,
+    y,
+    lse,
+    needs_grad,
 ):
-    given, within = Variant(text, numbers, (c0, c1, c2, c3)), (low, high)
+    given, within, grads = Variant(text, numbers, (c0, c1, c2, c3)), (low, high), (grad_y, grad_lse)
     needs = needs_grad.query, needs_grad.key, needs_grad.value
     more = needs_grad.c0, needs_grad.c1, needs_grad.c2, needs_grad.c3
     found = captures.gradients(
-        lambda variant: _eager(variant, query, key, value, *within, scale), given, more, (grad_y, grad_lse)
+        lambda variant: _eager(variant, query, key, value, sinks, *within, scale), given, more, grads
     )
     *within, variant = captures.bound(given, *within)
-    grads = attentions.backward(query, key, value, within, scale, (y, lse), (grad_y, grad_lse), needs, variant)
-    return (*grads, *found)
+    sinks = sinks if needs_grad.sinks else None
+    of = attentions.backward(query, key, value, within, scale, (y, lse), grads, needs, variant, sinks=sinks)
+    return (*of, *found)
 
 
 @_attention.unsupported
-def unsupported(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
+def unsupported(query, key, value, sinks, low, high, scale, text, numbers, c0, c1, c2, c3):
     reason = captures.why_not(Variant(text, numbers, (c0, c1, c2, c3)))
     return reason or kernels.why_not(query, key, value, scale, gpu(query.device))
 
@@ -179,6 +208,7 @@ def attention(
     if packed := captures.sequences(query, key, starts, longest, last):
         query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in captures.of_tokens(query, key, value))
     check(query, key, value)
+    captures.check_sinks(query, sinks)
     sides: Any = window
     if isinstance(window, int) and not (score is None and mask is None):  # a number that they name
         sides, captured = None, captured | {"window": window}
@@ -188,14 +218,12 @@ def attention(
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
     given = captures.variant(score, mask, captured, query, key, packed, captures.dropout(dropout_p, query))
-    whole = query, key, value, low, high, number(scale), given.text, given.numbers, *given.tensors
+    whole = query, key, value, sinks, low, high, number(scale), given.text, given.numbers, *given.tensors
     if given.text is not None and arguments.autocast(query.device):  # which would round what is captured
         with torch.autocast(query.device.type, enabled=False):
             y, lse = _attention(*whole)
     else:
         y, lse = _attention(*whole)
-    if sinks is not None:
-        y, lse = captures.with_sinks(y, lse, sinks)
     if packed:
         y, lse = y.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (y, lse) if return_lse else y
