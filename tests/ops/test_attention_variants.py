@@ -11,7 +11,9 @@ from tiers import in_full
 
 import cupyops
 from cupyops._dispatch.gpu import assume_gpu
+from cupyops._expression.indexed import Formula
 from cupyops._expression.scores import scores, spelled
+from cupyops._expression.shifts import shift
 from cupyops.simulator.arithmetic import quotient
 
 ENGINES = {
@@ -422,3 +424,25 @@ def test_wide_rows_by_both_engines():
             found.append((y, *torch.autograd.grad(y.sin().sum(), given)))
     for a, b in zip(*found, strict=True):
         assert (a - b).abs().max() <= 2e-3 * b.abs().max()
+
+
+@pytest.mark.parametrize(
+    "score, added",
+    [
+        ("s + bias[h]", "+ 1.4426950408889634 * (bias[h])"),
+        ("s - slopes[h] * abs(q - k)", "- (1.4426950408889634 * (slopes[h])) * (abs(q - k))"),
+        ("k + (s - 2) - n", "+ 1.4426950408889634 * (k) - 1.4426950408889634 * (2) - 1.4426950408889634 * (n)"),
+        ("n - (k - s)", "+ 1.4426950408889634 * (n) - 1.4426950408889634 * (k)"),
+        ("s", None),
+        ("-s + n", None),
+        ("n - s", None),
+        ("s * 2 + n", None),
+        ("s + s", None),
+        ("s + fmax(s, 0.0)", None),
+        ("k < q ? s : n", None),
+    ],
+)
+def test_what_a_score_adds(score, added):
+    """A sum in which the score is once, as it is, has the derivative 1; what is added is found for units of log2."""
+    found = shift(Formula.of("score", score), score)
+    assert (None if found is None else found.clean.removeprefix("score = ").removesuffix(";")) == added
