@@ -202,7 +202,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       const RowEnd end = end_of_row(softmax.highest[m][r] * score_scale, sum, sinks, head);
       inverse[r] = end.inverse;
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
-      if (lane % 4 == 0 && query < sizes.queries) lse[query] = end.lse;
+      if (lane % 4 == 0 && query < sizes.queries) lse[query] = end.lse();
     }
     put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,
               sizes.queries - warp_row - 16 * m, sizes.value_width);

@@ -380,7 +380,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
         const long long of = Variant::kPacked
                                  ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
                                  : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) * sizes.queries;
-        lse[of + row + 8 * r] = end.lse;
+        lse[of + row + 8 * r] = end.lse();
       }
     }
     if constexpr (At::PLACES == 2) {

@@ -91,10 +91,13 @@ template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels query_panels(c
 // How a row ends whose highest score is `highest`, and whose exponentials below that have the sum `total`: what its sums are
 // multiplied by, and its LSE. sinks: null, or of each head one more score, with which no value goes, and which is the LSE of a row
 // that sees no key.
-struct RowEnd { float inverse, lse; };
+struct RowEnd {
+  float inverse, highest, total;
+  __device__ __forceinline__ float lse() const { return highest + logf(total); }
+};
 __device__ __forceinline__ RowEnd end_of_row(float highest, float total, const float* sinks, int head) {
   const float sink = sinks ? sinks[head] : -infinity<float>();
-  if (total == 0) return {0, sink};
+  if (total == 0) return {0, sink, 1};
   float shrink = 1;
   if (sinks) {
     const float top = fmaxf(highest, sink);
@@ -102,7 +105,7 @@ __device__ __forceinline__ RowEnd end_of_row(float highest, float total, const f
     total = total * shrink + (sink == top ? 1 : fast_exp2((sink - top) * kLog2E));
     highest = top;
   }
-  return {shrink * (1 / total), highest + logf(total)};
+  return {shrink * (1 / total), highest, total};
 }
 
 template <typename T> __device__ __forceinline__ unsigned pack(float low, float high);
