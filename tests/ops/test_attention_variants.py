@@ -333,12 +333,15 @@ def test_every_derivative_of_sinks():
 
 
 def test_autocast_leaves_what_is_captured():
-    """Under autocast queries are rounded, and a captured tensor is what it was."""
+    """Under autocast queries are rounded, and a captured tensor is what it was, as sinks are."""
     q = torch.randn(1, 1, 6, 8)
     far = torch.tensor([1.0, 1000.37])
     with torch.autocast("cpu", torch.bfloat16):
         y = cupyops.attention(q, q, q, score="far[0] * s * 0 + far[1]", far=far, return_lse=True)[1]
+        sink = torch.tensor([1000.37])
+        lse = cupyops.attention(q, q, q, sinks=sink, return_lse=True)[1]
     torch.testing.assert_close(y, torch.full_like(y, 1000.37 + math.log(6)), rtol=1e-7, atol=0)
+    assert torch.equal(lse, sink.expand(lse.shape))
 
 
 @pytest.mark.parametrize(
