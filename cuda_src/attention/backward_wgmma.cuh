@@ -346,9 +346,8 @@ struct Gradient {
     const bool whole = !KEYS || (now.panel + 1) * BN <= work.rows;
 #pragma unroll
     for (int e = 0; e < BN / 2; ++e) {
-      const int mine = row + e / 2 % 2 * 8, more = e / 4 * 8 + e % 2, other = column + more;
-      const Apart apart = KEYS ? Apart{mine - column, -more} : Apart{column - mine, more};
-      s[e] = s[e] * scale + variant.shift(work.batch, now.head, KEYS ? other : mine, KEYS ? mine : other, apart);
+      const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
+      s[e] = s[e] * scale + variant.shift(work.batch, now.head, KEYS ? other : mine, KEYS ? mine : other);
     }
     if (whole) return;
 #pragma unroll

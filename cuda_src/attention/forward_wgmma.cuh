@@ -224,12 +224,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
             const int column = panel * BN + lane % 4 * 2;
 #pragma unroll
             for (int e = 0; e < BN / 2; ++e) {
-              const int query = row + e / 2 % 2 * 8, more = e / 4 * 8 + e % 2, key = column + more;
+              const int query = row + e / 2 % 2 * 8, key = column + e / 4 * 8 + e % 2;
               if constexpr (BENDS) {
                 sums[e] = variant.score(sums[e] * natural_scale, tile.batch, tile.head, query, key);
               } else {
-                sums[e] = sums[e] * (natural_scale * kLog2E) +
-                          variant.shift(tile.batch, tile.head, query, key, Apart{column - query, more});
+                sums[e] = sums[e] * (natural_scale * kLog2E) + variant.shift(tile.batch, tile.head, query, key);
               }
             }
           }

@@ -21,9 +21,6 @@ struct Plain {
 // Scores are changed, and not by a shift alone, of which the derivative is 1.
 template <typename Variant> constexpr bool kBends = Variant::kScores && !Variant::kShifts;
 
-// k - q of a score is from + more, of which the compiler knows `more`: of a thread's scores few are then to be converted.
-struct Apart { int from, more; };
-
 // A panel that passes, the head of the queries, and whether some of its scores may not be seen, by the mask of a variant.
 struct Passing {
   int panel, head;

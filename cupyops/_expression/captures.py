@@ -17,21 +17,7 @@ from .._util import arguments
 from ..errors import InputError
 from .declaration import C_WORDS
 from .indexed import Formula, is_name
-from .scores import (
-    APART,
-    APART_OF_PACKED,
-    CAPPED,
-    DIMS,
-    DISTANCE,
-    NUMBERS,
-    PACKED,
-    SEED,
-    STARTS,
-    TENSORS,
-    P,
-    scores,
-    spelled,
-)
+from .scores import CAPPED, DIMS, NUMBERS, PACKED, SEED, STARTS, TENSORS, P, scores, spelled
 
 
 class Variant(NamedTuple):
@@ -73,9 +59,13 @@ def usual(
         if alibi_slopes.dim() not in (1, 2):
             arguments.fail("alibi_slopes", alibi_slopes, "(heads,) or (batch, heads)")
         place = "h" if alibi_slopes.dim() == 1 else "b, h"
-        if apart is not None:
-            captured = captured | {APART: apart}
-        score = f"{score} - alibi_slopes[{place}] * " + DISTANCE.format(APART_OF_PACKED if apart is None else APART)
+        own = "alibi_apart"
+        if apart is None:
+            lengths = (f"({starts}[b + 1] - {starts}[b])" for starts in reversed(STARTS))
+            own = "({} - {})".format(*lengths)
+        else:
+            captured = captured | {"alibi_apart": apart}
+        score = f"{score} - alibi_slopes[{place}] * abs(k - q - {own})"
         captured = captured | {"alibi_slopes": alibi_slopes}
     return score, captured
 

@@ -31,8 +31,6 @@ _GIVEN = 2 * TENSORS * DIMS + NUMBERS  # attention::kGiven
 STARTS = ("cu_seqlens_q", "cu_seqlens_k")
 PACKED = ("max_seqlen_q", "max_seqlen_k", "tokens_q", "tokens_k", "last_diagonal")
 CAPPED = "softcap * tanh(s / softcap)"  # as `softcap=` says it
-DISTANCE, APART = "abs(k - q - {})", "alibi_apart"  # as `alibi_slopes=` does
-APART_OF_PACKED = "(({1}[b + 1] - {1}[b]) - ({0}[b + 1] - {0}[b]))".format(*STARTS)
 SEED, P = "seed_", "p_"  # of dropout: a tensor of one int64, and the probability
 _PLACES = {"b": "int", "h": "int", "q": "int", "k": "int"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -94,7 +92,7 @@ class Scores:
         self._in_kernels = self.score  # the usual cap is by the tanh of the hardware there
         if self.score is not None and score.startswith(CAPPED):
             self._in_kernels = Formula.of("score", score.replace(CAPPED, "softcapped_(s, softcap)", 1))
-        self._shift = None if self.score is None else shift(self.score, self._with_distances(score))
+        self._shift = None if self.score is None else shift(self.score)
         self._text = self._cuda(rest)
         self._kernels: dict[tuple[str, bool], Kernel] = {}
 
@@ -174,14 +172,6 @@ class Scores:
 
     # --- in the kernels ---
 
-    def _with_distances(self, score: str) -> str:
-        """A score in which the distances of slopes are as kernels have them quickest."""
-        if self.numbers.get(APART, "int") != "int":  # someone else's
-            return score
-        for own in (APART, APART_OF_PACKED):
-            score = score.replace(DISTANCE.format(own), f"distance_(apart_, {own})")
-        return score
-
     def why_not(self, tensors: Sequence[Tensor]) -> str | None:
         """Why kernels do not compute this."""
         for word, reason in _NOT_DIFFERENTIATED.items():
@@ -205,7 +195,7 @@ class Scores:
                     extra[name] = of(extra[name], maps)
             if maps is not None:
                 extra["map"] = lists
-            args = *launch.args, *places, lists, _given(numbers, tensors, strides)
+            args = *launch.args, *places, lists, self._given(numbers, tensors, strides)
             return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 
         by_batch, by_head, dense = self._uses.differ(self.tensors, tensors)
@@ -213,9 +203,21 @@ class Scores:
             return of, None
 
         def look(grid: int, block: int, *args: Any) -> None:
-            self._looking[grid, block](*args, *places, None, _given(numbers, tensors))
+            self._looking[grid, block](*args, *places, None, self._given(numbers, tensors))
 
         return of, Masked(look, by_batch, by_head)
+
+    def _given(self, numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
+        """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
+        given = np.zeros(_GIVEN + 3, dtype=np.int64)
+        given[_GIVEN:][: len(strides)] = strides
+        for index, one in enumerate(tensors):
+            for dim in range(one.dim()):
+                where = 2 * (DIMS * index + dim)
+                given[where], given[where + 1] = one.shape[dim], one.stride(dim)
+        for index, (number, ctype) in enumerate(zip(numbers, self.numbers.values())):
+            given[2 * TENSORS * DIMS + index] = np.float64(number).view(np.int64) if ctype == "A" else int(number)
+        return given
 
     def kernel(self, plain: Kernel, mapped: bool = False) -> Kernel:
         """The kernel of this variant that takes the place of a plain one. mapped: with a map of its mask."""
@@ -258,7 +260,8 @@ class Scores:
             passed.append(made if one.dims else f"static_cast<{one.ctype}>({made}())")
         for index, (name, ctype) in enumerate(self.numbers.items()):
             own = f"{name}_"  # as no other member is called
-            members.append((own, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
+            kind, where = ("float", "number") if ctype == "A" else (ctype, "integer")
+            members.append((own, kind, f"given.{where}({2 * TENSORS * DIMS + index})"))
             declared.append(f"{ctype} {name}")
             passed.append(f"static_cast<{ctype}>({own})")
         at = ["int b", "int h", "int q", "int k"]
@@ -272,13 +275,12 @@ class Scores:
             )
             for name, one, result, parameters in (
                 ("score", self._in_kernels, "A", ["A s", *at]),
-                ("shift", self._shift, "A", [*at, "const attention::Apart& apart_"]),
+                ("shift", self._shift, "A", at),
                 ("mask", mask, "bool", at),
             )
             if one is not None
         ]
         values = ", ".join(["b", "h", "q", "k", *passed])
-        of_shift = ", ".join(["b", "h", "q", "k", "apart", *passed])
         names = [*(one.name for one in self.tensors), *self.numbers]
         return _VARIANT.format(
             functions="\n".join(functions),
@@ -288,7 +290,7 @@ class Scores:
             members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
-            shift=f"expression::attention_shift<float>({of_shift})" if self._shift is not None else "0",
+            shift=f"expression::attention_shift<float>({values})" if self._shift is not None else "0",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
             maps=_MAPS,
             drops=str(self.drops).lower(),
@@ -299,18 +301,6 @@ class Scores:
             if self.packed
             else "{sizes, 0, 0}",
         )
-
-
-def _given(numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
-    """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
-    given = np.zeros(_GIVEN + 3, dtype=np.int64)
-    given[_GIVEN:][: len(strides)] = strides
-    for index, one in enumerate(tensors):
-        for dim in range(one.dim()):
-            where = 2 * (DIMS * index + dim)
-            given[where], given[where + 1] = one.shape[dim], one.stride(dim)
-    given[2 * TENSORS * DIMS :][: len(numbers)] = np.array(numbers, dtype=np.float64).view(np.int64)
-    return given
 
 
 _FUNCTION = """
@@ -346,7 +336,7 @@ struct Variant {{
   template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
     return {score};
   }}
-  __device__ __forceinline__ float shift(int b, int h, int q, int k, const Apart& apart) const {{
+  __device__ __forceinline__ float shift(int b, int h, int q, int k) const {{
     return {shift};
   }}
   __device__ __forceinline__ bool seen(int b, int h, int q, int k) const {{

@@ -10,11 +10,11 @@ from .indexed import Formula
 LOG2E = "1.4426950408889634"
 
 
-def shift(score: Formula, text: str) -> Formula | None:
-    """What `text`, another spelling of the score, adds to s, times log2(e); None where it does more, or other."""
+def shift(score: Formula) -> Formula | None:
+    """What a score adds to s, times log2(e); None where it does more, or other."""
     from pycparser.c_generator import CGenerator
 
-    terms = list(_terms(Formula.of(score.assigned, text).expression, "+"))
+    terms = list(_terms(score.expression, "+"))
     if [sign for sign, node in terms if _is_score(node)] != ["+"]:
         return None
     added = [(sign, node) for sign, node in terms if not _is_score(node)]

@@ -447,5 +447,5 @@ def test_wide_rows_by_both_engines():
 )
 def test_what_a_score_adds(score, added):
     """A sum in which the score is once, as it is, has the derivative 1; what is added is found for units of log2."""
-    found = shift(Formula.of("score", score), score)
+    found = shift(Formula.of("score", score))
     assert (None if found is None else found.clean.removeprefix("score = ").removesuffix(";")) == added
