@@ -3,9 +3,11 @@
 //   forward    S = q k^T * scale      (queries x keys, of which a query i sees the keys from i + low to i + high)
 //              lse = log(sum(exp(S)))  of a row, -inf where no key is seen
 //              y = exp(S - lse) v      0 where no key is seen
+//              with a sink, one more score of each row with which no value goes, lse = log(exp(sink) + sum(exp(S)))
 //
 //   backward   P = exp(S - lse), dP = grad_y v^T, delta = sum(grad_y * y) - grad_lse of a row, dS = P * (dP - delta)
 //              grad_v = P^T grad_y, grad_k = dS^T q * scale, grad_q = dS k * scale
+//              grad_sink = -sum(exp(sink - lse) * delta) of the rows of a head
 //
 // Backward is one kernel in two roles (and on Hopper, where a fixed order is not asked for, another, which passes once). A block owns rows of one side, and the rows of the other side pass by. S and dP are
 // computed in both roles, seven products where five are needed: so nothing but the gradients is written, without atomics, and

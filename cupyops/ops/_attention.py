@@ -156,7 +156,7 @@ def attention(
 
     Returns:
         Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
-        queries), fp32 or fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order, for the same
+        queries), fp32 or fp64. A query that sees no key has zeros, and -inf or its sink. Backward sums in a fixed order, for the same
         bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes about as long. On
         Hopper, from 512 queries and keys on, or 1,024 where rows are wider than 64, it adds up the gradient of `query` in
         fp32 in no order, so that its last bits differ from run to run, as those of cuDNN and flash attention do, where all
