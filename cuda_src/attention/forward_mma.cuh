@@ -190,6 +190,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   y += batch * ys.batch + head * ys.head + (sequence.query + warp_row) * ys.row;
   lse += Variant::kPacked ? static_cast<long long>(head) * sizes.padded + sequence.query
                           : (static_cast<long long>(batch) * sizes.heads + head) * sizes.queries;
+  const float sink = sinks ? sinks[head] : -infinity<float>();
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     float inverse[2];
@@ -199,10 +200,11 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       float sum = softmax.total[m][r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const RowEnd end = end_of_row(softmax.highest[m][r] * score_scale, sum, sinks, head);
-      inverse[r] = end.inverse;
+      float highest = softmax.highest[m][r] * score_scale;
+      const float shrink = add_sink(sink, highest, sum);
+      inverse[r] = shrink * (1 / sum);
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
-      if (lane % 4 == 0 && query < sizes.queries) lse[query] = end.lse();
+      if (lane % 4 == 0 && query < sizes.queries) lse[query] = highest + logf(sum);
     }
     put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,
               sizes.queries - warp_row - 16 * m, sizes.value_width);

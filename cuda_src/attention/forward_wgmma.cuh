@@ -172,7 +172,8 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
   const int own_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS, own_meeting = 4 + group;
   const unsigned k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
   const bool storer = threadIdx.x % 128 == 0;
-  constexpr bool BENDS = kBends<Variant>, SHIFTS = Variant::kShifts;
+  // of wider rows a shift is a score as any other: they are as quick
+  constexpr bool SHIFTS = Variant::kShifts && D == 64, BENDS = Variant::kScores && !SHIFTS;
   // of scores as softmax has them, which are in units of log2 where they are shifted
   const float score_scale = BENDS ? 1 : SHIFTS ? 1 / kLog2E : natural_scale;
   const float scale = SHIFTS ? 1 : score_scale * kLog2E;
@@ -367,19 +368,21 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       leave_before();
     }
 
+    const float sink = sinks ? sinks[tile.head] : -infinity<float>();
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       total[r] += __shfl_xor_sync(~0u, total[r], 1);
       total[r] += __shfl_xor_sync(~0u, total[r], 2);
-      const RowEnd end = end_of_row(highest[r] * score_scale, total[r], sinks, tile.head);
-      inverse[r] = end.inverse;
+      highest[r] *= score_scale;
+      shrink[r] = add_sink(sink, highest[r], total[r]);
+      inverse[r] = shrink[r] * (1 / total[r]);
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
         const long long of = Variant::kPacked
                                  ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
                                  : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) * sizes.queries;
-        lse[of + row + 8 * r] = end.lse();
+        lse[of + row + 8 * r] = highest[r] + logf(total[r]);
       }
     }
     if constexpr (At::PLACES == 2) {

@@ -85,24 +85,15 @@ template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels query_panels(c
   return {BOUNDS ? max(0, first - sizes.high) / ROWS : 0, (end + ROWS - 1) / ROWS};
 }
 
-// How a row ends whose highest score is `highest`, and whose exponentials below that have the sum `total`: what its sums are
-// multiplied by, and its LSE. sinks: null, or of each head one more score, with which no value goes, and which is the LSE of a row
-// that sees no key.
-struct RowEnd {
-  float inverse, highest, total;
-  __device__ __forceinline__ float lse() const { return highest + logf(total); }
-};
-__device__ __forceinline__ RowEnd end_of_row(float highest, float total, const float* sinks, int head) {
-  const float sink = sinks ? sinks[head] : -infinity<float>();
-  if (total == 0) return {0, sink, 1};
-  float shrink = 1;
-  if (sinks) {
-    const float top = fmaxf(highest, sink);
-    shrink = fast_exp2((highest - top) * kLog2E);
-    total = total * shrink + (sink == top ? 1 : fast_exp2((sink - top) * kLog2E));
-    highest = top;
-  }
-  return {shrink * (1 / total), highest, total};
+// A row has one more score, the sink, with which no value goes: its highest score, and the sum of exponentials below that, become
+// those with it. Returned is by how much sums of values shrink: to 0 where no key is seen, where the sum becomes 1, so that the sink
+// is the LSE. A sink of -inf is none, in the same instructions: a branch would be as long as a tenth of the kernel.
+__device__ __forceinline__ float add_sink(float sink, float& highest, float& total) {
+  const float top = fmaxf(highest, sink), zero = top == -infinity<float>() ? 0 : top;
+  const float shrink = fast_exp2((highest - zero) * kLog2E);
+  total = total * shrink + (sink == top ? 1 : fast_exp2((sink - zero) * kLog2E));
+  highest = top;
+  return shrink;
 }
 
 template <typename T> __device__ __forceinline__ unsigned pack(float low, float high);

@@ -59,13 +59,13 @@ def usual(
         if alibi_slopes.dim() not in (1, 2):
             arguments.fail("alibi_slopes", alibi_slopes, "(heads,) or (batch, heads)")
         place = "h" if alibi_slopes.dim() == 1 else "b, h"
-        own = "alibi_apart"
+        own = ""
         if apart is None:
             lengths = (f"({starts}[b + 1] - {starts}[b])" for starts in reversed(STARTS))
-            own = "({} - {})".format(*lengths)
-        else:
-            captured = captured | {"alibi_apart": apart}
-        score = f"{score} - alibi_slopes[{place}] * abs(k - q - {own})"
+            own = " - ({} - {})".format(*lengths)
+        elif apart:
+            own, captured = " - alibi_apart", captured | {"alibi_apart": apart}
+        score = f"{score} - alibi_slopes[{place}] * abs(k - q{own})"
         captured = captured | {"alibi_slopes": alibi_slopes}
     return score, captured
 
