@@ -5,7 +5,8 @@
 
 namespace attention {
 
-// Rows of heads, each of `vectors` times 16 bytes, become 0, and their lse, where there is one, -inf or the sink of their head. lse: (heads, tokens).
+// Rows of heads, each of `vectors` times 16 bytes, become 0, and their lse, where there is one, -inf or the sink of their head.
+// lse: (heads, tokens).
 struct Cleared { int tokens, heads, vectors, sequences, longest; };
 
 __device__ __forceinline__ void clear_rows(uint4* rows, float* lse, const float* sinks, const Strides& of,

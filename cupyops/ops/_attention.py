@@ -72,12 +72,8 @@ def backward(
 ):
     whole, grads = Variant(text, given, (c0, c1, c2, c3)), (grad_y, grad_lse)
     more = needs_grad.c0, needs_grad.c1, needs_grad.c2, needs_grad.c3
-    found = captures.gradients(
-        lambda one: _attention.reference(query, key, value, sinks, low, high, scale, *one[:2], *one.tensors),
-        whole,
-        more,
-        grads,
-    )
+    eager = partial(_attention.reference, query, key, value, sinks, low, high, scale)
+    found = captures.gradients(lambda one: eager(*one[:2], *one.tensors), whole, more, grads)
     least, most, variant = captures.bound(whole, low, high)
     needs, of = (needs_grad.query, needs_grad.key, needs_grad.value), (query, key, value, (least, most), scale)
     beside = sinks if needs_grad.sinks else None
@@ -156,9 +152,9 @@ def attention(
 
     Returns:
         Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
-        queries), fp32 or fp64. A query that sees no key has zeros, and -inf or its sink. Backward sums in a fixed order, for the same
-        bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes about as long. On
-        Hopper, from 512 queries and keys on, or 1,024 where rows are wider than 64, it adds up the gradient of `query` in
+        queries), fp32 or fp64. A query that sees no key has zeros, and -inf or its sink. Backward sums in a fixed order, for
+        the same bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes as long.
+        On Hopper, from 512 queries and keys on, or 1,024 where rows are wider than 64, it adds up the gradient of `query` in
         fp32 in no order, so that its last bits differ from run to run, as those of cuDNN and flash attention do, where all
         three gradients are needed; with dropout from 4,096 on, and with a window, a score or a mask so too where rows are
         wider than 64; never of packed sequences.
