@@ -18,9 +18,6 @@ struct Plain {
                         kPacked = false;
 };
 
-// Scores are changed, and not by a shift alone, of which the derivative is 1.
-template <typename Variant> constexpr bool kBends = Variant::kScores && !Variant::kShifts;
-
 // A panel that passes, the head of the queries, and whether some of its scores may not be seen, by the mask of a variant.
 struct Passing {
   int panel, head;
