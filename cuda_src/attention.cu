@@ -3,9 +3,11 @@
 //   forward    S = q k^T * scale      (queries x keys, of which a query i sees the keys from i + low to i + high)
 //              lse = log(sum(exp(S)))  of a row, -inf where no key is seen
 //              y = exp(S - lse) v      0 where no key is seen
+//              with a sink, one more score of each row with which no value goes, lse = log(exp(sink) + sum(exp(S)))
 //
 //   backward   P = exp(S - lse), dP = grad_y v^T, delta = sum(grad_y * y) - grad_lse of a row, dS = P * (dP - delta)
 //              grad_v = P^T grad_y, grad_k = dS^T q * scale, grad_q = dS k * scale
+//              grad_sink = -sum(exp(sink - lse) * delta) of the rows of a head
 //
 // Backward is one kernel in two roles (and on Hopper, where a fixed order is not asked for, another, which passes once). A block owns rows of one side, and the rows of the other side pass by. S and dP are
 // computed in both roles, seven products where five are needed: so nothing but the gradients is written, without atomics, and
@@ -33,10 +35,10 @@
 template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
 __global__ void __launch_bounds__(32 * WARPS)
     attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ y,
-                      float* __restrict__ lse, float scale, attention::Strides qs, attention::Strides ks,
-                      attention::Strides vs, attention::Strides ys, attention::Sizes sizes) {
+                      float* __restrict__ lse, const float* __restrict__ sinks, float scale, attention::Strides qs,
+                      attention::Strides ks, attention::Strides vs, attention::Strides ys, attention::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, scale, qs, ks, vs, ys, sizes);
+  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, sinks, scale, qs, ks, vs, ys, sizes);
 #endif
 }
 
@@ -44,10 +46,11 @@ __global__ void __launch_bounds__(32 * WARPS)
 template <typename T, int LANES>
 __global__ void attention_bwd_prepare(const T* __restrict__ y, const T* __restrict__ grad_y,
                                       const float* __restrict__ lse, const float* __restrict__ grad_lse,
+                                      const float* __restrict__ sinks, float* __restrict__ of_sinks,
                                       float* __restrict__ delta, float* __restrict__ lse2,
                                       float4* __restrict__ grad_sums, int columns, attention::Strides ys,
                                       attention::Sizes sizes) {
-  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, delta, lse2, grad_sums, columns, ys, sizes);
+  attention::prepare<T, LANES>(y, grad_y, lse, grad_lse, sinks, of_sinks, delta, lse2, grad_sums, columns, ys, sizes);
 }
 
 // Grid: a block for each tile of 16 * WARPS rows of what is owned of each of its heads. Block: 32 * WARPS. Shared memory: two
@@ -68,8 +71,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 // Grid, block: any. starts: where each of the sequences begins, and where the last ends. `of` is in units of 16 bytes.
 template <typename I>
 __global__ void attention_clear(const I* __restrict__ starts, uint4* __restrict__ rows, float* __restrict__ lse,
-                                attention::Strides of, attention::Cleared cleared) {
-  attention::clear(starts, rows, lse, of, cleared);
+                                const float* __restrict__ sinks, attention::Strides of, attention::Cleared cleared) {
+  attention::clear(starts, rows, lse, sinks, of, cleared);
 }
 
 // Grid: a warp for each tile of `side` of each of the maps. Block: any whole warps.

@@ -53,8 +53,9 @@ template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUN
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                         const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
-                        T* __restrict__ y_rows, float* __restrict__ lse, int* __restrict__ counter, float scale,
-                        const attention::Strides ys, const attention::Sizes sizes) {
+                        T* __restrict__ y_rows, float* __restrict__ lse, const float* __restrict__ sinks,
+                        int* __restrict__ counter, float scale, const attention::Strides ys,
+                        const attention::Sizes sizes) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
   at.begin();
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     }
   } else {
     wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
-    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, y_rows, ys, lse, scale, sizes);
+    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, y_rows, ys, lse, sinks, scale, sizes);
   }
 }
 

@@ -15,6 +15,7 @@ struct RoleMaps {
 // MORE: bytes after the panels. OWNED: tiles. DV: of values and grad_y. TILE: rows that are owned.
 template <int D, int BN, int STAGES, int MORE = 0, int OWNED = 2, int DV = D, int TILE = 128> struct BackwardLayout {
   static constexpr int kDV = DV, kColumns = whole(D), kValues = whole(DV), kTile = TILE;
+  static constexpr bool kOnce = MORE > 0;
   static constexpr int OWN = TILE * whole(D) * 2, OWN_SECOND = OWNED == 2 ? TILE * whole(DV) * 2 : 0;
   static constexpr int STREAM = BN * whole(D) * 2, STAGE = STREAM + BN * whole(DV) * 2, ROW = BN * 4;
   static constexpr int STREAM_AT = OWN + OWN_SECOND, MORE_AT = STREAM_AT + STAGES * STAGE, ROWS_AT = MORE_AT + MORE;
@@ -176,6 +177,8 @@ struct Gradient {
   static constexpr bool DELAYED = FIRST_OUT && (!KEYS || D < 128 || PART == kOfKeys);
   static constexpr int ROW = At::ROW + Variant::kPacked * 16;  // bytes of lse2 of a panel's rows, as they were loaded
   static constexpr int DV = At::kDV;
+  // What is added to scores takes registers while dP is computed, which two roles of rows of 64 have not.
+  static constexpr bool SHIFTS = Variant::kShifts && (D > 64 || At::kOnce), BENDS = Variant::kScores && !SHIFTS;
   static constexpr bool SHARED = At::kTile == 64;  // both warpgroups have the same rows, each of one result
 
   const At& at;
@@ -204,7 +207,7 @@ struct Gradient {
         group_row(work.own_row + (SHARED ? 0 : group * 64)),
         row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
         own_at(at.base + (SHARED ? 0 : group * 64 * kLine)),
-        scale(Variant::kScores ? natural_scale : natural_scale * kLog2E),
+        scale(BENDS ? natural_scale : natural_scale * kLog2E),
         variant(variant) {
 #pragma unroll
     for (float& x : d_first) x = 0;
@@ -280,7 +283,7 @@ struct Gradient {
     if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
     if constexpr (FIRST_OUT) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     draw(now);
-    if constexpr (Variant::kScores) {
+    if constexpr (BENDS) {
       finish<0>(s);
       if constexpr (FIRST_OUT) finish<0>(dp);
       if constexpr (DELAYED && !FIRST) {
@@ -304,7 +307,7 @@ struct Gradient {
       wgmma::fence();
       begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     }
-    if constexpr (FIRST_OUT && !Variant::kScores) {
+    if constexpr (FIRST_OUT && !BENDS) {
       finish<SECOND_OUT>(dp);
       drop();
       differences();
@@ -340,9 +343,26 @@ struct Gradient {
     }
   }
 
+  // Scores in units of log2, with what is added to them: beyond the last query that may be anything.
+  __device__ __forceinline__ void shift(const Passing& now) {
+    const int column = now.panel * BN + lane % 4 * 2;
+    const bool whole = !KEYS || (now.panel + 1) * BN <= work.rows;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      const int mine = row + e / 2 % 2 * 8, other = column + e / 4 * 8 + e % 2;
+      s[e] = s[e] * scale + variant.shift(work.batch, now.head, KEYS ? other : mine, KEYS ? mine : other);
+    }
+    if (whole) return;
+#pragma unroll
+    for (int e = 0; e < BN / 2; ++e) {
+      if (column + e / 4 * 8 + e % 2 >= work.rows) s[e] = -infinity<float>();
+    }
+  }
+
   // Scores of keys that a query does not see are -inf. Of columns those from begin up to end are seen by a row.
   __device__ __forceinline__ void mask(const Passing& now) {
     const int panel = now.panel;
+    if constexpr (SHIFTS) shift(now);
     if constexpr (Variant::kMasks) {
       if (now.partial) {
 #pragma unroll
@@ -412,6 +432,7 @@ struct Gradient {
 
   // s = P
   __device__ __forceinline__ void probabilities() {
+    const float by = SHIFTS ? 1 : scale;
 #pragma unroll
     for (int i = 0; i < BN / 8; ++i) {
       float2 column_lse = {0, 0};
@@ -419,8 +440,8 @@ struct Gradient {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int e = 4 * i + 2 * r;
-        s[e] = fast_exp2(s[e] * scale - (KEYS ? column_lse.x : own_lse[r]));
-        s[e + 1] = fast_exp2(s[e + 1] * scale - (KEYS ? column_lse.y : own_lse[r]));
+        s[e] = fast_exp2(s[e] * by - (KEYS ? column_lse.x : own_lse[r]));
+        s[e + 1] = fast_exp2(s[e + 1] * by - (KEYS ? column_lse.y : own_lse[r]));
       }
     }
   }

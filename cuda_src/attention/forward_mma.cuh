@@ -89,9 +89,10 @@ __device__ __forceinline__ void hide(float (&s)[M][BN / 8][4], const Variant& va
 // Panels of BN keys pass by a block's 16 * M * WARPS queries, from the last to the first: the values of a panel arrive while its
 // scores are computed, the keys of the next one during softmax and the product with the values.
 template <typename T, int D, int BN, int M, int WARPS, int BOUNDS, typename Variant = Plain>
-__device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, T* y, float* lse, float natural_scale,
-                                            const Strides& qs, const Strides& ks, const Strides& vs, const Strides& ys,
-                                            const Sizes& whole, const Variant& variant = {}) {
+__device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, T* y, float* lse, const float* sinks,
+                                            float natural_scale, const Strides& qs, const Strides& ks,
+                                            const Strides& vs, const Strides& ys, const Sizes& whole,
+                                            const Variant& variant = {}) {
   constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS;
   extern __shared__ uint4 memory[];
   const unsigned q_at = shared_address(memory), k_at = q_at + ROWS * D * 2, v_at = k_at + BN * D * 2;
@@ -189,6 +190,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   y += batch * ys.batch + head * ys.head + (sequence.query + warp_row) * ys.row;
   lse += Variant::kPacked ? static_cast<long long>(head) * sizes.padded + sequence.query
                           : (static_cast<long long>(batch) * sizes.heads + head) * sizes.queries;
+  const float sink = sinks ? sinks[head] : -infinity<float>();
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     float inverse[2];
@@ -198,11 +200,11 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       float sum = softmax.total[m][r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      inverse[r] = sum == 0 ? 0 : 1 / sum;
+      float highest = softmax.highest[m][r] * score_scale;
+      const float shrink = add_sink(sink, highest, sum);
+      inverse[r] = shrink * (1 / sum);
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
-      if (lane % 4 == 0 && query < sizes.queries) {
-        lse[query] = sum == 0 ? -infinity<float>() : softmax.highest[m][r] * score_scale + logf(sum);
-      }
+      if (lane % 4 == 0 && query < sizes.queries) lse[query] = highest + logf(sum);
     }
     put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,
               sizes.queries - warp_row - 16 * m, sizes.value_width);

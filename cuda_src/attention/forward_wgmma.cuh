@@ -163,8 +163,8 @@ __device__ __forceinline__ void produce(const ForwardLayout<D, DV, BN, CONSUMERS
 // the softmax of one hides behind the products of another.
 template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUNDS, typename Variant = Plain>
 __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
-                                        T* y_rows, const Strides& ys, float* lse, float natural_scale,
-                                        const Sizes& whole, const Variant& variant = {}) {
+                                        T* y_rows, const Strides& ys, float* lse, const float* sinks,
+                                        float natural_scale, const Sizes& whole, const Variant& variant = {}) {
   using At = ForwardLayout<D, DV, BN, CONSUMERS, STAGES>;
   constexpr int ROWS = At::ROWS;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // the compiler then knows that a warp shares it
@@ -172,7 +172,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
   const int own_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS, own_meeting = 4 + group;
   const unsigned k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
   const bool storer = threadIdx.x % 128 == 0;
-  const float score_scale = Variant::kScores ? 1 : natural_scale, scale = score_scale * kLog2E;
+  // of wider rows a shift is a score as any other: they are as quick
+  constexpr bool SHIFTS = Variant::kShifts && D == 64, BENDS = Variant::kScores && !SHIFTS;
+  // of scores as softmax has them, which are in units of log2 where they are shifted
+  const float score_scale = BENDS ? 1 : SHIFTS ? 1 / kLog2E : natural_scale;
+  const float scale = SHIFTS ? 1 : score_scale * kLog2E;
   Ring<STAGES> ring;
   bool started = false;
   if (group == CONSUMERS - 1) signal(1, 256);  // the first warpgroup begins
@@ -217,11 +221,16 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
     const auto softmax =
         [&](const Passing& now) {  // sums = exp(sums * scale - new maximum); shrink: by how much the old ones do
           const int panel = now.panel;
-          if constexpr (Variant::kScores) {
+          if constexpr (BENDS || SHIFTS) {
+            const int column = panel * BN + lane % 4 * 2;
 #pragma unroll
             for (int e = 0; e < BN / 2; ++e) {
-              const int key = panel * BN + lane % 4 * 2 + e / 4 * 8 + e % 2;
-              sums[e] = variant.score(sums[e] * natural_scale, tile.batch, tile.head, row + e / 2 % 2 * 8, key);
+              const int query = row + e / 2 % 2 * 8, key = column + e / 4 * 8 + e % 2;
+              if constexpr (BENDS) {
+                sums[e] = variant.score(sums[e] * natural_scale, tile.batch, tile.head, query, key);
+              } else {
+                sums[e] = sums[e] * (natural_scale * kLog2E) + variant.shift(tile.batch, tile.head, query, key);
+              }
             }
           }
           if constexpr (Variant::kMasks) {
@@ -359,18 +368,21 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       leave_before();
     }
 
+    const float sink = sinks ? sinks[tile.head] : -infinity<float>();
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       total[r] += __shfl_xor_sync(~0u, total[r], 1);
       total[r] += __shfl_xor_sync(~0u, total[r], 2);
-      inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
+      highest[r] *= score_scale;
+      shrink[r] = add_sink(sink, highest[r], total[r]);
+      inverse[r] = shrink[r] * (1 / total[r]);
       if constexpr (Variant::kDrops) inverse[r] *= variant.dropout.scale;
       if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
         const long long of = Variant::kPacked
                                  ? static_cast<long long>(tile.head) * sizes.padded + sequence.query
                                  : (static_cast<long long>(tile.batch) * sizes.heads + tile.head) * sizes.queries;
-        lse[of + row + 8 * r] = total[r] == 0 ? -infinity<float>() : highest[r] * score_scale + logf(total[r]);
+        lse[of + row + 8 * r] = highest[r] + logf(total[r]);
       }
     }
     if constexpr (At::PLACES == 2) {

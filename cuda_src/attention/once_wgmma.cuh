@@ -76,7 +76,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
   // There are no registers for P beside its rounded values, which a product in flight reads: it begins when dS is made.
   static constexpr bool LATE = BN == 128;
   // There are none for P beside dP: dS takes P as it was rounded, as the peers' does.
-  static constexpr bool EARLY = D > 128 && !Variant::kScores && !Variant::kDrops;
+  static constexpr bool EARLY = D > 128 && !Base::BENDS && !Variant::kDrops;
 
   float* const sums;
 
@@ -107,7 +107,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
     if constexpr (!EARLY) begin_across<T, DV, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
     this->draw(now);
-    if constexpr (Variant::kScores) {
+    if constexpr (Base::BENDS) {
       finish<0>(s), finish<0>(dp);
       this->mask(now), this->outside();
       this->drop();
@@ -117,7 +117,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       this->mask(now), this->outside();
       this->probabilities();
     }
-    if constexpr (LATE && !Variant::kScores) {
+    if constexpr (LATE && !Base::BENDS) {
       finish<0>(dp);
       this->drop();
       this->differences();
@@ -130,7 +130,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     if constexpr (EARLY) {
       finish<1>(dp);
       put_differences_of_rounded(at.differences(buffer));
-    } else if constexpr (!LATE && !Variant::kScores) {
+    } else if constexpr (!LATE && !Base::BENDS) {
       finish<1>(dp);
       this->drop();
       this->differences();

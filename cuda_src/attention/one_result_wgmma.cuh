@@ -42,14 +42,14 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
     Passing now = {panel, head, true};
     if constexpr (Variant::kMaps) now = passing_at(at.entry(ring.stage));
     wgmma::fence();
-    if constexpr (VALUES || Variant::kScores) begin_across<T, D, BN, 64>(s, own_at, at.first(ring.stage));
+    if constexpr (VALUES || Base::BENDS) begin_across<T, D, BN, 64>(s, own_at, at.first(ring.stage));
     if constexpr (!VALUES) begin_across<T, DV, BN, 64>(dp, own_at + At::OWN, at.second(ring.stage));
     this->draw(now);
-    if constexpr (VALUES || Variant::kScores) {
+    if constexpr (VALUES || Base::BENDS) {
       finish<0>(s);
       this->mask(now), this->outside();
     }
-    if constexpr (Variant::kScores) {
+    if constexpr (Base::BENDS) {
       if constexpr (!VALUES) finish<0>(dp), this->drop();
       this->changed(now.head, now.panel * BN + lane % 4 * 2);
     } else if constexpr (VALUES) {
@@ -57,14 +57,14 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
     }
     if constexpr (VALUES) {
       round<T>(p, s);
-      if constexpr (!Variant::kScores) give_weights();
+      if constexpr (!Base::BENDS) give_weights();
       signal(kWeights, 256);
       this->weigh();
       wgmma::fence();
       begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     } else {
       meet(kWeights, 256);
-      if constexpr (!Variant::kScores) {
+      if constexpr (!Base::BENDS) {
         take_weights();
         finish<0>(dp);
         this->drop();

@@ -7,11 +7,11 @@ namespace attention {
 
 // delta = sum(grad_y * y) - grad_lse of a row, and its LSE for exp2: +inf where no key is seen and beyond the last row, so that
 // P is 0 there. LANES threads have a row, 16 bytes each. y and grad_y lie alike. grad_sums, `columns` of each row, becomes 0 where
-// there is one.
+// there is one. of_sinks: null, or of each row what it adds to the gradient of its head's sink.
 template <typename T, int LANES>
 __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float* lse, const float* grad_lse,
-                                        float* delta, float* lse2, float4* grad_sums, int columns, const Strides& ys,
-                                        const Sizes& sizes) {
+                                        const float* sinks, float* of_sinks, float* delta, float* lse2,
+                                        float4* grad_sums, int columns, const Strides& ys, const Sizes& sizes) {
   const long long row = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES, query = row % sizes.padded;
   const int head = row / sizes.padded % sizes.heads;
@@ -39,6 +39,10 @@ __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float
     const bool seen = found != -infinity<float>();
     delta[row] = grad_lse && seen ? sum - grad_lse[of] : sum;
     lse2[row] = seen ? found * kLog2E : infinity<float>();
+    if (of_sinks) {
+      const float sink = sinks[head], weight = found == sink ? 1 : expf(sink - found);
+      of_sinks[row] = inside ? weight * ((grad_lse ? grad_lse[of] : 0) - sum) : 0;
+    }
   }
 }
 

@@ -13,7 +13,10 @@ constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
 struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section, value_width; };
 
 // What attention is where scores are what they are: see variant.cuh.
-struct Plain { static constexpr bool kScores = false, kMasks = false, kMaps = false, kDrops = false, kPacked = false; };
+struct Plain {
+  static constexpr bool kScores = false, kShifts = false, kMasks = false, kMaps = false, kDrops = false,
+                        kPacked = false;
+};
 
 // A panel that passes, the head of the queries, and whether some of its scores may not be seen, by the mask of a variant.
 struct Passing {
@@ -77,6 +80,17 @@ template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels query_panels(c
                                                                                int last) {
   const int end = BOUNDS == 2 ? max(0, min(sizes.queries, last - sizes.low + 1)) : sizes.queries;
   return {BOUNDS ? max(0, first - sizes.high) / ROWS : 0, (end + ROWS - 1) / ROWS};
+}
+
+// A row has one more score, the sink, with which no value goes: its highest score, and the sum of exponentials below that, become
+// those with it. Returned is by how much sums of values shrink: to 0 where no key is seen, where the sum becomes 1, so that the sink
+// is the LSE. A sink of -inf is none, by the same instructions: a branch made the kernel a seventh longer, and slower.
+__device__ __forceinline__ float add_sink(float sink, float& highest, float& total) {
+  const float top = fmaxf(highest, sink), zero = top == -infinity<float>() ? 0 : top;
+  const float shrink = fast_exp2((highest - zero) * kLog2E);
+  total = total * shrink + (sink == top ? 1 : fast_exp2((sink - zero) * kLog2E));
+  highest = top;
+  return shrink;
 }
 
 template <typename T> __device__ __forceinline__ unsigned pack(float low, float high);

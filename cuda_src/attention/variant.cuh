@@ -25,13 +25,14 @@ __device__ __forceinline__ Dual softcapped_(const Dual& s, const Dual& softcap) 
 
 namespace attention {
 
-// Where the places of captured tensors come from: of each, in turn, the size and the stride of every dimension; then the numbers.
-// After these, where there is a map, its strides.
+// Where the places of captured tensors come from: of each, in turn, the size and the stride of every dimension; then the numbers,
+// of which an integer is one, so that an instruction can read it where it lies. After these, where there is a map, its strides.
 constexpr int kGiven = 48;
 struct Given {
   long long sizes[kGiven], map[3];
 
   __device__ __forceinline__ double number(int at) const { return __longlong_as_double(sizes[at]); }
+  __device__ __forceinline__ int integer(int at) const { return static_cast<int>(sizes[at]); }
 };
 
 // Weights are dropped at random, by their places alone, so that every role drops the same.

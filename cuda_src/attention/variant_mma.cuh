@@ -6,13 +6,13 @@
 template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
 __global__ void __launch_bounds__(32 * WARPS)
     attention_fwd_mma_variant(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                              T* __restrict__ y, float* __restrict__ lse, float scale, attention::Strides qs,
-                              attention::Strides ks, attention::Strides vs, attention::Strides ys,
-                              attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
-                              const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
-                              const __grid_constant__ attention::Given given) {
+                              T* __restrict__ y, float* __restrict__ lse, const float* __restrict__ sinks, float scale,
+                              attention::Strides qs, attention::Strides ks, attention::Strides vs,
+                              attention::Strides ys, attention::Sizes sizes, const void* __restrict__ c0,
+                              const void* __restrict__ c1, const void* __restrict__ c2, const void* __restrict__ c3,
+                              const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
 #if __CUDA_ARCH__ >= 800
-  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, scale, qs, ks, vs, ys, sizes,
+  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, sinks, scale, qs, ks, vs, ys, sizes,
                                                      attention::Variant(c0, c1, c2, c3, lists, given));
 #endif
 }

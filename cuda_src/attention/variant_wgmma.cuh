@@ -9,10 +9,11 @@ template <typename T, int D, int DV, int BN, int CONSUMERS, int STAGES, int BOUN
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     attention_fwd_wgmma_variant(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                                 const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap y,
-                                T* __restrict__ y_rows, float* __restrict__ lse, int* __restrict__ counter, float scale,
-                                const attention::Strides ys, const attention::Sizes sizes, const void* __restrict__ c0,
-                                const void* __restrict__ c1, const void* __restrict__ c2, const void* __restrict__ c3,
-                                const int* __restrict__ lists, const __grid_constant__ attention::Given given) {
+                                T* __restrict__ y_rows, float* __restrict__ lse, const float* __restrict__ sinks,
+                                int* __restrict__ counter, float scale, const attention::Strides ys,
+                                const attention::Sizes sizes, const void* __restrict__ c0, const void* __restrict__ c1,
+                                const void* __restrict__ c2, const void* __restrict__ c3, const int* __restrict__ lists,
+                                const __grid_constant__ attention::Given given) {
   extern __shared__ char memory[];
   const attention::ForwardLayout<D, DV, BN, CONSUMERS, STAGES> at(memory);
   at.template clear<attention::Variant>(sizes);
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     }
   } else {
     wgmma::take_registers<CONSUMERS == 2 ? 232 : 160>();
-    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, y_rows, ys, lse, scale, sizes, variant);
+    attention::consume<T, D, DV, BN, CONSUMERS, STAGES, BOUNDS>(at, y, y_rows, ys, lse, sinks, scale, sizes, variant);
   }
 }
 

@@ -175,14 +175,16 @@ def empty(like: Tensor) -> Tensor:
     return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def clear(x: Tensor, starts: Tensor, longest: int, lse: Tensor | None = None) -> None:
-    """Rows of `x`, (1, heads, tokens, width), that no packed sequence has become zeros, and -inf in lse."""
+def clear(x: Tensor, starts: Tensor, longest: int, lse: Tensor | None = None, sinks: Tensor | None = None) -> None:
+    """Rows of `x`, (1, heads, tokens, width), that no packed sequence has become zeros, and -inf in lse, or the sink."""
     _, heads, tokens, width = x.shape
     if not x.numel():
         return
     of = np.array([stride // VECTOR for stride in _strides(x)], dtype=np.int64)
     sizes = np.array((tokens, heads, width // VECTOR, starts.shape[0] - 1, longest), dtype=np.int32)
-    attention_clear[2 * gpu(x.device).multiprocessors, BLOCK](starts.contiguous(), x, lse, of, sizes, I=starts.dtype)
+    attention_clear[2 * gpu(x.device).multiprocessors, BLOCK](
+        starts.contiguous(), x, lse, sinks, of, sizes, I=starts.dtype
+    )
 
 
 def empty_result(q: Tensor, v: Tensor) -> Tensor:
@@ -242,7 +244,10 @@ def taken_mask(mask: Tensor) -> Tensor:
 
 
 class Gradients(NamedTuple):
-    """What backward reads and writes: the queries' gradient, and those of keys and values, may be None."""
+    """What backward reads and writes: the queries' gradient, and those of keys and values, may be None.
+
+    sinks: of each head, in fp32, where their gradient is needed.
+    """
 
     q: Tensor
     k: Tensor
@@ -255,14 +260,25 @@ class Gradients(NamedTuple):
     grad_k: Tensor | None
     grad_v: Tensor | None
     scale: float
+    sinks: Tensor | None
 
 
 class Forward(Form[Problem]):
     """A way to compute y and the log-sum-exp of each row; its launch has it as `extra["form"]`, to be run."""
 
-    def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
+    def run(
+        self,
+        launch: Launch,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        y: Tensor,
+        lse: Tensor,
+        sinks: Tensor | None,
+        scale: float,
+    ) -> None:
         """Launch what `launch` gives."""
-        launch(q, k, v, y, lse, scale)
+        launch(q, k, v, y, lse, sinks, scale)
 
 
 def _section(p: Problem, gpu: Gpu, heads: int, rows: int, group: int = 1) -> int:
@@ -334,15 +350,25 @@ class Backward(Form[Problem]):
         """The launch of one role."""
         raise NotImplementedError
 
-    def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
-        """Launch what is wanted."""
-        lse2, delta = of.lse.new_empty((2, *of.lse.shape[:2], self.padded(p)))
-        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, None, 0)
+    def run_prepare(
+        self, p: Problem, launch: Launch, of: Gradients, sums: Tensor | None, columns: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """lse2 and delta of each row, and what it adds to the gradient of its sink."""
+        found = of.lse.new_empty((2 + (of.sinks is not None), *of.lse.shape[:2], self.padded(p)))
+        lse2, delta, *of_sinks = found
+        given = of.y, of.grad_y, of.lse, of.grad_lse, of.sinks, *(of_sinks or [None])
+        launch.extra["prepare"](*given, delta, lse2, sums, columns)
+        return lse2, delta, *(of_sinks or [None])
+
+    def run(self, p: Problem, launch: Launch, of: Gradients) -> Tensor | None:
+        """Launch what is wanted; returned is what each row adds to the gradient of its sink."""
+        lse2, delta, of_sinks = self.run_prepare(p, launch, of, None, 0)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
         if of.grad_q is not None:
             six = (of.q, of.grad_y, of.k, of.v, of.grad_q, None)
             self.run_role(launch.extra["queries"], six, lse2, delta, of.scale)
+        return of_sinks
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
         """Launch one role: what is owned, what passes, what is written."""

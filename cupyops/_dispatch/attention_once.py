@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
 from .attention import BOUNDS, HALF, TILE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
@@ -183,13 +184,12 @@ class OnePass(Backward):
             args=(p.sizes(padded, _section(p, shape, share)),),
         )
 
-    def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
+    def run(self, p: Problem, launch: Launch, of: Gradients) -> Tensor | None:
         """Three launches; gradients that are not wanted are computed all the same."""
         padded, shape, share = self.padded(p), launch.extra["shape"], launch.extra["share"]
         columns, of_values, heads = 64 * ceil_div(shape.d, 64), 64 * ceil_div(shape.values, 64), of.lse.shape[:2]
-        lse2, delta = of.lse.new_empty((2, *heads, padded))
         sums = of.lse.new_empty((*heads, padded, columns))
-        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2, sums, columns)
+        lse2, delta, of_sinks = self.run_prepare(p, launch, of, sums, columns)
         shared = None
         if share < p.group:
             rows = p.batches * p.kv_heads * ceil_div(p.keys, TILE) * TILE
@@ -203,3 +203,4 @@ class OnePass(Backward):
         if shared is not None:
             of_keys(shared, found[0], of.scale)
             last(shared[rows * columns :], found[1], 1.0)
+        return of_sinks

@@ -237,7 +237,17 @@ class WgmmaForward(Forward):
             args=(np.array(p.y, dtype=np.int64), p.sizes(p.tokens or 0, min(section, p.heads * p.batches))),
         )
 
-    def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
+    def run(
+        self,
+        launch: Launch,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        y: Tensor,
+        lse: Tensor,
+        sinks: Tensor | None,
+        scale: float,
+    ) -> None:
         """The counter of tiles is of this call alone: two streams, or a graph and what runs beside it, share none."""
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
@@ -245,7 +255,7 @@ class WgmmaForward(Forward):
         packed = launch.extra["packed"]
         maps = (*(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),)
         maps = *maps, box_map(y, 64, written=True, packed=packed)
-        launch(*maps, y, lse, counter, scale)
+        launch(*maps, y, lse, sinks, counter, scale)
 
 
 class WgmmaBackward(Backward):

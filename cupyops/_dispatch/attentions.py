@@ -54,14 +54,16 @@ def forward(
     high: int | None,
     scale: float | None,
     variant: Variant | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, lse) of tensors of four dimensions."""
+    """(y, lse) of tensors of four dimensions. sinks: a number for each head, of any floating-point dtype."""
     y = attention.empty_result(q, v)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if is_dry(q):
         return y, lse
+    sinks = None if sinks is None else sinks.to(torch.float32).contiguous()
     if variant is not None and variant.packed is not None:
-        attention.clear(y, variant.starts[0], variant.packed[1], lse)
+        attention.clear(y, variant.starts[0], variant.packed[1], lse, sinks)
     q, k, v = (attention.readable(x) for x in (q, k, v))
     problem, card = _problem(q, k, v, y, low, high, variant), gpu(q.device)
     if variant is None and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -69,7 +71,7 @@ def forward(
         ahead.compile_beside(_of_backward(problem, needs, card), ahead.arch_of(q.device))
     launch = FORWARD.launch(problem, card)
     launch = launch if variant is None else variant.launch(launch, problem, q.device)
-    launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
+    launch.extra["form"].run(launch, q, k, v, y, lse, sinks, attention.scale_of(q, scale))
     return y, lse
 
 
@@ -93,9 +95,11 @@ def backward(
     needs: tuple[bool, bool, bool],
     variant: Variant | None = None,
     into: Sequence[Tensor] | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    sinks: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike;
-    written to `into` where that is given, for all three, with rows that begin at whole vectors."""
+    written to `into` where that is given, for all three, with rows that begin at whole vectors. sinks: where their gradient
+    is needed, the last one."""
     grad_q: Tensor | None
     grad_k: Tensor | None
     grad_v: Tensor | None
@@ -104,6 +108,7 @@ def backward(
     else:
         grad_q = attention.empty(q) if needs[0] else None
         grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
+    grad_sinks = None if sinks is None else sinks.new_empty(sinks.shape)
     if not is_dry(q):
         if variant is not None and variant.packed is not None:
             for grad, side in ((grad_q, 0), (grad_k, 1), (grad_v, 1)):
@@ -116,11 +121,14 @@ def backward(
         problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
         problem = problem._replace(in_order=_in_order(problem, needs, variant))
         card = gpu(q.device)
-        of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
+        beside = None if sinks is None else sinks.to(torch.float32).contiguous()
+        of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale), beside)
         launch = BACKWARD.launch(problem, card)
         launch = launch if variant is None else variant.launch(launch, problem, q.device)
-        launch.extra["form"].run(problem, launch, of)
-    return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
+        of_rows = launch.extra["form"].run(problem, launch, of)
+        if sinks is not None:
+            grad_sinks = of_rows.sum((0, 2)).to(sinks.dtype)
+    return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None, grad_sinks
 
 
 def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Variant | None) -> str:

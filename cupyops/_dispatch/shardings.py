@@ -198,11 +198,13 @@ def kl_div(x: Any, target: Any, reduction: str, log_target: bool, batch: int) ->
     return {"none": "..., ... -> ...", "mean": "*, * -> *"}.get(reduction, "..., ... ->")
 
 
-def attention(query: Any, key: Any, value: Any, low: Any, high: Any, scale: Any, text: str | None, *more: Any) -> str:
+def attention(
+    query: Any, key: Any, value: Any, sinks: Any, low: Any, high: Any, scale: Any, text: str | None, *more: Any
+) -> str:
     """Batch and heads; heads of keys stay with those of their queries. A variant counts them, and is whole."""
     if text is not None:
-        return "*, *, *, *, *, *, * -> *, *"
-    return "bhQD, bhKD, bhKE, *, *, *, * -> bhQE, bhQ"
+        return "*, *, *, *, *, *, *, * -> *, *"
+    return "bhQD, bhKD, bhKE, h, *, *, *, * -> bhQE, bhQ"
 
 
 def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, *more: Any) -> str:

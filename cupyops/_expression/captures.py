@@ -59,13 +59,13 @@ def usual(
         if alibi_slopes.dim() not in (1, 2):
             arguments.fail("alibi_slopes", alibi_slopes, "(heads,) or (batch, heads)")
         place = "h" if alibi_slopes.dim() == 1 else "b, h"
-        own = "alibi_apart"
+        own = ""
         if apart is None:
             lengths = (f"({starts}[b + 1] - {starts}[b])" for starts in reversed(STARTS))
-            own = "({} - {})".format(*lengths)
-        else:
-            captured = captured | {"alibi_apart": apart}
-        score = f"{score} - alibi_slopes[{place}] * abs(k - q - {own})"
+            own = " - ({} - {})".format(*lengths)
+        elif apart:
+            own, captured = " - alibi_apart", captured | {"alibi_apart": apart}
+        score = f"{score} - alibi_slopes[{place}] * abs(k - q{own})"
         captured = captured | {"alibi_slopes": alibi_slopes}
     return score, captured
 
@@ -85,12 +85,18 @@ def of_mask(mask: Tensor | None) -> Variant:
     return Variant(_MASKS[mask.dtype == torch.bool, mask.dim()], None, (mask, *[None] * (TENSORS - 1)))
 
 
+def check_sinks(query: Tensor, sinks: Tensor | None) -> None:
+    """Sinks are one number for each head."""
+    if sinks is None:
+        return
+    arguments.floating("sinks", sinks)
+    arguments.same_device(query=query, sinks=sinks)
+    if sinks.shape != query.shape[1:2]:
+        arguments.fail("sinks", sinks, f"({query.shape[1]},), the heads of query")
+
+
 def with_sinks(y: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Attention whose rows have one more score each, the sink of their head, that no value goes with."""
-    arguments.floating("sinks", sinks)
-    arguments.same_device(query=y, sinks=sinks)
-    if sinks.shape != y.shape[1:2]:
-        arguments.fail("sinks", sinks, f"({y.shape[1]},), the heads of query")
     beside = sinks.to(lse.dtype)[:, None]
     unseen = lse == -math.inf  # such a row has zeros, whatever the sink
     seen = torch.where(unseen, 0.0, lse)

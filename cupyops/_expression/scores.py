@@ -21,6 +21,7 @@ from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
 from .places import dropped, places, sequences
+from .shifts import shift
 from .uses import Uses
 from .values import DTYPES
 
@@ -91,6 +92,7 @@ class Scores:
         self._in_kernels = self.score  # the usual cap is by the tanh of the hardware there
         if self.score is not None and score.startswith(CAPPED):
             self._in_kernels = Formula.of("score", score.replace(CAPPED, "softcapped_(s, softcap)", 1))
+        self._shift = None if self.score is None else shift(self.score)
         self._text = self._cuda(rest)
         self._kernels: dict[tuple[str, bool], Kernel] = {}
 
@@ -193,7 +195,7 @@ class Scores:
                     extra[name] = of(extra[name], maps)
             if maps is not None:
                 extra["map"] = lists
-            args = *launch.args, *places, lists, _given(numbers, tensors, strides)
+            args = *launch.args, *places, lists, self._given(numbers, tensors, strides)
             return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 
         by_batch, by_head, dense = self._uses.differ(self.tensors, tensors)
@@ -201,9 +203,21 @@ class Scores:
             return of, None
 
         def look(grid: int, block: int, *args: Any) -> None:
-            self._looking[grid, block](*args, *places, None, _given(numbers, tensors))
+            self._looking[grid, block](*args, *places, None, self._given(numbers, tensors))
 
         return of, Masked(look, by_batch, by_head)
+
+    def _given(self, numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
+        """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
+        given = np.zeros(_GIVEN + 3, dtype=np.int64)
+        given[_GIVEN:][: len(strides)] = strides
+        for index, one in enumerate(tensors):
+            for dim in range(one.dim()):
+                where = 2 * (DIMS * index + dim)
+                given[where], given[where + 1] = one.shape[dim], one.stride(dim)
+        for index, (number, ctype) in enumerate(zip(numbers, self.numbers.values())):
+            given[2 * TENSORS * DIMS + index] = np.float64(number).view(np.int64) if ctype == "A" else int(number)
+        return given
 
     def kernel(self, plain: Kernel, mapped: bool = False) -> Kernel:
         """The kernel of this variant that takes the place of a plain one. mapped: with a map of its mask."""
@@ -246,17 +260,24 @@ class Scores:
             passed.append(made if one.dims else f"static_cast<{one.ctype}>({made}())")
         for index, (name, ctype) in enumerate(self.numbers.items()):
             own = f"{name}_"  # as no other member is called
-            members.append((own, "float" if ctype == "A" else ctype, f"given.number({2 * TENSORS * DIMS + index})"))
+            kind, where = ("float", "number") if ctype == "A" else (ctype, "integer")
+            members.append((own, kind, f"given.{where}({2 * TENSORS * DIMS + index})"))
             declared.append(f"{ctype} {name}")
             passed.append(f"static_cast<{ctype}>({own})")
+        at = ["int b", "int h", "int q", "int k"]
         functions = [
             _FUNCTION.format(
-                name=one.assigned,
+                name=name,
                 result=result,
-                parameters=", ".join([*more, "int b", "int h", "int q", "int k", *declared]),
+                assigned=one.assigned,
+                parameters=", ".join([*parameters, *declared]),
                 piece=kernels.piece(one),
             )
-            for one, result, more in ((self._in_kernels, "A", ["A s"]), (mask, "bool", []))
+            for name, one, result, parameters in (
+                ("score", self._in_kernels, "A", ["A s", *at]),
+                ("shift", self._shift, "A", at),
+                ("mask", mask, "bool", at),
+            )
             if one is not None
         ]
         values = ", ".join(["b", "h", "q", "k", *passed])
@@ -264,10 +285,12 @@ class Scores:
         return _VARIANT.format(
             functions="\n".join(functions),
             scores=str(self.score is not None).lower(),
+            shifts=str(self._shift is not None).lower(),
             masks=str(mask is not None).lower(),
             members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
             score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
+            shift=f"expression::attention_shift<float>({values})" if self._shift is not None else "0",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
             maps=_MAPS,
             drops=str(self.drops).lower(),
@@ -280,25 +303,13 @@ class Scores:
         )
 
 
-def _given(numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
-    """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
-    given = np.zeros(_GIVEN + 3, dtype=np.int64)
-    given[_GIVEN:][: len(strides)] = strides
-    for index, one in enumerate(tensors):
-        for dim in range(one.dim()):
-            where = 2 * (DIMS * index + dim)
-            given[where], given[where + 1] = one.shape[dim], one.stride(dim)
-    given[2 * TENSORS * DIMS :][: len(numbers)] = np.array(numbers, dtype=np.float64).view(np.int64)
-    return given
-
-
 _FUNCTION = """
 namespace expression {{
 template <typename A> __device__ __forceinline__ {result} attention_{name}({parameters}) {{
   using T = A;
-  {result} {name};
+  {result} {assigned};
 {piece}
-  return {name};
+  return {assigned};
 }}
 }}  // namespace expression
 """
@@ -311,7 +322,8 @@ _VARIANT = (
 {functions}
 namespace attention {{
 struct Variant {{
-  static constexpr bool kScores = {scores}, kMasks = {masks}, kMaps = {maps}, kDrops = {drops}, kPacked = {packed};
+  static constexpr bool kScores = {scores}, kShifts = {shifts}, kMasks = {masks}, kMaps = {maps};
+  static constexpr bool kDrops = {drops}, kPacked = {packed};
   const void *c0, *c1, *c2, *c3;
   const Given& given;
   const Map map;
@@ -323,6 +335,9 @@ struct Variant {{
       : c0(c0), c1(c1), c2(c2), c3(c3), given(given), map{{lists, given.map}}, dropout({seed}, {p}){made} {{}}
   template <typename A> __device__ __forceinline__ A score(A s, int b, int h, int q, int k) const {{
     return {score};
+  }}
+  __device__ __forceinline__ float shift(int b, int h, int q, int k) const {{
+    return {shift};
   }}
   __device__ __forceinline__ bool seen(int b, int h, int q, int k) const {{
     using A = float;

@@ -25,67 +25,64 @@ from .._util import arguments
     "cupyops::attention",
     autocast="lower",
     dtypes=FLOATING,
-    mixed=("c0", "c1", "c2", "c3"),
+    mixed=("sinks", "c0", "c1", "c2", "c3"),
     sharding=shardings.attention,
 )
 def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    sinks: Tensor | None,
     low: int | None,
     high: int | None,
     scale: float | None,
     text: str | None,
-    numbers: list[float] | None,
+    given: list[float] | None,
     c0: Tensor | None,
     c1: Tensor | None,
     c2: Tensor | None,
     c3: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim). A variant has a text."""
-    return _eager(Variant(text, numbers, (c0, c1, c2, c3)), query, key, value, low, high, scale)
-
-
-def _eager(
-    variant: Variant, query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
+    variant = Variant(text, given, (c0, c1, c2, c3))
     packed = captures.is_packed(variant)  # bounds are then of each sequence
     mask = None if packed else sees((query.shape[2], key.shape[2]), low, high, query.device)
-    given = query, key, value, mask, kernels.scale_of(query, scale)
-    change = None if variant.text is None else partial(captures.change, variant, (low, high))
-    drop = None if variant.text is None else partial(captures.drop, variant)
+    change = None if text is None else partial(captures.change, variant, (low, high))
+    drop = None if text is None else partial(captures.drop, variant)
+    scaled = query, key, value, mask, kernels.scale_of(query, scale)
     if arguments.autocast(query.device):  # which would round the scores
         with torch.autocast(query.device.type, enabled=False):
-            y, lse = attend(*given, change=change, drop=drop)
+            y, lse = attend(*scaled, change=change, drop=drop)
     else:
-        y, lse = attend(*given, change=change, drop=drop)
+        y, lse = attend(*scaled, change=change, drop=drop)
+    if sinks is not None:
+        y, lse = captures.with_sinks(y, lse, sinks)
     return y.contiguous(), lse
 
 
 @_attention.forward
-def forward(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
-    low, high, variant = captures.bound(Variant(text, numbers, (c0, c1, c2, c3)), low, high)
-    return attentions.forward(query, key, value, low, high, scale, variant), ()
+def forward(query, key, value, sinks, low, high, scale, text, given, c0, c1, c2, c3):
+    low, high, variant = captures.bound(Variant(text, given, (c0, c1, c2, c3)), low, high)
+    return attentions.forward(query, key, value, low, high, scale, variant, sinks), ()
 
 
 @_attention.backward
 def backward(
-    saved, grad_y, grad_lse, query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3, y, lse, needs_grad
+    saved, grad_y, grad_lse, query, key, value, sinks, low, high, scale, text, given, c0, c1, c2, c3, y, lse, needs_grad
 ):
-    given, within = Variant(text, numbers, (c0, c1, c2, c3)), (low, high)
-    needs = needs_grad.query, needs_grad.key, needs_grad.value
+    whole, grads = Variant(text, given, (c0, c1, c2, c3)), (grad_y, grad_lse)
     more = needs_grad.c0, needs_grad.c1, needs_grad.c2, needs_grad.c3
-    found = captures.gradients(
-        lambda variant: _eager(variant, query, key, value, *within, scale), given, more, (grad_y, grad_lse)
-    )
-    *within, variant = captures.bound(given, *within)
-    grads = attentions.backward(query, key, value, within, scale, (y, lse), (grad_y, grad_lse), needs, variant)
-    return (*grads, *found)
+    eager = partial(_attention.reference, query, key, value, sinks, low, high, scale)
+    found = captures.gradients(lambda one: eager(*one[:2], *one.tensors), whole, more, grads)
+    least, most, variant = captures.bound(whole, low, high)
+    needs, of = (needs_grad.query, needs_grad.key, needs_grad.value), (query, key, value, (least, most), scale)
+    beside = sinks if needs_grad.sinks else None
+    return (*attentions.backward(*of, (y, lse), grads, needs, variant, sinks=beside), *found)
 
 
 @_attention.unsupported
-def unsupported(query, key, value, low, high, scale, text, numbers, c0, c1, c2, c3):
-    reason = captures.why_not(Variant(text, numbers, (c0, c1, c2, c3)))
+def unsupported(query, key, value, sinks, low, high, scale, text, given, c0, c1, c2, c3):
+    reason = captures.why_not(Variant(text, given, (c0, c1, c2, c3)))
     return reason or kernels.why_not(query, key, value, scale, gpu(query.device))
 
 
@@ -155,9 +152,9 @@ def attention(
 
     Returns:
         Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
-        queries), fp32 or fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order, for the same
-        bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes about as long. On
-        Hopper, from 512 queries and keys on, or 1,024 where rows are wider than 64, it adds up the gradient of `query` in
+        queries), fp32 or fp64. A query that sees no key has zeros, and -inf or its sink. Backward sums in a fixed order, for
+        the same bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes as long.
+        On Hopper, from 512 queries and keys on, or 1,024 where rows are wider than 64, it adds up the gradient of `query` in
         fp32 in no order, so that its last bits differ from run to run, as those of cuDNN and flash attention do, where all
         three gradients are needed; with dropout from 4,096 on, and with a window, a score or a mask so too where rows are
         wider than 64; never of packed sequences.
@@ -179,6 +176,7 @@ def attention(
     if packed := captures.sequences(query, key, starts, longest, last):
         query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in captures.of_tokens(query, key, value))
     check(query, key, value)
+    captures.check_sinks(query, sinks)
     sides: Any = window
     if isinstance(window, int) and not (score is None and mask is None):  # a number that they name
         sides, captured = None, captured | {"window": window}
@@ -188,14 +186,13 @@ def attention(
     if arguments.autocast(query.device):  # wherever it is computed
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
     given = captures.variant(score, mask, captured, query, key, packed, captures.dropout(dropout_p, query))
-    whole = query, key, value, low, high, number(scale), given.text, given.numbers, *given.tensors
-    if given.text is not None and arguments.autocast(query.device):  # which would round what is captured
+    whole = query, key, value, sinks, low, high, number(scale), given.text, given.numbers, *given.tensors
+    exact = given.text is not None or sinks is not None
+    if exact and arguments.autocast(query.device):  # which would round what is captured, and sinks
         with torch.autocast(query.device.type, enabled=False):
             y, lse = _attention(*whole)
     else:
         y, lse = _attention(*whole)
-    if sinks is not None:
-        y, lse = captures.with_sinks(y, lse, sinks)
     if packed:
         y, lse = y.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (y, lse) if return_lse else y

@@ -75,11 +75,11 @@ def backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale, y, n
     low, high, variant = captures.bound(captures.of_mask(attn_mask), None, 0 if is_causal else None)
     found = attentions.backward(query, key, value, (low, high), scale, results, grads, needs, variant)
     if not needs_grad.attn_mask:
-        return (*found, None)
+        return (*found[:3], None)
     with torch.enable_grad():  # through the scores, in memory
         mask = attn_mask.detach().requires_grad_()
         again = attend(query, key, value, mask, kernels.scale_of(query, scale))[0]
-    return (*found, *torch.autograd.grad(again, mask, grad_y))
+    return (*found[:3], *torch.autograd.grad(again, mask, grad_y))
 
 
 @_sdpa.reference_backward

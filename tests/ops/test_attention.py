@@ -71,10 +71,13 @@ class TestAttention(OperatorContract):
             make(1, 2, 5, 8), make(1, 1, 0, 8), make(1, 1, 0, 8), return_lse=True
         )  # of which TMA reads nothing
         yield Sample(make(1, 2, 20, 8), make(1, 2, 18, 8), make(1, 2, 18, 8), window=(3, 4), scale=0.5, return_lse=True)
+        of_kv = make(1, 1, 33, 16), make(1, 1, 33, 16)
+        yield Sample(make(1, 2, 40, 16), *of_kv, causal="bottom_right", sinks=make(2), return_lse=True)
 
     def small_samples(self, make: Make):  # not so small that of a few elements one is badly rounded by chance
         yield Sample(make(1, 2, 17, 8), make(1, 1, 19, 8), make(1, 1, 19, 8), causal="bottom_right")
         yield Sample(make(2, 2, 4, 8), make(2, 2, 3, 8), make(2, 2, 3, 8), window=(1, 0), return_lse=True)
+        yield Sample(make(2, 2, 5, 8), make(2, 1, 6, 8), make(2, 1, 6, 8), sinks=make(2), return_lse=True)
         yield Sample(
             make(1, 1, 16, 64), make(1, 1, 2, 64), make(1, 1, 2, 64)
         )  # of few scores, however often it is repeated

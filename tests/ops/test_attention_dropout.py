@@ -23,6 +23,7 @@ OPTIONS = {
     "causal": {"causal": "bottom_right"},
     "mask": {"mask": "of[q] == of[k]", "of": torch.arange(150) // 40},
     "softcap": {"softcap": 2.0, "window": (40, 10)},
+    "sinks": {"sinks": torch.tensor([0.7, 2.5]), "causal": "bottom_right"},
 }
 SEED = 0x123456789ABCDEF
 
@@ -58,12 +59,14 @@ def seeded(monkeypatch):
 def compared(engine, name, dtype=torch.float16, device="cpu", p=0.3):
     _, width, forms = ENGINES[engine]
     shape = (2, 2, 70, 40) if name == "full" else (1, 2, 140, 75)
-    given = tuple(tensors((*shape[:2], 1, *shape[2:], width), dtype, device))
+    given, options = (*tensors((*shape[:2], 1, *shape[2:], width), dtype, device),), dict(OPTIONS[name])
+    keep = factors(shape, p).to(device)
+    if "sinks" in options:  # of whose column nothing is dropped
+        given, keep = (*given, options.pop("sinks").to(device)), torch.nn.functional.pad(keep, (0, 1), value=1.0)
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (torch.Tensor.clone, torch.Tensor.double))
-    keep, options = factors(shape, p).to(device), OPTIONS[name]
     options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
     with use_form(*(f"attention.{form}" for form in forms)):
-        results = cupyops.attention(*mine, dropout_p=p, return_lse=True, **options)
+        results = cupyops.attention(*mine[:3], dropout_p=p, return_lse=True, sinks=(*mine, None)[3], **options)
         torch.manual_seed(1)
         grads = [torch.randn_like(x) for x in results]
         found = torch.autograd.grad(results, mine, grads)
@@ -71,7 +74,7 @@ def compared(engine, name, dtype=torch.float16, device="cpu", p=0.3):
     if name == "mask":
         seen = seen & (OPTIONS[name]["of"][:140, None] == OPTIONS[name]["of"][:75])
     change = (lambda s: 2 * torch.tanh(s / 2)) if name == "softcap" else None
-    exact = eager(*wide, seen, change=change, drop=keep)
+    exact = eager(*wide[:3], seen, change=change, sinks=(*wide, None)[3], drop=keep)
     right = torch.autograd.grad(exact, wide, [x.double() for x in grads])
     for ours, true in zip((*results, *found), (*exact, *right), strict=True):
         assert torch.equal(ours.isfinite(), true.isfinite())

@@ -11,7 +11,9 @@ from tiers import in_full
 
 import cupyops
 from cupyops._dispatch.gpu import assume_gpu
+from cupyops._expression.indexed import Formula
 from cupyops._expression.scores import scores, spelled
+from cupyops._expression.shifts import shift
 from cupyops.simulator.arithmetic import quotient
 
 ENGINES = {
@@ -331,12 +333,15 @@ def test_every_derivative_of_sinks():
 
 
 def test_autocast_leaves_what_is_captured():
-    """Under autocast queries are rounded, and a captured tensor is what it was."""
+    """Under autocast queries are rounded, and a captured tensor is what it was, as sinks are."""
     q = torch.randn(1, 1, 6, 8)
     far = torch.tensor([1.0, 1000.37])
     with torch.autocast("cpu", torch.bfloat16):
         y = cupyops.attention(q, q, q, score="far[0] * s * 0 + far[1]", far=far, return_lse=True)[1]
+        sink = torch.tensor([1000.37])
+        lse = cupyops.attention(q, q, q, sinks=sink, return_lse=True)[1]
     torch.testing.assert_close(y, torch.full_like(y, 1000.37 + math.log(6)), rtol=1e-7, atol=0)
+    assert torch.equal(lse, sink.expand(lse.shape))
 
 
 @pytest.mark.parametrize(
@@ -422,3 +427,25 @@ def test_wide_rows_by_both_engines():
             found.append((y, *torch.autograd.grad(y.sin().sum(), given)))
     for a, b in zip(*found, strict=True):
         assert (a - b).abs().max() <= 2e-3 * b.abs().max()
+
+
+@pytest.mark.parametrize(
+    "score, added",
+    [
+        ("s + bias[h]", "+ 1.4426950408889634 * (bias[h])"),
+        ("s - slopes[h] * abs(q - k)", "- (1.4426950408889634 * (slopes[h])) * (abs(q - k))"),
+        ("k + (s - 2) - n", "+ 1.4426950408889634 * (k) - 1.4426950408889634 * (2) - 1.4426950408889634 * (n)"),
+        ("n - (k - s)", "+ 1.4426950408889634 * (n) - 1.4426950408889634 * (k)"),
+        ("s", None),
+        ("-s + n", None),
+        ("n - s", None),
+        ("s * 2 + n", None),
+        ("s + s", None),
+        ("s + fmax(s, 0.0)", None),
+        ("k < q ? s : n", None),
+    ],
+)
+def test_what_a_score_adds(score, added):
+    """A sum in which the score is once, as it is, has the derivative 1; what is added is found for units of log2."""
+    found = shift(Formula.of("score", score))
+    assert (None if found is None else found.clean.removeprefix("score = ").removesuffix(";")) == added

@@ -141,6 +141,14 @@ def exact(tensor):
     return tensor.double() if tensor.dtype is torch.float32 else tensor
 
 
+def attention_with_sinks(q, k, v, sinks):
+    """Each row has one more score, which no value goes with."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[3] ** -0.5
+    more = sinks[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, more], -1).softmax(-1)[..., :-1] @ v
+
+
 def parts(mesh):
     """Calls whose tensors lie as they should be: each device does its part, and nothing is sent."""
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -191,6 +199,18 @@ def parts(mesh):
             lambda *a: F.scaled_dot_product_attention(*a, **gqa),
             [(one, Shard(1)) for one in heads],
             Shard(1),
+        ),
+        (
+            lambda *a: cupyops.attention(*a[:3], sinks=a[3]),
+            attention_with_sinks,
+            [*((one, Shard(1)) for one in heads), (column[:4, 0], rows)],
+            Shard(1),
+        ),
+        (
+            lambda *a: cupyops.attention(*a[:3], sinks=a[3]),
+            attention_with_sinks,
+            [*((torch.cat([one, one + 1]), rows) for one in heads), (column[:4, 0], everywhere)],
+            rows,
         ),
     ]
     for reduction in ("mean", "sum", "none"):
