@@ -33,6 +33,8 @@
 //    192, 128   1.12  1.61    1.08  1.15    1.11  1.17     5.47  7.03    1.85  4.16
 //    256        1.02  1.13    1.04  1.03    1.10  1.02     1.66  1.35    1.66  1.05
 //
+// Of 4,096 rows, D = 128, causal, sinks take 0.6 us more of forward's 438 and 13 us more of backward's 1,370; slopes 56 and 47.
+//
 // Slower than cuDNN are forward of D = 256 up to 1,024 rows, causal (0.86 and 0.92) or full (0.96 at 512), and by up to 4% that of
 // D = 128 where all keys are seen, and its backward. With results stored through shared memory, in the place of the queries, forward
 // of D = 256 and 1,024 rows had 0.88 causal and 0.97 full, and of 192 0.97 where it has 1.07.
