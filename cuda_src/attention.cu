@@ -9,36 +9,39 @@
 //              grad_v = P^T grad_y, grad_k = dS^T q * scale, grad_q = dS k * scale
 //              grad_sink = -sum(exp(sink - lse) * delta) of the rows of a head
 //
-// Backward is one kernel in two roles (and on Hopper, where a fixed order is not asked for, another, which passes once). A block owns rows of one side, and the rows of the other side pass by. S and dP are
-// computed in both roles, seven products where five are needed: so nothing but the gradients is written, without atomics, and
-// the bits are the same every time.
+// Backward has two ways. Where a fixed order is asked for it is one kernel in two roles: a block owns rows of one side, and the rows of
+// the other side pass by. S and dP are computed in both roles, seven products where five are needed: so nothing but the gradients
+// is written, without atomics, and the bits are the same every time.
 //
 //            owned        passing       rows of S, P, dP, dS
 //   KEYS     k, v         q, grad_y     keys       grad_k, grad_v
 //   !KEYS    q, grad_y    k, v          queries    grad_q
 //
-// Products are of half types, summed in fp32; P and dS are rounded to the half type before theirs. For sm_80 and later.
-// Bytes: each of q, k, v, y once where the others stay in L2; flops: 4 queries keys D forward, 14 backward, per head.
-// On Hopper attention_wgmma.cu runs in its place.
+// Else it passes once, by the keys' role alone: grad_q = dS k is added up in memory in fp32, in no order, and rounded at the end.
 //
-// Reached on an H100, bf16, of 1,024 and 4,096 rows, D = 64 and 128, full and causal: 210 to 336 TFLOP/s forward and 147 to 202
-// backward, 0.93 and 0.74 times as much as PyTorch's flash attention, which is by mma.sync too, in the geometric mean. Backward of
-// that has five products and atomics where this has seven and none.
+// Products are of half types, summed in fp32; P and dS are rounded to the half type before theirs. For sm_80 and later.
+// Bytes: each of q, k, v, y once where the others stay in L2, in one pass 8 for each element of grad_q besides; flops: 4 queries keys D
+// forward, 10 or 14 backward, per head. On Hopper attention_wgmma.cu runs in its place.
+//
+// Reached on an H100, bf16, of 16,384 tokens in sequences of 512 to 16,384, D = 64, 96, 128 and 256, full, causal and with heads that
+// share keys: 1.04 times as much as PyTorch's flash attention forward, which is by mma.sync too, and 1.09 times backward in one pass,
+// in the geometric mean (D = 64: 1.10 and 1.08, 96: 1.00 and 1.12, 128: 1.06 and 1.08, 256: 1.01 and 1.08); in two passes 0.67.
 #include "attention/backward_mma.cuh"
 #include "attention/clear.cuh"
 #include "attention/forward_mma.cuh"
 #include "attention/map.cuh"
+#include "attention/once_mma.cuh"
 #include "attention/prepare.cuh"
 
 // Grid: a block for each tile of 16 * M * WARPS queries of each head, at most 2^31 - 1. Block: 32 * WARPS. Shared memory: the
-// tile and two panels of BN rows of D. A warp owns 16 * M queries, and sums over the keys from the last to the first.
-template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
+// tile and, for each of STAGES, two panels of BN rows of D. A warp owns 16 * M queries, and sums over the keys from the last to the first.
+template <typename T, int D, int BN, int M, int WARPS, int STAGES, int BOUNDS>
 __global__ void __launch_bounds__(32 * WARPS)
     attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ y,
                       float* __restrict__ lse, const float* __restrict__ sinks, float scale, attention::Strides qs,
                       attention::Strides ks, attention::Strides vs, attention::Strides ys, attention::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  attention::forward_mma<T, D, BN, M, WARPS, BOUNDS>(q, k, v, y, lse, sinks, scale, qs, ks, vs, ys, sizes);
+  attention::forward_mma<T, D, BN, M, WARPS, STAGES, BOUNDS>(q, k, v, y, lse, sinks, scale, qs, ks, vs, ys, sizes);
 #endif
 }
 
@@ -66,6 +69,28 @@ __global__ void __launch_bounds__(32 * WARPS)
   attention::backward_mma<T, D, BN, WARPS, KEYS, BOUNDS>({own_first, own_second, first, second, out_first, out_second},
                                                          lse2, delta, scale, strides, sizes);
 #endif
+}
+
+// Grid: a block for each tile of 64 * M keys of each of their heads. Block: 256. Shared memory: two tiles, four panels of BN rows of
+// D, lse2 and delta of two, dS twice, and from sm_90 on half of P in fp32. A warp owns 16 * M keys, and sums grad_k or grad_v in the order of the queries that pass,
+// head after head of a group. sums, 0 before, has grad_q added to it in no order.
+template <typename T, int D, int BN, int M>
+__global__ void __launch_bounds__(256, 1)
+    attention_bwd_once_mma(const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ q,
+                           const T* __restrict__ grad_y, T* __restrict__ grad_k, T* __restrict__ grad_v,
+                           const float* __restrict__ lse2, const float* __restrict__ delta, float* __restrict__ sums,
+                           float scale, const __grid_constant__ attention::RoleStrides strides,
+                           const __grid_constant__ attention::Sizes sizes) {
+#if __CUDA_ARCH__ >= 800
+  attention::once_mma<T, D, BN, M>({k, v, q, grad_y, grad_k, grad_v}, lse2, delta, sums, scale, strides, sizes);
+#endif
+}
+
+// Grid: a block for each 64 x 64 of the padded rows of each head. Block: 128. See attention::collect.
+template <typename T>
+__global__ void attention_bwd_collect(const float* __restrict__ sums, T* __restrict__ grad_q, float scale, int across,
+                                      attention::Strides to, attention::Sizes sizes) {
+  attention::collect<T>(sums, grad_q, scale, across, to, sizes);
 }
 
 // Grid, block: any. starts: where each of the sequences begins, and where the last ends. `of` is in units of 16 bytes.

@@ -139,10 +139,3 @@ __global__ void __launch_bounds__(384, 1)
     attention::leave<D, DV>(gradient, given, shared, scale, sizes);
   }
 }
-
-// Grid: a block for each 64 x 64 of the padded rows of each head. Block: 128. See attention::collect.
-template <typename T>
-__global__ void attention_bwd_collect(const float4* __restrict__ sums, T* __restrict__ grad_q, float scale, int across,
-                                      attention::Strides to, attention::Sizes sizes) {
-  attention::collect<T>(sums, grad_q, scale, across, to, sizes);
-}

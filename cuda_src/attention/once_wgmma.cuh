@@ -248,31 +248,4 @@ __device__ __forceinline__ void leave(Gradient& gradient, const RoleMaps& maps, 
     gradient.scale_values(), add(to.values(gradient.work, gradient.group_row), gradient.d_second);
 }
 
-// grad_q of 64 x 64 sums that lie as a warpgroup held them, `across` side by side: rounded, and turned through shared memory into
-// whole lines.
-template <typename T>
-__device__ __forceinline__ void collect(const float4* sums, T* grad_q, float scale, int across, const Strides& to,
-                                        const Sizes& sizes) {
-  __shared__ __align__(16) unsigned tile[64][36];  // of two values each; 4 more, so that eight rows meet no bank twice
-  const int tiles = sizes.padded / 64 * across, in = blockIdx.x % tiles, of = blockIdx.x / tiles;
-  const int first = in / across * 64, lane = threadIdx.x % 32, line = threadIdx.x / 32 * 16 + lane / 4;
-  if (first >= sizes.queries) return;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 x = sums[blockIdx.x * 1024ll + j * 128 + threadIdx.x];
-    tile[line][4 * j + lane % 4] = pack<T>(x.x * scale, x.y * scale);
-    tile[line + 8][4 * j + lane % 4] = pack<T>(x.z * scale, x.w * scale);
-  }
-  __syncthreads();
-  const int chunk = threadIdx.x % 8, column = in % across * 64 + chunk * 8;
-  if (column >= sizes.width) return;
-  T* const at = grad_q + of / sizes.heads * to.batch + of % sizes.heads * to.head + column;
-#pragma unroll
-  for (int i = threadIdx.x / 8; i < 64; i += 16) {
-    if (first + i < sizes.queries) {
-      *reinterpret_cast<uint4*>(at + (first + i) * to.row) = *reinterpret_cast<const uint4*>(&tile[i][4 * chunk]);
-    }
-  }
-}
-
 }  // namespace attention

@@ -84,7 +84,7 @@ template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels query_panels(c
 
 // A row has one more score, the sink, with which no value goes: its highest score, and the sum of exponentials below that, become
 // those with it. Returned is by how much sums of values shrink: to 0 where no key is seen, where the sum becomes 1, so that the sink
-// is the LSE. A sink of -inf is none, by the same instructions: a branch made the kernel a seventh longer, and slower.
+// is the LSE. A sink of -inf is none, by the same instructions: a branch made the kernel a seventh longer.
 __device__ __forceinline__ float add_sink(float sink, float& highest, float& total) {
   const float top = fmaxf(highest, sink), zero = top == -infinity<float>() ? 0 : top;
   const float shrink = fast_exp2((highest - zero) * kLog2E);

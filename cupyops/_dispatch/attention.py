@@ -30,18 +30,52 @@ BLOCK = 256  # threads of a block that prepares
 _MOST_ROWS = 1 << 30
 _MOST_BLOCKS = 2**31 - 1
 _FAR = 1 << 29  # no bound of a sequence is farther
+_RESERVED = 1024  # bytes of shared memory that each block takes besides
+
+
+class ForwardTile(NamedTuple):
+    """What a kernel is made for: elements of a row, keys that pass at a time, 16 times how many queries a warp owns.
+
+    stages: 2 where panels of keys and values arrive during all of the one before, 1 where they do in turns.
+    """
+
+    d: int
+    panel: int
+    rows: int
+    warps: int
+    stages: int
+
+    @property
+    def shared(self) -> int:
+        """Bytes: the tile, and two panels of each stage."""
+        return (TILE + 2 * self.stages * self.panel) * self.d * 2
+
+    def blocks(self, gpu: Gpu) -> int:
+        """Of a multiprocessor: so many as there are registers and shared memory for."""
+        return min(8 // self.warps, gpu.shared_total // (self.shared + _RESERVED))
+
+
+FORWARD_TILES = (  # narrower ones first, and of one width the faster
+    ForwardTile(64, 64, 2, 4, 2),
+    ForwardTile(96, 64, 2, 4, 1),
+    ForwardTile(128, 64, 2, 4, 2),
+    ForwardTile(128, 64, 2, 4, 1),
+    ForwardTile(WIDE, 64, 1, 8, 1),
+    ForwardTile(WIDE, 32, 1, 8, 1),
+)
 
 attention_fwd_mma = Kernel(
     "attention.cu",
-    "attention_fwd_mma<T, D, BN, M, WARPS, BOUNDS>",
+    "attention_fwd_mma<T, D, BN, M, WARPS, STAGES, BOUNDS>",
     T=HALF,
-    D=WIDTHS,
+    D=(64, 96, 128, WIDE),
     BN=(64, 32),
     M=(2, 1),
     WARPS=(4, 8),
+    STAGES=(2, 1),
     BOUNDS=BOUNDS,
-    where=lambda D, BN, M, WARPS, BOUNDS, **_: (
-        (BN, M, WARPS) == (64, 2, 4) if D < WIDE else (BN, M, WARPS, BOUNDS) == (32, 1, 8, 2)
+    where=lambda D, BN, M, WARPS, STAGES, BOUNDS, **_: (
+        ForwardTile(D, BN, M, WARPS, STAGES) in FORWARD_TILES and (D < WIDE or BOUNDS == 2)
     ),
 )
 attention_bwd_prepare = Kernel("attention.cu", "attention_bwd_prepare<T, LANES>", T=HALF, LANES=(8, 16, 32))
@@ -281,7 +315,7 @@ class Forward(Form[Problem]):
         launch(q, k, v, y, lse, sinks, scale)
 
 
-def _section(p: Problem, gpu: Gpu, heads: int, rows: int, group: int = 1) -> int:
+def section_of(p: Problem, gpu: Gpu, heads: int, rows: int, group: int = 1) -> int:
     """Of how many heads what passes takes a quarter of L2: so many rows for each of `group` of them."""
     held = gpu.l2 // 4 // max(1, rows * (p.width + p.value_width) * 2)
     return max(1, min(max(1, held) * group, heads * p.batches))
@@ -291,7 +325,7 @@ class MmaForward(Forward):
     """A block owns a tile of queries, by which panels of keys and values pass."""
 
     name = "mma"
-    summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 of wide rows, by MMA"
+    summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 where wide rows leave no room, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """One."""
@@ -299,21 +333,35 @@ class MmaForward(Forward):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each tile of each head."""
-        p = problem
-        panel, rows, warps = (32, 1, 8) if p.d == WIDE else (64, 2, 4)
-        section = _section(p, gpu, p.heads, p.keys, p.group)
+        p, tile = problem, self.tile(problem, gpu)
+        section = section_of(p, gpu, p.heads, p.keys, p.group)
         return Launch(
             attention_fwd_mma,
             ceil_div(p.queries, TILE) * p.heads * p.batches,
-            32 * warps,
-            (TILE + 2 * panel) * p.d * 2,
-            {"T": p.dtype, "D": p.d, "BN": panel, "M": rows, "WARPS": warps, "BOUNDS": p.bounds},
-            extra={"form": self, "blocks": Blocks(TILE, panel, False, CELL)},
+            32 * tile.warps,
+            tile.shared,
+            {
+                "T": p.dtype,
+                "D": tile.d,
+                "BN": tile.panel,
+                "M": tile.rows,
+                "WARPS": tile.warps,
+                "STAGES": tile.stages,
+                "BOUNDS": p.bounds,
+            },
+            extra={"form": self, "blocks": Blocks(TILE, tile.panel, False, CELL)},
             args=(
                 *(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)),
                 p.sizes(p.tokens or 0, section),
             ),
         )
+
+    def tile(self, p: Problem, gpu: Gpu) -> ForwardTile:
+        """Of the narrowest ones with room for the rows the first of which as many blocks run side by side as of any."""
+        room = max(p.width, p.value_width)
+        least = next(one.d for one in FORWARD_TILES if room <= one.d)
+        fit = [one for one in FORWARD_TILES if one.d == least and one.shared <= gpu.shared]
+        return max(fit, key=lambda one: one.blocks(gpu))
 
 
 class Backward(Form[Problem]):
@@ -410,7 +458,7 @@ class MmaBackward(Backward):
         six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
         passing = (p.queries * p.group,) if keys else (p.keys, p.group)
-        section = _section(p, gpu, heads, *passing)
+        section = section_of(p, gpu, heads, *passing)
         return Launch(
             attention_bwd_mma,
             ceil_div(rows, self.tile) * heads * p.batches,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
 from .attention import BOUNDS, HALF, TILE, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty
+from .attention_sums import attention_bwd_collect, collect
 from .attention_wgmma import CELLS, L2, MOST, ROWS, SPARE, box_map, line, why_not_by_tma
 from .forms import Launch
 from .gpu import Gpu
@@ -95,14 +95,6 @@ def _section(p: Problem, shape: Shape, share: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def _collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
-    """What rounds sums of so many columns for each of the padded rows of p's heads."""
-    across = ceil_div(columns, 64)
-    blocks = p.batches * p.heads * padded // 64 * across
-    args = across, np.array(to, dtype=np.int64), p.sizes(padded)
-    return Launch(attention_bwd_collect, blocks, 128, template={"T": p.dtype}, args=args)
-
-
 def _is_once(D: int, DV: int, TILE: int, BN: int, STAGES: int, BULK: bool, BOUNDS: int, **_: Any) -> bool:
     shape = Shape(D, DV, TILE, BN)
     there_is = shape in SHAPES and BOUNDS in shape.bounds
@@ -123,7 +115,6 @@ attention_bwd_once_wgmma = Kernel(
     BOUNDS=BOUNDS,
     where=_is_once,
 )
-attention_bwd_collect = Kernel("attention_wgmma.cu", "attention_bwd_collect<T>", arch="sm_90a", T=HALF)
 
 
 class OnePass(Backward):
@@ -162,9 +153,9 @@ class OnePass(Backward):
         whole = ceil_div(p.keys, TILE) * TILE
         of_keys = p._replace(heads=p.kv_heads, queries=p.keys)
         collects = (
-            _collect(p, p.grads[0], shape.d, padded),
-            _collect(of_keys, p.grads[1], shape.d, whole),
-            _collect(of_keys._replace(width=p.value_width), p.grads[2], shape.values, whole),
+            collect(p, p.grads[0], shape.d, padded),
+            collect(of_keys, p.grads[1], shape.d, whole),
+            collect(of_keys._replace(width=p.value_width), p.grads[2], shape.values, whole),
         )
         fixed = {"TILE": shape.tile, "BN": shape.panel, "STAGES": shape.stages(bulk), "BULK": bulk, "BOUNDS": bounds}
         return Launch(

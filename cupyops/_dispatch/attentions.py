@@ -15,13 +15,16 @@ from . import ahead, attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_map import Maps, Masked, fits
 from .attention_once import VARIANT_FASTER, OnePass
+from .attention_once_mma import MmaOnce
 from .attention_wgmma import WgmmaBackward, WgmmaForward
 from .forms import Forms, Launch
 from .gpu import Gpu, gpu
 
 FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
 BACKWARD = Forms(
-    "attention", "backward", [OnePass(), WgmmaBackward(), MmaBackward(64), MmaBackward(32), MmaBackward(16)]
+    "attention",
+    "backward",
+    [OnePass(), WgmmaBackward(), MmaOnce(), MmaBackward(64), MmaBackward(32), MmaBackward(16)],
 )
 
 
@@ -78,7 +81,7 @@ def forward(
 def _of_backward(problem: attention.Problem, needs: tuple[bool, bool, bool], card: Gpu) -> list[Launch]:
     """What backward will launch, of tensors and gradients that lie as those of forward do."""
     grads = problem.q, problem.k, problem.v
-    problem = problem._replace(grads=grads, in_order=_in_order(problem, needs, None))
+    problem = problem._replace(grads=grads, in_order=_in_order(problem, needs, None, card))
     launch = BACKWARD.launch(problem, card)
     others = (one if isinstance(one, tuple) else (one,) for one in launch.extra.values())
     return [launch, *(one for some in others for one in some if isinstance(one, Launch))]
@@ -118,10 +121,10 @@ def backward(
         (y, lse), grad_y = results, grads[0]
         if not (attention.alike(y, grad_y) and aligned(y) and aligned(grad_y)):
             y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
-        problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
-        problem = problem._replace(in_order=_in_order(problem, needs, variant))
         card = gpu(q.device)
         beside = None if sinks is None else sinks.to(torch.float32).contiguous()
+        problem = attention.with_gradients(_problem(q, k, v, y, *bounds, variant), grad_q, grad_k, grad_v)
+        problem = problem._replace(in_order=_in_order(problem, needs, variant, card))
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale), beside)
         launch = BACKWARD.launch(problem, card)
         launch = launch if variant is None else variant.launch(launch, problem, q.device)
@@ -131,12 +134,12 @@ def backward(
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None, grad_sinks
 
 
-def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Variant | None) -> str:
+def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Variant | None, card: Gpu) -> str:
     if torch_private.deterministic():
         return "deterministic algorithms are asked for"
     if not all(needs):
         return "two passes leave out what is not needed"
-    if variant is None or min(p.queries, p.keys) >= VARIANT_FASTER.get(p.d, math.inf):
+    if variant is None or (card.capability == 9 and min(p.queries, p.keys) >= VARIANT_FASTER.get(p.d, math.inf)):
         return ""
     return "of such scores one pass was not measured as faster"
 

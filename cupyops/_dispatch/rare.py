@@ -12,7 +12,7 @@ _PRODUCTS = (
     "of products and convolutions of half types, for which cuBLAS and cuDNN are called unless kernels are asked for"
 )
 
-BESIDE_WGMMA = ("attention_fwd_mma", "attention_bwd_mma")
+BESIDE_WGMMA = ("attention_fwd_mma", "attention_bwd_mma", "attention_bwd_once_mma")
 BEHIND_PYTORCH = ("gemm_fwd", "conv2d_fwd", "conv2d_bwd_weight")  # of half types, in every list of forms
 
 

@@ -152,12 +152,13 @@ def attention(
 
     Returns:
         Tensor (batch, heads, queries, value_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
-        queries), fp32 or fp64. A query that sees no key has zeros, and -inf or its sink. Backward sums in a fixed order, for
-        the same bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes as long.
-        On Hopper, from 512 queries and keys on, or 1,024 where rows are wider than 64, it adds up the gradient of `query` in
-        fp32 in no order, so that its last bits differ from run to run, as those of cuDNN and flash attention do, where all
-        three gradients are needed; with dropout from 4,096 on, and with a window, a score or a mask so too where rows are
-        wider than 64; never of packed sequences.
+        queries), fp32 or fp64. A query that sees no key has zeros, and -inf or its sink. Backward sums in a fixed order,
+        for the same bits every time, under `torch.use_deterministic_algorithms(True)`, and by default where that takes
+        about as long. From 512 queries and keys on, or on Hopper 1,024 where rows are wider than 64, it adds up the
+        gradient of `query` in fp32 in no order, so that its last bits differ from run to run, as those of cuDNN and flash
+        attention do, where all three gradients are needed; with a window from 1,024 on, or on Hopper 4,096 where rows are
+        wider than 64; with a score, a mask or dropout so on Hopper alone; never of packed sequences, nor on GPUs with too
+        little shared memory.
 
     Raises:
         InputError: an argument is of the wrong kind, dtype, shape or device; an expression that cannot be read, or names

@@ -84,7 +84,7 @@ class TestAttention(OperatorContract):
 
 
 FORMS = ["forward:mma backward:mma_64", "forward:mma backward:mma_32", "forward:wgmma backward:wgmma"]
-FORMS.append("forward:wgmma backward:wgmma_once")
+FORMS += ["forward:mma backward:mma_once", "forward:wgmma backward:wgmma_once"]
 HALF = [torch.float16, torch.bfloat16]
 
 

@@ -13,6 +13,8 @@ ENGINES = {
     "mma": ("sm_80", 64, ("forward:mma", "backward:mma_64")),
     "mma_32": ("sm_80", 128, ("forward:mma", "backward:mma_32")),
     "mma_16": ("sm_80", 136, ("forward:mma", "backward:mma_16")),
+    "mma_once": ("sm_80", 64, ("forward:mma", "backward:mma_once")),
+    "mma_once_256": ("sm_90", 256, ("forward:mma", "backward:mma_once")),
     "wgmma": ("sm_90", 128, ("forward:wgmma", "backward:wgmma")),
     "wgmma_64": ("sm_90", 64, ("forward:wgmma", "backward:wgmma")),
     "once": ("sm_90", 128, ("forward:wgmma", "backward:wgmma_once")),
@@ -88,7 +90,7 @@ CASES = pytest.mark.parametrize(
         (engine, name)
         for engine in ENGINES
         for name in OPTIONS
-        if engine in ("mma", "wgmma", "once") or name == "causal"
+        if engine in ("mma", "mma_once", "wgmma", "once") or name == "causal"
     ],
 )
 

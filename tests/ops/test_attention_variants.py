@@ -19,6 +19,7 @@ from cupyops.simulator.arithmetic import quotient
 ENGINES = {
     "mma": ("sm_80", "forward:mma", "backward:mma_64"),
     "mma_32": ("sm_80", "forward:mma", "backward:mma_32"),
+    "mma_once": ("sm_80", "forward:mma", "backward:mma_once"),
     "wgmma": ("sm_90", "forward:wgmma", "backward:wgmma"),
     "wgmma_once": ("sm_90", "forward:wgmma", "backward:wgmma_once"),
 }

@@ -16,7 +16,9 @@ import cupyops
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import assume_gpu
 
-HOPPER = {"shared": 232448, "multiprocessors": 2}  # few, so that each block has several tiles
+HOPPER = {"shared": 232448, "shared_total": 233472, "multiprocessors": 2}  # few, so that each block has several tiles
+A100 = {**HOPPER, "shared": 166912, "shared_total": 167936}
+SMALLER = {**HOPPER, "shared": 101376, "shared_total": 102400}
 WIDTHS = (40, 64, 96, 128)
 BOUNDS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -109,12 +111,13 @@ def compare(
     seen: Tensor | None = None,
     change: Callable[[Tensor], Tensor] | None = None,
     variant: dict[str, Any] | None = None,
+    on: dict[str, Any] = HOPPER,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Forward with its log-sum-exp, and every gradient, beside float64; returned as well.
 
     variant: what else attention is given; `change` of scores and `seen` are what it means. P and dS are rounded to the half
-    type, and sums of such products may be as far off as that: by the largest of a tensor.
+    type, and sums of such products may be as far off as that: by the largest of a tensor. on: the card, on the CPU.
     """
     given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))
@@ -123,7 +126,7 @@ def compare(
     torch.manual_seed(1)
     grads = [torch.randn_like(x, dtype=dtype) for x in truth]
     grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
-    card = assume_gpu(**HOPPER) if device == "cpu" else contextlib.nullcontext()
+    card = assume_gpu(**on) if device == "cpu" else contextlib.nullcontext()
     with card, use_form(*(f"attention.{form}" for form in forms)):
         results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options, **(variant or {})))
         results += torch.autograd.grad(results, mine, grads)
@@ -138,11 +141,13 @@ def compare(
     return tuple(results)
 
 
-def _by(forms: tuple[str, ...], width: int, bounds: str, dtype: torch.dtype, device: str) -> None:
+def _by(
+    forms: tuple[str, ...], width: int, bounds: str, dtype: torch.dtype, device: str, on: dict[str, Any] = HOPPER
+) -> None:
     tile = 192 if width <= 64 else 128
     shape = (1, 2, 1, tile + 70, 200, width) if "forward:wgmma" in forms else (1, 2, 1, 140, 75, width)
     shape = (*shape, 128) if width == 192 else shape
-    compare(shape, dtype, device, forms=forms, **BOUNDS[bounds])
+    compare(shape, dtype, device, forms=forms, on=on, **BOUNDS[bounds])
 
 
 def calls(*forms: tuple[str, ...]) -> list[Any]:
@@ -155,7 +160,23 @@ def calls(*forms: tuple[str, ...]) -> list[Any]:
 CALLS = {
     "mma": [
         *calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
-        *(partial(_by, ("forward:mma", "backward:mma_16"), *of) for of in ((256, "full"), (200, "window"))),
+        *(
+            partial(_by, ("forward:mma", "backward:mma_64"), 128, bounds, on=A100)
+            for bounds in ("full", "causal", "window")
+        ),
+        partial(_by, ("forward:mma", "backward:mma_16"), 256, "full"),
+        partial(_by, ("forward:mma", "backward:mma_16"), 200, "window", on=SMALLER),
+    ],
+    "mma_once": [
+        partial(_by, ("forward:mma", "backward:mma_once"), width, bounds, on=on)
+        for on, width, bounds in (
+            (HOPPER, 64, "causal"),
+            (A100, 64, "window"),
+            *((HOPPER, 96, bounds) for bounds in ("full", "causal", "window")),
+            (HOPPER, 128, "full"),
+            (HOPPER, 256, "full"),
+            (A100, 256, "causal"),
+        )
     ],
     "wgmma": [
         *calls(("forward:wgmma", "backward:wgmma")),
