@@ -1,5 +1,8 @@
 """What products of pixels do beside: those of a convolution of one tap leave the moments of what they store, for the
-normalisation behind it; those of its gradient add what another reader of the image gives."""
+normalisation behind it; those of its gradient add what another reader of the image gives.
+
+The kernels are those of "conv2d_moments_wgmma.cu" and "conv2d_add_wgmma.cu".
+"""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def test_float64_of_the_built_in_kernels_is_left_to_a_first_call(monkeypatch, cu
 @pytest.mark.parametrize(
     ("base", "arch", "left", "made"),
     [
-        ("attention_fwd_mma", "sm_90", 14, 0),
-        ("attention_fwd_mma", "sm_80", 0, 14),
+        ("attention_fwd_mma", "sm_90", 28, 0),
+        ("attention_fwd_mma", "sm_80", 0, 28),
         ("gemm_fwd", "sm_80", 8, 3),
         ("conv2d_fwd", "sm_90", 2, 3),
     ],

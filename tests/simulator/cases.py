@@ -22,6 +22,7 @@ import groups
 import kept
 import loss_parts
 import normalisations
+import pixels
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample
 from softmaxes import SoftmaxContract, form_cases
@@ -340,6 +341,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
         make = Make(CPU, dtype)
         yield partial(tiled, "conv2d", dtype, 32, Sample(make(1, 112, 2, 2), make(2, 112, 2, 2)))  # forward splits k
     yield from few_channels_by("conv2d", dtype)
+    yield from pixels.calls(dtype)
 
 
 def attended_and_cleared(dtype: torch.dtype) -> Iterator[Call]:
