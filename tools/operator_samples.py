@@ -24,6 +24,9 @@ from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
 _BY_MMA = {panel: ("attention.forward:mma", f"attention.backward:mma_{panel}") for panel in (32, 64)}
+_IN_ONE_PASS = {
+    engine: (f"attention.forward:{engine}", f"attention.backward:{engine}_once") for engine in ("mma", "wgmma")
+}
 _GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
 _GEMMS[cupyops.linear_act] = "linear_act"
 
@@ -33,8 +36,10 @@ Call = Callable[["Make"], Any]
 class Make:
     """Gives the tensors of a sample, the same for the same seed, and remembers them."""
 
-    def __init__(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0, runs_on: str | None = None) -> None:
+        """`runs_on`: the device that the sample runs on, where its tensors are copied there."""
         self.dtype, self.device = dtype, device
+        self._runs_on = torch.device(runs_on or device)
         self.made: list[Tensor] = []
         self._rng = np.random.default_rng(seed)
 
@@ -47,6 +52,16 @@ class Make:
     def half(self) -> tuple[()] | bool:
         """True for a 16-bit dtype, else no sample."""
         return self.dtype.itemsize == 2 or ()
+
+    @property
+    def hopper(self) -> tuple[()] | bool:
+        """True where there are kernels of half types for Hopper alone, else no sample."""
+        return self.half and self.on_hopper
+
+    @property
+    def on_hopper(self) -> tuple[()] | bool:
+        """True where the sample runs on Hopper, else no sample."""
+        return gpu(self._runs_on).capability == 9 or ()
 
     @property
     def narrow(self) -> tuple[()] | bool:
@@ -305,7 +320,7 @@ def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, 
 
 def _loss_in_parts(m: Make) -> Any:
     """By wgmma, where no gradient is wanted."""
-    if not m.half or gpu(torch.device(m.device)).capability != 9:
+    if not m.hopper:
         return ()
     function, x, weight, target, bias, _ = _linear_loss(m, 136, 72, 553, m(553))
     options = {"gpu": _A_CARD, "forms": [f"fused_linear_cross_entropy.losses:{linear_loss_parts.LOSSES.list[0].name}"]}
@@ -314,7 +329,7 @@ def _loss_in_parts(m: Make) -> Any:
 
 def _beside(m: Make) -> Any:
     """A convolution of one tap with the moments of its result, and its gradient with what another reader gives."""
-    if not m.half or gpu(torch.device(m.device)).capability != 9:
+    if not m.hopper:
         return ()
     return (
         _with_moments,
@@ -362,7 +377,8 @@ def _of_halves(m: Make, way: str, **options: Any) -> Any:
 
 def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int, **options: Any) -> tuple[Any, ...]:
     q, k, v = (m(1, heads[i], rows[i], width) for i in (0, 1, 1))
-    return cupyops.attention, q, k, v, {"gpu": _A_CARD, **options}
+    # a form with a name is one for Hopper's memory, of which another card's kernel would take less
+    return cupyops.attention, q, k, v, {"gpu": _A_CARD | ({"capability": 9} if "forms" in options else {}), **options}
 
 
 def _decoded(m: Make, sizes: tuple[int, int, int, int], width: int, paged: int = 0, **options: Any) -> tuple[Any, ...]:
@@ -388,16 +404,17 @@ def _unary(function: Any) -> list[Call]:
 
 def _by_wgmma(m: Make, form: wgmma.Tile, layout: tuple[bool, bool]) -> Any:
     """A product by one form, of operands stored as one of its kernels takes them."""
-    if not m.half or gpu(torch.device(m.device)).capability != 9:
+    if not m.hopper:
         return ()
-    a, b = m(136, 264).detach(), m(264, 280).detach()
+    k = 2 * wgmma.LEAST_SHARE if isinstance(form, wgmma.Splits) else 264
+    a, b = m(136, k).detach(), m(k, 280).detach()
     a, b = a.T.contiguous().T if layout[0] else a, b if layout[1] else b.T.contiguous().T
     return cupyops.matmul, a, b, {"gpu": _A_CARD, "forms": [f"matmul:{form.name}"]}
 
 
 def _activated(m: Make, activation: str) -> Any:
     """A linear layer with all that follows it, by wgmma."""
-    if not m.half or gpu(torch.device(m.device)).capability != 9:
+    if not m.hopper:
         return ()
     given = m(136, 264), m(280, 264), m(280), activation, m(136, 280)
     return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": [f"linear_act:{epilogues.ACTIVATED.name}"]}
@@ -405,7 +422,7 @@ def _activated(m: Make, activation: str) -> Any:
 
 def _gated(m: Make, activation: str) -> Any:
     """The same of a gated layer."""
-    if not m.half or gpu(torch.device(m.device)).capability != 9:
+    if not m.hopper:
         return ()
     given = m(136, 264), m(152, 264), m(152, 264), activation
     return cupyops.gated_linear, *given, {"gpu": _A_CARD, "forms": [f"gated_linear:{epilogues.GATED.name}"]}
@@ -413,7 +430,7 @@ def _gated(m: Make, activation: str) -> Any:
 
 def _grouped(m: Make, ends: list[int], turned: bool) -> Any:
     """Rows of groups, some of which are of none."""
-    if not m.half or gpu(torch.device(m.device)).capability != 9:
+    if not m.hopper:
         return ()
     x, weight = m(200, 72), m(len(ends), *((264, 72) if turned else (72, 264)))
     offs = torch.tensor(ends, dtype=torch.int32, device=m.device)
@@ -423,7 +440,8 @@ def _grouped(m: Make, ends: list[int], turned: bool) -> Any:
 
 def _scaled(m: Make, form: scaled.Scaled, types: tuple[torch.dtype, torch.dtype], fast: bool) -> Any:
     """Of bytes with scales for rows, with results in the dtype of `m`."""
-    if m.dtype is torch.float64 or gpu(torch.device(m.device)).capability != 9:
+    of_fp32 = m.dtype is torch.float32 or m.dtype is torch.float16 and types[0] is not types[1]
+    if not (m.narrow and m.on_hopper) or of_fp32 and not form.of_fp32:
         return ()
     rows = min(form.m, 136) if form.split > 1 else 136
     a, b, bias = m(rows, 272).detach().to(types[0]), m(152, 272).detach().to(types[1]), m(152).detach()
@@ -478,6 +496,20 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.half and _attended(m, (2, 1), (70, 70), 64, window=(9, 4), forms=_BY_MMA[64]),
         lambda m: m.half and _attended(m, (2, 1), (70, 40), 200, causal="bottom_right"),
         lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, softcap=2.0, mask="(q + k) % 3 != 0"),
+        *[
+            lambda m, width=width, more=more: (
+                m.half and _attended(m, (2, 1), (140, 150), width, forms=_IN_ONE_PASS["mma"], **more)
+            )
+            for width, more in ((64, {"causal": "bottom_right"}), (96, {"window": (30, 20)}), (128, {}), (256, {}))
+        ],
+        *[
+            lambda m, width=width, more=more: (
+                m.hopper and _attended(m, (2, 1), (200, 260), width, forms=_IN_ONE_PASS["wgmma"], **more)
+            )
+            for width, more in ((64, {}), (128, {"causal": "bottom_right"}), (192, {"window": (30, 20)}))
+        ],
+        lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, sinks=m(2).float(), causal="bottom_right"),
+        lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, alibi_slopes=m(2).detach().float(), causal="top_left"),
     ],
     "decode_attention": [
         lambda m: m.narrow and _decoded(m, (1, 2, 1, 70), 64),
@@ -645,7 +677,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(2, 3, 8, 9), m(5, 3, 5, 5), {"padding": 1}),
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": 64}),
-        lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
+        lambda m: not m.half and (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
         _beside,
         *[partial(_in_blocks, wide=wide) for wide in (False, True)],
     ],

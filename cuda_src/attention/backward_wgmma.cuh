@@ -478,7 +478,9 @@ struct Gradient {
     return both;
   }
 
+  // This warp is done with a stage.
   __device__ __forceinline__ void release(int stage) const {
+    __syncwarp();
     if (lane == 0) mbarrier::arrive(at.free(stage));
   }
 };

@@ -25,7 +25,7 @@ def is_of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
         return False
     if conv.stride != (STEP, STEP) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
         return False
-    if isinstance(conv.padding, str) or conv.kernel_size not in ((7, 7), (5, 5)) or max(conv.padding) > 3:
+    if isinstance(conv.padding, str) or conv.kernel_size != (7, 7) or max(conv.padding) > 3:
         return False
     if weight.shape[1:] != (x.shape[1], *conv.kernel_size) or x.shape[2] % STEP or x.shape[3] % STEP:
         return False

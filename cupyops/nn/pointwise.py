@@ -4,7 +4,8 @@ The product that a normalisation over the batch reads leaves the moments of each
 to find them. And where an image has another reader, as a residual connection is one, the gradient of the product adds what
 that one gives, which autograd would do in a pass of its own.
 
-All of this is for CUDA graphs, where the host's time does not count; in steps by themselves it is not measured.
+All of this is for CUDA graphs, where the host's time does not count: by itself a step of ResNet-50 took 43 ms with it on
+an H100's host, and 24 without, where the GPU needs 20 and 22.
 """
 
 from __future__ import annotations

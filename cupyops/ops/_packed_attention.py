@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,6 +31,19 @@ def parts_of(whole: Tensor, sizes: Sequence[int], strides: Sequence[int], offset
     span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides))
     flat = whole.contiguous().view(-1)
     return [flat.narrow(0, offset, span).as_strided(sizes, strides) for offset in offsets]
+
+
+def are_all_of(whole: Tensor, sizes: Sequence[int], strides: Sequence[int], offsets: Sequence[int]) -> bool:
+    """Whether three parts that lie alike, one after the other, are all of a tensor, and share no element."""
+    one, two, three = sorted(offsets)
+    if one or two != three - two or 3 * math.prod(sizes) != whole.numel():
+        return False
+    expected = 1
+    for stride, size in sorted(zip((two, *strides), (3, *sizes))):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _in_steps(query, key, value, is_causal, scale):
@@ -65,6 +79,8 @@ def reference_backward(saved, grad_y, whole, sizes, strides, offsets, is_causal,
 def unsupported(whole, sizes, strides, offsets, is_causal, scale):
     if any(one % kernels.VECTOR for one in (*strides[:-1], *offsets)) or strides[-1] != 1:
         return "parts that do not begin at whole vectors"
+    if not are_all_of(whole, sizes, strides, offsets):  # the gradient of what is left out is 0, of what is shared a sum
+        return "parts that leave out elements, or share some"
     if 0 in sizes or not whole.is_contiguous():
         return "no elements, or a tensor that is not contiguous"
     return kernels.why_not(*parts_of(whole, sizes, strides, offsets), scale, gpu(whole.device))
@@ -80,6 +96,8 @@ def packed_attention(
     scale: float | None,
 ) -> Tensor:
     """`scaled_dot_product_attention` of three parts of a contiguous tensor that lie alike and share no element.
+
+    Kernels serve where the parts are all of the tensor.
 
     Nothing is checked: `swap` knows what it gives.
 

@@ -92,6 +92,30 @@ def test_what_no_kernel_serves():
     assert not trace.launches()
 
 
+def test_parts_that_leave_out_elements(run):
+    """Whose gradient is 0, also where memory was something else before."""
+    context, device = run
+    torch.manual_seed(5)
+    whole = torch.randn(1, 5, 40, device=device, dtype=torch.bfloat16, requires_grad=True)
+    with context():
+        y = packed_attention(whole, [1, 1, 5, 8], [200, 8, 40, 1], [0, 8, 16], False, None)
+        (found,) = torch.autograd.grad(y.float().sum(), whole)
+    assert found[..., 16:24].ne(0).all() and found[..., 24:].eq(0).all()
+
+
+def test_parts_that_share_elements(run):
+    """Whose gradient is the sum of theirs."""
+    context, device = run
+    torch.manual_seed(6)
+    whole = torch.randn(2, 4, 24, device=device, dtype=torch.bfloat16, requires_grad=True)
+    more = [2, 1, 4, 8], [48, 8, 24, 1], [0, 8, 16], False, None  # the second batch begins amid the first
+    with context():
+        y = packed_attention(whole, *more)
+        (found,) = torch.autograd.grad(y.float().square().sum(), whole)
+    (expected,) = torch.autograd.grad(by_torch(whole.double(), *more).square().sum(), whole)
+    assert (found - expected).norm() <= 0.02 * expected.norm()
+
+
 def test_second_derivatives_and_transforms():
     torch.manual_seed(3)
     sizes, strides, offsets = [1, 1, 4, 8], [96, 8, 24, 1], [0, 8, 16]

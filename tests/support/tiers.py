@@ -3,8 +3,8 @@
 A test marked `in_full` is of an operator: of its parameter `operator` or `contract`, of its file, or of what `by=` makes of
 its parameters. It runs where the operator has changed, of the operators in `always=` every time, and otherwise only where it
 is drawn. Other tests of operators, those of `tests/ops`, `tests/optim` and `tests/dispatch`, always begin; where one comes
-to launch a kernel of an operator that has not changed, it ends there as skipped. Each kernel once, whatever has changed, is
-`tests/simulator/test_operators.py::test_each_kernel_once`.
+to launch a kernel of an operator that has not changed, or for which no time is left, it ends there as skipped. Each kernel
+once, whatever has changed, is `tests/simulator/test_operators.py::test_each_kernel_once`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -36,7 +36,8 @@ SLOW = (  # folders and files, some of whose tests take many seconds each; and o
 )
 FOLDERS = ("ops", "optim", "dispatch")  # whose tests may launch what has changed alone
 
-_bounded = pytest.StashKey[bool]()  # of an item: it runs only while there is time
+_bounded = pytest.StashKey[bool]()  # of an item: it begins only while there is time
+_launching = pytest.StashKey[bool]()  # of an item: its operator has changed, and it may launch while there is time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,9 +86,10 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
         out = set(quiet) - set(drawn)
         left += out
-        for item in marked:
-            if operator_of(item) in changed:
-                item.stash[_bounded] = True
+        for item in items:
+            anew = operator_of(item) in changed
+            item.stash[_bounded] = anew and item.get_closest_marker("in_full") is not None
+            item.stash[_launching] = anew and item.path.parent.name in FOLDERS
         items[:] = in_order([item for item in items if item not in out], config)
     if left:
         config.hook.pytest_deselected(items=left)
@@ -104,7 +106,9 @@ def in_order(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Ite
     random.Random(config.option.draw).shuffle(operators)
     bounded.sort(key=lambda item: (operators.index(operator_of(item)), item.nodeid))
     rest = [item for item in items if not item.stash.get(_bounded, False)]
-    groups = [item for item in rest if is_slow(item)], [item for item in rest if not is_slow(item)], bounded
+    launching = [item for item in rest if item.stash.get(_launching, False)]
+    rest = [item for item in rest if not item.stash.get(_launching, False)]
+    groups = [item for item in rest if is_slow(item)], [item for item in rest if not is_slow(item)], launching, bounded
     parts = getattr(config, "workerinput", {}).get("workercount", 1)
     return [item for part in range(parts) for group in groups for item in cut(group, part, parts)]
 
@@ -163,19 +167,29 @@ def place(item: pytest.Item, parts: int) -> int:
 
 def check_time(item: pytest.Item) -> None:
     """A test in full does not begin when the time is over."""
+    if item.stash.get(_bounded, False) and is_over(item):
+        no_time(item, operator_of(item))
+
+
+def is_over(item: pytest.Item) -> bool:
+    """Whether no time is left for what has changed."""
     until = item.config.option.until
-    if until is not None and item.stash.get(_bounded, False) and time.time() - item.config.option.began > until:
-        item.user_properties.append(("no time for", operator_of(item)))
-        pytest.skip(NO_TIME)
+    return until is not None and time.time() - item.config.option.began > until
+
+
+def no_time(item: pytest.Item, operator: str) -> NoReturn:
+    """Ends a test as skipped, and says for which operator it was."""
+    item.user_properties.append(("no time for", operator))
+    pytest.skip(NO_TIME)
 
 
 def launches_of_changed_alone(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> None:
-    """Ends a test as skipped where it launches a kernel of an operator that ran in full and has not changed since."""
+    """Ends a test as skipped where it launches a kernel of an operator that ran in full and has not changed since, or of
+    one that has where the time is over."""
     item, changed = request.node, set(request.config.option.changed_operators)
-    if item.path.parent.name not in FOLDERS or item.get_closest_marker("in_full") or operator_of(item) in changed:
+    if item.path.parent.name not in FOLDERS or item.get_closest_marker("in_full"):
         return
-    if chance(item) < request.config.option.drawn / 100:
-        return
+    anew = operator_of(item) in changed or chance(item) < request.config.option.drawn / 100
     from operator_samples import operator_of as of_kernel
 
     from cupyops._kernel.compile.source import cuda_src
@@ -185,8 +199,12 @@ def launches_of_changed_alone(request: pytest.FixtureRequest, patch: pytest.Monk
 
     def judged(simulation: Simulation, specialised: Any, *arguments: Any) -> Any:
         path = specialised.source.path
-        if path is not None and path.parent == cuda_src() and of_kernel(path.name) not in changed:
-            pytest.skip(f"{of_kernel(path.name)} {UNCHANGED}")
+        if path is not None and path.parent == cuda_src():
+            operator = of_kernel(path.name)
+            if is_over(item):
+                no_time(item, operator) if operator in changed else pytest.skip(f"{operator} {UNCHANGED}")
+            if not anew and operator not in changed:
+                pytest.skip(f"{operator} {UNCHANGED}")
         return launch(simulation, specialised, *arguments)
 
     patch.setattr(Simulation, "__call__", judged)
@@ -212,7 +230,9 @@ class Tally:
         node.workerinput["tiers"] = {name: getattr(option, name) for name in SHARED}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.cut.update(name for key, name in report.user_properties if key == "no time for" and report.when == "setup")
+        self.cut.update(
+            name for key, name in report.user_properties if key == "no time for" and report.when == "teardown"
+        )
         self.quiet += report.skipped and UNCHANGED in str(report.longrepr)
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
@@ -226,7 +246,9 @@ class Tally:
             say(f"{self.quiet} tests ended where they came to a kernel that has not changed")
         if self.cut:
             terminalreporter.section("`make test-all` is due", red=True, bold=True)
-            say(f"{sum(self.cut.values())} tests in full were not run: there was no time for all that has changed.")
+            say(
+                f"{sum(self.cut.values())} tests did not run, or not to their end: no time was left for all that changed."
+            )
             say(f"Each kernel ran once. Not in full ran: {', '.join(sorted(self.cut))}")
         known, framework = ran_in_full.read(), ran_in_full.framework()
         if older := sum(ran.framework != framework for ran in known.values()):

@@ -1,5 +1,6 @@
 """tools/sanitize.py reads what compute-sanitizer says, and stops at nothing that would make its table mean less."""
 
+import contextlib
 import json
 import stat
 import sys
@@ -10,14 +11,17 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import cupyops
 from cupyops._kernel.compile import compiler, source
+from cupyops._kernel.kernel import FLOATING
+from cupyops._simulate import Simulation
 from cupyops.errors import SimulatorError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import gpu
 import sanitize
-from operator_samples import operator_of, samples
+from operator_samples import Make, operator_of, run, samples
 
 NAMES = ["relu_fwd", "relu_bwd", "softmax_fwd"]
 
@@ -75,34 +79,36 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(
-    ("output", "ours", "others", "counted"),
+    ("tool", "output", "ours", "others", "counted"),
     [
-        (OUT_OF_BOUNDS, 1, 0, 1),
-        (RACE, 1, 0, 1),
-        (BARRIER, 1, 0, 1),
-        (OF_OTHERS, 0, 1, 1),
-        (UNWRITTEN_RESULT, 1, 0, 1),
-        (MORE_THAN_PRINTED, 2, 0, 1204),
-        (CLEAN, 0, 0, 0),
-        (NO_RACE, 0, 0, 0),
-        (OUT_OF_BOUNDS.replace("relu_fwd", "relu_fwd_of_another"), 0, 1, 1),
-        ("softmax_fwd says hello\n" + CLEAN, 0, 0, 0),
-        ("nothing of the kind\n", 0, 0, None),
-        ("========= Internal Sanitizer Error: The Sanitizer didn't track the launch\n" + CLEAN, 1, 0, 0),
+        ("memcheck", OUT_OF_BOUNDS, 1, 0, 1),
+        ("racecheck", RACE, 1, 0, 1),
+        ("racecheck", RACE.replace("softmax_fwd<float>(const float *, int)", "wgmma::read(int)"), 1, 0, 1),
+        ("racecheck", RACE.replace("softmax_fwd<float>(const", "wgmma::add_shares(const"), 0, 1, 1),
+        ("synccheck", BARRIER, 1, 0, 1),
+        ("initcheck", OF_OTHERS, 0, 1, 1),
+        ("initcheck", UNWRITTEN_RESULT, 1, 0, 1),
+        ("memcheck", MORE_THAN_PRINTED, 2, 0, 1204),
+        ("memcheck", CLEAN, 0, 0, 0),
+        ("racecheck", NO_RACE, 0, 0, 0),
+        ("initcheck", OUT_OF_BOUNDS.replace("relu_fwd", "relu_fwd_of_another"), 0, 1, 1),
+        ("memcheck", "softmax_fwd says hello\n" + CLEAN, 0, 0, 0),
+        ("memcheck", "nothing of the kind\n", 0, 0, None),
+        ("memcheck", "========= Internal Sanitizer Error: The Sanitizer didn't track the launch\n" + CLEAN, 1, 0, 0),
     ],
 )
-def test_outputs(output, ours, others, counted):
-    found = sanitize.findings(output, NAMES)
+def test_outputs(tool, output, ours, others, counted):
+    found = sanitize.findings(output, tool, NAMES)
     assert (len(found.ours), found.others, found.counted, found.refusal) == (ours, others, counted, "")
 
 
 def test_a_report_is_kept_whole():
-    (report,) = sanitize.findings(OUT_OF_BOUNDS, NAMES).ours
+    (report,) = sanitize.findings(OUT_OF_BOUNDS, "memcheck", NAMES).ours
     assert report.startswith("Invalid __global__ write") and report.endswith("in relu.cu:12")
 
 
 def test_a_refusal_is_no_error_of_ours():
-    found = sanitize.findings(REFUSED, NAMES)
+    found = sanitize.findings(REFUSED, "memcheck", NAMES)
     assert found.refusal.startswith("Error: Device not supported") and not found.ours
 
 
@@ -128,6 +134,20 @@ def test_every_file_of_kernels_is_an_operators():
         "norm_lowered.cu": "norm",
         "scaled_mm_wgmma.cu": "scaled_mm",
     }
+
+
+def test_forms_that_samples_ask_for(monkeypatch):
+    """Are there, and have no reason against them. Nothing is computed."""
+    monkeypatch.setattr(Simulation, "__call__", lambda *args: None)
+    with cupyops.simulate("sm_90"), cupyops.never_slower(False):
+        for dtype in FLOATING:
+            for name, call in samples():
+                with contextlib.suppress(SimulatorError):  # of what was not computed
+                    assert run(call, Make(dtype)) or not call(Make(dtype)), name
+
+
+def test_samples_of_another_gpu():
+    assert sanitize.run_samples("gemm_wgmma", "memcheck", [torch.float16], "cpu") == (0, [])
 
 
 def test_kernels_are_found_by_the_names_that_the_compiler_gives_them():
@@ -174,7 +194,7 @@ if part["sleep"]:
 status = subprocess.run(command).returncode if part["run"] else part["status"]
 sys.exit(status)
 """
-ENDED = json.dumps({"kernels": ["relu_fwd<float>"]})
+ENDED = json.dumps({"samples": 3, "kernels": ["relu_fwd<float>"]})
 
 
 @pytest.fixture
@@ -238,12 +258,18 @@ def test_samples_run_in_the_process_that_is_looked_at(fake):
         ({"log": "", "print": ENDED}, "no summary"),
         ({"log": CLEAN}, "failed"),
         ({"log": CLEAN, "print": ENDED, "status": 3}, "exit status 3"),
+        ({"log": CLEAN, "print": json.dumps({"samples": 2, "kernels": []})}, "2 samples launched no kernel"),
         ({"log": REFUSED, "status": 1}, "Device not supported"),
     ],
 )
 def test_what_is_not_clean(fake, part, expected):
     fake(**part)
     assert expected in sanitized("--tool", "memcheck", status=1)
+
+
+def test_no_sample_for_this_gpu(fake):
+    fake(log=CLEAN, print=json.dumps({"samples": 0, "kernels": []}))
+    assert "no sample" in sanitized("--tool", "memcheck")
 
 
 def test_others_do_not_count(fake):

@@ -168,14 +168,15 @@ def test_what_has_changed_runs_and_last():
         Item("simulator/test_x.py::b", mark=in_full(), operator="relu"),
         Item("simulator/test_x.py::c", mark=in_full(always=("sum",)), operator="sum"),
         Item("ops/test_relu.py::d", mark=in_full()),
+        Item("ops/test_relu.py::f"),
         Item("kernel/test_y.py::e"),
     ]
     names = [item.nodeid for item in items]
     assert selected(config_of(changed=False), *items) == names
-    assert selected(config_of(), *items) == [names[2], names[4]]
+    assert selected(config_of(), *items) == [names[2], names[4], names[5]]
     last = selected(config_of(changed_operators=["relu"]), *items)
-    assert last == [names[2], names[4], names[3], names[1]]
-    assert selected(config_of(changed_operators=["softmax"]), *items) == [names[2], names[4], names[0]]
+    assert last == [names[2], names[5], names[4], names[3], names[1]]
+    assert selected(config_of(changed_operators=["softmax"]), *items) == [names[2], names[4], names[5], names[0]]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -245,6 +246,25 @@ def test_in_full_ends_with_the_time():
 
 
 @pytest.mark.parametrize(
+    ("changed", "nodeid", "properties"),
+    [
+        (["relu"], "ops/test_relu.py::a", [("no time for", "relu")]),
+        (["relu"], "dispatch/test_x.py::a", [("no time for", "relu")]),
+        ([], "ops/test_relu.py::a", []),
+    ],
+)
+def test_launches_end_with_the_time(monkeypatch, changed, nodeid, properties):
+    config = config_of(changed_operators=changed, drawn=100, until=10.0)
+    item = Item(nodeid, config)
+    reason = "no time is left" if changed else "ran in full on the same sources"
+    with monkeypatch.context() as patch, cupyops.simulate():
+        tiers.launches_of_changed_alone(SimpleNamespace(node=item, config=config), patch)
+        with pytest.raises(pytest.skip.Exception, match=reason):
+            cupyops.relu(torch.ones(3))
+    assert item.user_properties == properties
+
+
+@pytest.mark.parametrize(
     ("changed", "nodeid", "drawn", "ends"),
     [
         ([], "ops/test_relu.py::a", 0, True),
@@ -294,7 +314,7 @@ class Terminal:
 def summary(monkeypatch, config, cut=(), status=0):
     tally = tiers.Tally(config)
     for name in cut:
-        report = SimpleNamespace(user_properties=[("no time for", name)], when="setup", skipped=True, longrepr="")
+        report = SimpleNamespace(user_properties=[("no time for", name)], when="teardown", skipped=True, longrepr="")
         tally.pytest_runtest_logreport(report)
     monkeypatch.setattr(ran_in_full, "read", lambda: {"sum": ran_in_full.Ran("old", "old")})
     monkeypatch.setattr(ran_in_full, "framework", lambda: "f")
@@ -306,7 +326,10 @@ def summary(monkeypatch, config, cut=(), status=0):
 
 def test_it_is_said_loudly_when_time_ran_out(monkeypatch):
     said = summary(monkeypatch, config_of(changed_operators=["relu", "softmax"]), cut=["softmax", "softmax"])
-    assert "`make test-all` is due\n2 tests in full were not run" in said and "Not in full ran: softmax" in said
+    assert (
+        "`make test-all` is due\n2 tests did not run, or not to their end" in said
+        and "Not in full ran: softmax" in said
+    )
     assert "changed since they ran in full: relu, softmax" in said and "--draw=1" in said
     assert "the framework has changed since 1 of 1 operators ran in full" in said
     assert "is due" not in summary(monkeypatch, config_of())

@@ -10,13 +10,6 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-// Between 1/2 and 2 the error is 2^-22, else that of the result's last place.
-__device__ __forceinline__ float fast_log2(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 template <typename O> __device__ __forceinline__ acc_t<O> exp_for(acc_t<O> x) {
   if constexpr (sizeof(O) == 2) return fast_exp2(x * 1.4426950408889634f);
   else return exp(x);
