@@ -96,9 +96,6 @@ def unsupported(x, weight, bias, residual, running_mean, running_var, momentum, 
     return forms.why_apart(x, training=True)
 
 
-# --- by running statistics ---
-
-
 @operator("cupyops::batch_norm_act_inference", mixed=PARAMETERS, sharding=shardings.batch_norm_act_inference)
 def _batch_norm_act_inference(
     x: Tensor,
@@ -147,9 +144,6 @@ def reference_backward_inference(saved, grad_y, x, weight, bias, running_mean, r
 @_batch_norm_act_inference.unsupported
 def unsupported_inference(x, weight, bias, residual, running_mean, running_var, eps, relu, keep):
     return forms.why_apart(x, training=False)
-
-
-# --- both ---
 
 
 @_batch_norm_act.interface

@@ -116,9 +116,6 @@ def _of_probabilities(x, target, weight, reduction, label_smoothing) -> Given:
     return Given(x, None, probabilities, weight, -100, losses.REDUCTIONS[reduction], label_smoothing)
 
 
-# --- the public function ---
-
-
 @_cross_entropy.interface(twin=torch.nn.functional.cross_entropy)
 def cross_entropy(
     input: Tensor,

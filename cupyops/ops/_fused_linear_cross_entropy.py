@@ -90,8 +90,7 @@ def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
 
 
 def _to_bits(class_weight: Tensor) -> Tensor:
-    """As integers, in the width that is computed in: an operator takes floating tensors of one dtype, and under autocast
-    the weights of the classes keep theirs."""
+    """As integers: an operator takes floating tensors of one dtype, and under autocast these weights keep theirs."""
     wide = class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous()
     if is_tracing():  # PyTorch cannot trace a view in another dtype; the reference takes the weights as they are
         return wide
@@ -102,9 +101,6 @@ def _from_bits(class_weight: Tensor) -> Tensor:
     if class_weight.is_floating_point():
         return class_weight
     return class_weight.view(torch.float64 if class_weight.dtype is torch.int64 else torch.float32)
-
-
-# --- the public function ---
 
 
 @_linear_cross_entropy.interface
@@ -120,23 +116,20 @@ def fused_linear_cross_entropy(
 ) -> Tensor:
     """`cross_entropy(linear(input, weight, bias), target, class_weight, ...)` without all the logits in memory.
 
-    Beside the gradients it needs 240 MiB, or 512 bytes for each row where that is more. Where a gradient is wanted it is
-    computed with the loss, and multiplied by the loss's gradient in backward; with `reduction="none"`, and in a second
-    backward of the same loss, all of it is computed then.
+    Beside the gradients it needs 240 MiB, or 512 bytes for each row where that is more. A gradient that is wanted is
+    computed with the loss; with `reduction="none"`, and in a second backward of the same loss, in backward.
 
     Args:
         input: (..., K); kernels serve fp16, bf16, fp32 and fp64.
-        weight: (C, K), of the dtype of `input`.
+        weight, bias: (C, K) and (C), of the dtype of `input`.
         target: classes in [0, C), integers of the shape of `input` without K.
-        bias: (C).
         class_weight: of each class, (C), of the dtype of `input`; it gets no gradient.
         ignore_index: a target of this value adds nothing to the loss, nor to its gradient.
         reduction: "none", "sum", or "mean" over the weights of the targets (NaN where there are none).
         label_smoothing: in [0, 1]; how much of the target is spread evenly over the classes.
 
     Returns:
-        Tensor of shape () in float32, and in float64 for inputs of that; with "none" of the shape of `target`. A loss in a
-        half type would move in steps of 0.03; Liger's and Hugging Face's are float32 too.
+        Tensor of shape () in float32, and in float64 for inputs of that; with "none" of the shape of `target`.
 
     Raises:
         InputError: shapes, dtypes or devices do not match, `reduction` is unknown, `label_smoothing` is outside [0, 1] or,

@@ -134,11 +134,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(query key^T * scale + attn_mask) value; as `torch.nn.functional.scaled_dot_product_attention`.
 
-    Kernels serve four dimensions of fp16 and bf16, with a mask of any strides too, without dropout, head_dim a multiple of 8
-    up to 256, and run where they are measured as fast as PyTorch's. The gradient of a mask is computed with the scores
-    in memory. Everything else is PyTorch's own function, with the backend that it chooses; where it would read views
-    that begin anywhere, which its kernels do not take, it is given copies, as of a mask whose keys do not lie side by side,
-    for which it would hold all scores in memory. `cupyops.trace()` says which and why.
+    Kernels serve four dimensions of fp16 and bf16, head_dim a multiple of 8 up to 256, without dropout, where they are
+    measured as fast as PyTorch's; the gradient of a mask takes the scores in memory. All else is PyTorch's own function,
+    which is given copies of what it would not read where it lies. `cupyops.trace()` says which and why.
 
     Args:
         query: (..., heads, queries, head_dim), of any strides.
@@ -147,8 +145,7 @@ def scaled_dot_product_attention(
         attn_mask: bool, true where a key is seen, or of the dtype of `query`, added to the scores; broadcast to
             (..., heads, queries, keys). Not beside `is_causal`.
         dropout_p: the probability that a weight is dropped; 0 in evaluation.
-        is_causal: query i sees the keys up to i, also where there are more keys than queries (`cupyops.attention` has the
-            other diagonal).
+        is_causal: query i sees the keys up to i, also where there are more keys; `cupyops.attention` has the other diagonal.
         scale: by default 1 / sqrt(head_dim).
         enable_gqa: `kv_heads` divides `heads`, and so many heads share one.
 
@@ -156,8 +153,7 @@ def scaled_dot_product_attention(
         Tensor (..., heads, queries, value_dim), by kernels laid out as `query`.
 
     Raises:
-        InputError: an argument is no tensor of a floating-point dtype; dtypes, devices or shapes do not fit; `attn_mask`
-            beside `is_causal`.
+        InputError: an argument is of no floating-point dtype; dtypes, devices or shapes do not fit; a mask and `is_causal`.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 2, 1)
