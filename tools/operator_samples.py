@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -223,6 +224,24 @@ def _reductions(function: Any, other: Any) -> list[Call]:
     ]
 
 
+def _by_threads(name: str, function: Any, registers: bool = True) -> list[Call]:
+    """Reductions of rows that a thread has, or some threads in registers."""
+    calls: list[Call] = [
+        lambda m: m.narrow and (function, m(300, 7), 1, {"forms": [f"{name}.forward:thread_per_row"]}),
+        lambda m: m.narrow and (function, m(300, 16), 1, {"forms": [f"{name}.forward:thread_per_row"]}),
+    ]
+    if registers:
+        calls.append(
+            lambda m: m.narrow and (function, m(37, 40 * m.width), 1, {"forms": [f"{name}.forward:registers"]})
+        )
+    return calls
+
+
+def _var_in_registers(m: Make) -> Any:
+    """Of float32 alone."""
+    return m.dtype is torch.float32 and (cupyops.var, m(37, 160), 1, {"forms": ["var.forward:registers"]})
+
+
 def _rows(function: Any) -> list[Call]:
     """Softmaxes: rows of few threads, of many, of a block, too long for one; columns, single and by twos."""
     return [
@@ -307,10 +326,11 @@ def _batch_norm(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
     return cupyops.batch_norm, x, *running, m(channels), m(channels), training
 
 
-def _batch_norm_act(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
+def _batch_norm_act(m: Make, x: Tensor, training: bool, form: str = "") -> tuple[Any, ...]:
     _, *args = _batch_norm(m, x, training)
     residual = torch.empty_like(x).copy_(m(*x.shape)).detach().requires_grad_()
-    return cupyops.batch_norm_act, *args, {"residual": residual}
+    forms = [f"batch_norm_act.{way}:{form}" for way in ("forward", "backward")] if form else []
+    return cupyops.batch_norm_act, *args, {"residual": residual, "forms": forms}
 
 
 def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, **options: Any) -> tuple[Any, ...]:
@@ -379,6 +399,14 @@ def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int
     q, k, v = (m(1, heads[i], rows[i], width) for i in (0, 1, 1))
     # a form with a name is one for Hopper's memory, of which another card's kernel would take less
     return cupyops.attention, q, k, v, {"gpu": _A_CARD | ({"capability": 9} if "forms" in options else {}), **options}
+
+
+def _packed(m: Make, lengths: tuple[int, ...], width: int) -> tuple[Any, ...]:
+    """Sequences one after the other, with rows behind the last that are of none."""
+    ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=m.device)
+    q, k, v = (m(sum(lengths) + 5, heads, width) for heads in (2, 1, 1))
+    sequences = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths)}
+    return cupyops.attention, q, k, v, {"gpu": _A_CARD, "causal": "top_left", **sequences}
 
 
 def _decoded(m: Make, sizes: tuple[int, int, int, int], width: int, paged: int = 0, **options: Any) -> tuple[Any, ...]:
@@ -508,6 +536,7 @@ _SAMPLES: dict[str, list[Call]] = {
             )
             for width, more in ((64, {}), (128, {"causal": "bottom_right"}), (192, {"window": (30, 20)}))
         ],
+        lambda m: m.half and _packed(m, (30, 0, 45), 64),
         lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, sinks=m(2).float(), causal="bottom_right"),
         lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, alibi_slopes=m(2).detach().float(), causal="top_left"),
     ],
@@ -536,6 +565,13 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.cross_entropy, m(300, 40), m.integers(300, high=40), {"reduction": "sum"}),
     ],
     "batch_norm": [
+        lambda m: (
+            m.narrow
+            and (
+                *_batch_norm(m, m(70, 5, 8, 8), True),
+                {"forms": ["batch_norm.backward:nhwc_inline"]},
+            )
+        ),
         *[
             lambda m, shape=shape, training=training: _batch_norm(m, m(*shape), training)
             for shape in ((3, 5, 7, 9), (9, 2, 40, 64), (70, 13), (65, 24))
@@ -545,6 +581,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: _batch_norm(m, _off(m(2, 3, 70)), True),
     ],
     "batch_norm_act": [
+        lambda m: m.narrow and _batch_norm_act(m, m(9, 5, 8, 8), True, "nchw_two_pass"),
+        lambda m: m.narrow and _batch_norm_act(m, _channels_last(m(9, 2 * m.width, 5, 4)), True, "nhwc_two_pass"),
         *[
             lambda m, shape=shape, training=training: _batch_norm_act(m, m(*shape), training)
             for shape in ((3, 5, 7, 8), (9, 2, 40, 64), (17, 8, 33), (70, 16), (1040, 64))
@@ -555,6 +593,7 @@ _SAMPLES: dict[str, list[Call]] = {
     "embedding": [
         lambda m: (cupyops.embedding, m.integers(40, high=3), m(5, 3), 1),
         lambda m: (cupyops.embedding, m.integers(3, 30, high=9), m(9, 2 * m.width), {"scale_grad_by_freq": True}),
+        lambda m: (cupyops.embedding, m.integers(300, high=5), m(5, 40), 2, {"forms": ["embedding:sorted"]}),
     ],
     "group_norm": [
         lambda m: (cupyops.group_norm, m(3, 6, 5, 7), 3, m(6), m(6)),
@@ -615,6 +654,16 @@ _SAMPLES: dict[str, list[Call]] = {
         ),
         lambda m: (cupyops.rope, m(2, 21, 48), m(30, 16).detach(), m(30, 16).detach(), {"interleaved": True}),
         lambda m: (cupyops.rope, m(21, 6), m(30, 3).detach(), m(30, 3).detach(), {"interleaved": True}),
+        lambda m: (
+            m.narrow
+            and (
+                cupyops.rope,
+                m(37, 8 * m.width),
+                m(40, 4 * m.width).detach(),
+                m(40, 4 * m.width).detach(),
+                {"forms": ["rope:even"]},
+            )
+        ),
     ],
     "softmax": [*_rows(cupyops.softmax), *_rows(cupyops.log_softmax)],
     "gemm": [
@@ -677,11 +726,14 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(2, 3, 8, 9), m(5, 3, 5, 5), {"padding": 1}),
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": 64}),
+        lambda m: m.half and (cupyops.conv2d, m(2, 16, 6, 7), m(24, 16, 3, 3), m(24), {"padding": 1}),
         lambda m: not m.half and (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
         _beside,
         *[partial(_in_blocks, wide=wide) for wide in (False, True)],
     ],
     "avg_pool2d": [
+        lambda m: (cupyops.avg_pool2d, m(3, 5, 6, 7), (6, 7)),
+        lambda m: (cupyops.avg_pool2d, m(2, 3, 8, 2 * m.width), (8, 2 * m.width)),
         lambda m: (cupyops.avg_pool2d, m(3, 2, 11, 18), 3, 2, 1),
         lambda m: (cupyops.avg_pool2d, m(1, 2, 31, 13), (5, 3), (2, 4), (2, 1), {"ceil_mode": True}),
         *[
@@ -722,18 +774,25 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: _linear_loss(m, 19, 7, 37, m(37), scratch=900, reduction="sum"),
         lambda m: _linear_loss(m, 21, 9, 1031, scratch=20000, label_smoothing=0.2, class_weight=m(1031).detach().abs()),
         lambda m: _linear_loss(m, 5, 8, 24, reduction="none"),
+        lambda m: m.half and _linear_loss(m, 19, 7, 37, m(37), scratch=300),
+        lambda m: m.half and _linear_loss(m, 19, 16, 4096, forms=["fused_linear_cross_entropy.forward:persistent"]),
         lambda m: _loss_in_parts(m),
     ],
     "kl_div": [
         lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031), {"reduction": "batchmean"}),
         lambda m: (cupyops.kl_div, m(3, 1031), m(3, 1031), {"reduction": "batchmean", "log_target": True}),
         lambda m: (cupyops.kl_div, m(9, 33), m.probabilities(9, 33), {"reduction": "none"}),
+        lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031).detach(), {"reduction": "batchmean"}),
         lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
         lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
     ],
-    "sum": _reductions(cupyops.sum, cupyops.mean),
-    "amax": _reductions(cupyops.amax, cupyops.amax),
-    "var": _reductions(cupyops.var, cupyops.var),
+    "sum": [*_reductions(cupyops.sum, cupyops.mean), *_by_threads("sum", cupyops.sum)],
+    "amax": [*_reductions(cupyops.amax, cupyops.amax), *_by_threads("amax", cupyops.amax, registers=False)],
+    "var": [
+        *_reductions(cupyops.var, cupyops.var),
+        *_by_threads("var", cupyops.var, registers=False),
+        _var_in_registers,
+    ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
         lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),

@@ -559,11 +559,13 @@ def main(
         gpu.compile_ahead(console, chosen)
     again = f"python tools/soak.py {' '.join(names or ())} --backend {backend} --seed {start} --pool {pool}"
     with cupyops.never_slower(False):  # kernels of ours alone
+        begun = time.monotonic()
         try:
             known = _draw_all(chosen, pool, start, device, torchs)
         except Fault as fault:
             console.print(f"{fault}\n{again}", markup=False, highlight=False)
             raise typer.Exit(1) from None
+        console.print(f"{len(known)} calls of {len(chosen)} operators were drawn in {time.monotonic() - begun:.0f} s")
         soak = Soak(known, threads, Streams(streams, device), start)
         graph = cost_of_a_graph() if device == "cuda" else 0.0
         samples = _run(soak, 60 * minutes, graph)
