@@ -9,7 +9,10 @@ Only what our kernels do counts: three tools look at them alone. initcheck looks
 write is written too, and its reports of theirs are set aside; it also sees results that were not written whole. What TMA
 writes it does not see: under it our kernels are those of a GPU that has none, and PyTorch's products are copied.
 
-Before that, each tool is shown a kernel with a fault of its kind. One that does not notice proves nothing.
+Two tools report kernels that are right, as they do not follow what orders their accesses: `NOT_FOLLOWED` says which reports
+are set aside, and why. The table counts them.
+
+Before all that, each tool is shown a kernel with a fault of its kind. One that does not notice proves nothing.
 """
 
 from __future__ import annotations
