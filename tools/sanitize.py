@@ -7,7 +7,7 @@ Each operator runs its samples (tools/operator_samples.py), forward and backward
 process of its own. Every tensor is an allocation of its own, made by the driver, so that its bounds are the tensor's.
 Only what our kernels do counts: three tools look at them alone. initcheck looks at all, since what PyTorch's kernels
 write is written too, and its reports of theirs are set aside; it also sees results that were not written whole. What TMA
-writes it does not see: under it our kernels are those of a GPU that has none, and PyTorch's products are copied.
+writes it does not see: under it our kernels are those of a GPU without it, and PyTorch's products are written again.
 
 Two tools report kernels that are right, as they do not follow what orders their accesses: `NOT_FOLLOWED` says which reports
 are set aside, and why. The table counts them.

@@ -551,14 +551,11 @@ def main(
         raise typer.Exit(2)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # the bits are compared: what adds in no order, as attention of long sequences does, has another form for that
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     chosen = list(names or FUZZED)
     if device == "cuda":
         gpu.compile_ahead(console, chosen)
     again = f"python tools/soak.py {' '.join(names or ())} --backend {backend} --seed {start} --pool {pool}"
-    with cupyops.never_slower(False):  # kernels of ours alone
+    with cupyops.never_slower(False), _in_order():  # kernels of ours alone
         begun = time.monotonic()
         try:
             known = _draw_all(chosen, pool, start, device, torchs)
@@ -577,6 +574,21 @@ def main(
     if soak.faults or leaks(samples):
         console.print(again, markup=False, highlight=False)
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _in_order() -> Iterator[None]:
+    """Deterministic algorithms, as bits are compared: what adds in no order, as attention of long sequences does, has
+    another form for that."""
+    settings: Any = torch.utils.deterministic
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        settings.fill_uninitialized_memory = before[1]
 
 
 def _draw_all(names: list[str], pool: int, start: int, device: str, torchs: bool) -> list[Known]:
