@@ -64,9 +64,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
 }
 _WITHOUT_TMA = {"capability": 8}
 _BY_CUBLAS = "mm", "addmm"  # of `torch`, that operators call
-# Reports that are set aside, by what they name: what orders these accesses or threads the tools do not follow (2025.3). But for
-# the pairs of warps, they report it of twenty lines of CUDA that do nothing else as well. The simulator follows all of it, and
-# has nothing to report.
+# Reports that are set aside, by what they name: what orders these accesses or threads the tools do not follow (2025.3). But
+# for the pairs of warps, they report it of twenty lines of CUDA that do nothing else as well. The simulator follows all of
+# it, and has nothing to report.
 NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
     "racecheck": (
         r"\badd_shares\(",  # blocks of a cluster that wait for one another at an mbarrier
