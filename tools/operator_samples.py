@@ -224,22 +224,13 @@ def _reductions(function: Any, other: Any) -> list[Call]:
     ]
 
 
-def _by_threads(name: str, function: Any, registers: bool = True) -> list[Call]:
-    """Reductions of rows that a thread has, or some threads in registers."""
-    calls: list[Call] = [
-        lambda m: m.narrow and (function, m(300, 7), 1, {"forms": [f"{name}.forward:thread_per_row"]}),
-        lambda m: m.narrow and (function, m(300, 16), 1, {"forms": [f"{name}.forward:thread_per_row"]}),
+def _by_threads(name: str, function: Any) -> list[Call]:
+    """Reductions of rows that a thread has, in single elements and in vectors."""
+    forms = {"forms": [f"{name}.forward:thread_per_row"]}
+    return [
+        lambda m: m.narrow and (function, m(300, 7), 1, {**forms}),
+        lambda m: m.narrow and (function, m(300, 16), 1, {**forms}),
     ]
-    if registers:
-        calls.append(
-            lambda m: m.narrow and (function, m(37, 40 * m.width), 1, {"forms": [f"{name}.forward:registers"]})
-        )
-    return calls
-
-
-def _var_in_registers(m: Make) -> Any:
-    """Of float32 alone."""
-    return m.dtype is torch.float32 and (cupyops.var, m(37, 160), 1, {"forms": ["var.forward:registers"]})
 
 
 def _rows(function: Any) -> list[Call]:
@@ -786,12 +777,16 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
         lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
     ],
-    "sum": [*_reductions(cupyops.sum, cupyops.mean), *_by_threads("sum", cupyops.sum)],
-    "amax": [*_reductions(cupyops.amax, cupyops.amax), *_by_threads("amax", cupyops.amax, registers=False)],
+    "sum": [
+        *_reductions(cupyops.sum, cupyops.mean),
+        *_by_threads("sum", cupyops.sum),
+        lambda m: m.narrow and (cupyops.sum, m(37, 40 * m.width), 1, {"forms": ["sum.forward:registers"]}),
+    ],
+    "amax": [*_reductions(cupyops.amax, cupyops.amax), *_by_threads("amax", cupyops.amax)],
     "var": [
         *_reductions(cupyops.var, cupyops.var),
-        *_by_threads("var", cupyops.var, registers=False),
-        _var_in_registers,
+        *_by_threads("var", cupyops.var),
+        lambda m: m.dtype is torch.float32 and (cupyops.var, m(37, 160), 1, {"forms": ["var.forward:registers"]}),
     ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),

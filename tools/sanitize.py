@@ -64,17 +64,13 @@ TOOLS: dict[str, tuple[str, ...]] = {
 }
 _WITHOUT_TMA = {"capability": 8}
 _BY_CUBLAS = "mm", "addmm"  # of `torch`, that operators call
-# Reports that are set aside, by what they name: what orders these accesses or threads the tools do not follow (2025.3). But
-# for the pairs of warps, they report it of twenty lines of CUDA that do nothing else as well. The simulator follows all of
-# it, and has nothing to report.
+# Reports that are set aside, by what they name: what orders these accesses or threads the tools do not follow (2025.3), and
+# report it of twenty lines of CUDA that do nothing else as well. The simulator follows it, and has nothing to report.
 NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
     "racecheck": (
         r"\badd_shares\(",  # blocks of a cluster that wait for one another at an mbarrier
         r"\battention::consume<[^\0]*\battention::produce<",  # a lane that arrives at one for its warp, after __syncwarp()
         r"\bload_line\([^\0]*::of_columns\(",  # so too
-        # pairs of warps at barriers of their own: with one for all in their place nothing is reported
-        r"\bin once_mma\.cuh:",
-        r"(?s)(?=.*\bfetch16_or_zero\()(?=.*\bin mma\.cuh:)",
     ),
     # all warps of a block at one named barrier, from two places of the program
     "synccheck": (r"\bin (one_result_wgmma|once_mma)\.cuh:",),
@@ -481,7 +477,7 @@ def _show(reports: list[Report], dtypes: list[str]) -> None:
 def _cell(report: Report) -> str:
     what = report.outcome if report.outcome != "errors" else f"{len(report.errors)} errors"
     colour = "green" if report.good else "red"
-    others = f", {report.others} of others" if report.others else ""
+    others = f", {report.others} set aside" if report.others else ""
     return f"[{colour}]{what}[/] {report.seconds:.0f} s{others}"
 
 

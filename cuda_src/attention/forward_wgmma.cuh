@@ -190,7 +190,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
     }();
     const Sizes& sizes = sequence.sizes;
     const int panels = __shfl_sync(~0u, tile.panels, 0);
-    __syncwarp();
+    __syncwarp();  // all lanes have read the tile
     if (lane == 0) mbarrier::arrive(at.next_free());
     if (panels < 0) break;
     const int first_row = tile.rows * ROWS + group * 64, row = first_row + warp * 16 + lane / 4;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
           }
         };
     const auto release = [&](unsigned barrier) {
-      if constexpr (Variant::kMaps) __syncwarp();  // of what wgmma reads, all lanes know that it is read
+      if constexpr (Variant::kMaps) __syncwarp();  // all lanes have read the entry; wgmma waits for itself
       if (lane == 0) mbarrier::arrive(barrier);
     };
     const auto draw = [&](const Passing& now) {

@@ -19,11 +19,8 @@ from cupyops._dispatch.gpu import assume_gpu
 HOPPER = {"shared": 232448, "shared_total": 233472, "multiprocessors": 2}  # few, so that each block has several tiles
 A100 = {**HOPPER, "shared": 166912, "shared_total": 167936}
 SMALLER = {**HOPPER, "shared": 101376, "shared_total": 102400}
-BETWEEN = {
-    **HOPPER,
-    "shared": 115712,
-    "shared_total": 116736,
-}  # as no card has it: for fewer rows of both architectures
+# as no card has it: with the memory that panels of 64 take in one pass, and those of 128 do not have on any
+BETWEEN = {**HOPPER, "shared": 115712, "shared_total": 116736}
 WIDTHS = (40, 64, 96, 128)
 BOUNDS: dict[str, dict[str, Any]] = {
     "full": {},

@@ -201,10 +201,11 @@ def launches_of_changed_alone(request: pytest.FixtureRequest, patch: pytest.Monk
         path = specialised.source.path
         if path is not None and path.parent == cuda_src():
             operator = of_kernel(path.name)
-            if is_over(item):
-                no_time(item, operator) if operator in changed else pytest.skip(f"{operator} {UNCHANGED}")
-            if not anew and operator not in changed:
+            over = is_over(item)
+            if operator not in changed and (over or not anew):
                 pytest.skip(f"{operator} {UNCHANGED}")
+            if over:
+                no_time(item, operator)
         return launch(simulation, specialised, *arguments)
 
     patch.setattr(Simulation, "__call__", judged)

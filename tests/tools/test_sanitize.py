@@ -276,7 +276,7 @@ def test_no_sample_for_this_gpu(fake):
 
 def test_others_do_not_count(fake):
     fake(log=OF_OTHERS, print=ENDED, status=9)
-    assert "1 of others" in sanitized("--tool", "initcheck")
+    assert "1 set aside" in sanitized("--tool", "initcheck")
 
 
 def test_the_time_runs_out(fake):
