@@ -388,8 +388,7 @@ def _of_halves(m: Make, way: str, **options: Any) -> Any:
 
 def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int, **options: Any) -> tuple[Any, ...]:
     q, k, v = (m(1, heads[i], rows[i], width) for i in (0, 1, 1))
-    # a form with a name is one for Hopper's memory, of which another card's kernel would take less
-    return cupyops.attention, q, k, v, {"gpu": _A_CARD | ({"capability": 9} if "forms" in options else {}), **options}
+    return cupyops.attention, q, k, v, {"gpu": _A_CARD, **options}
 
 
 def _packed(m: Make, lengths: tuple[int, ...], width: int) -> tuple[Any, ...]:

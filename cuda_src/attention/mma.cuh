@@ -7,12 +7,9 @@
 
 namespace attention {
 
-// Named barriers; 0 is __syncthreads().
+// A named barrier; 0 is __syncthreads().
 __device__ __forceinline__ void sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {

@@ -231,7 +231,7 @@ template <typename T, int D, int BN, int M, typename Variant> struct OnceMma {
         }
       }
     }
-    arrive(1 + pair, 64);
+    sync(1 + pair, 64);  // bar.arrive, without waiting, is at most 1% faster, and compute-sanitizer does not follow it
     add_weighted<T, D, BN, M, AHEAD>(result, p, at.second(stage));
   }
 

@@ -30,9 +30,9 @@ class Shape(NamedTuple):
         return 16 * PAIRS * self.keys
 
     def shared(self, gpu: Gpu) -> int:
-        """Bytes: two tiles, two stages, each of two panels with lse2 and delta, and dS twice; from Hopper on P in fp32."""
+        """Bytes: two tiles, two stages, each of two panels with lse2 and delta, and dS twice; in Hopper's CUDA P in fp32."""
         stage = 2 * self.panel * (2 * self.d + 4)
-        return 4 * self.tile * self.d + 2 * stage + (3 if gpu.capability >= 9 else 2) * self.tile * self.panel * 2
+        return 4 * self.tile * self.d + 2 * stage + (3 if gpu.compiled_for >= 9 else 2) * self.tile * self.panel * 2
 
 
 # Narrower ones first, and of one width the faster, which take more shared memory.

@@ -23,7 +23,8 @@ class Card:
 def _card(name: str, arch: str, multiprocessors: int, shared: int, total: int, threads: int, l2: int, gbs: int) -> Card:
     """`shared` and `total` are KB of shared memory of a block and of a multiprocessor, `l2` is MB."""
     sizes = multiprocessors, shared * _KB, total * _KB, threads, l2 * _MB
-    return Card(name, arch, Gpu(int(arch[3:]) // 10, *sizes, library=True), gbs)
+    capability = int(arch[3:]) // 10
+    return Card(name, arch, Gpu(capability, *sizes, library=True, compiled_for=capability), gbs)
 
 
 # Of each architecture the first is the one that stands for it.

@@ -29,6 +29,7 @@ class Gpu:
         max_blocks: blocks of a grid at most; they stride over the rest, since fewer blocks cost less to start.
         scratch: bytes of memory that an operator may use beside what it returns and saves; alike on every GPU.
         library: whether PyTorch's own functions may be taken where they are faster; not where kernels are simulated.
+        compiled_for: the major compute capability that kernels are compiled for, also where another GPU is assumed.
     """
 
     capability: int
@@ -40,6 +41,7 @@ class Gpu:
     max_blocks: int = 1 << 16
     scratch: int = 240 << 20
     library: bool = False
+    compiled_for: int = 0
 
     @property
     def has_clusters(self) -> bool:
@@ -57,10 +59,15 @@ _never_slower = True
 
 def gpu(device: torch.device) -> Gpu:
     """The GPU that launches on tensors of `device` are planned for."""
-    found = _card(device) if device.type == "cuda" else replace(_SIMULATED, capability=capability(device))
+    found = _card(device) if device.type == "cuda" else _simulated(capability(device))
     if found.library and not _never_slower:
         found = replace(found, library=False)
     return replace(found, **_assumed) if _assumed else found
+
+
+@functools.cache
+def _simulated(capability: int) -> Gpu:
+    return replace(_SIMULATED, capability=capability, compiled_for=capability)
 
 
 @functools.cache
@@ -76,6 +83,7 @@ def _card(device: torch.device) -> Gpu:
         threads=of.max_threads_per_multi_processor,
         l2=of.L2_cache_size,
         library=True,
+        compiled_for=of.major,
     )
 
 

@@ -104,7 +104,7 @@ def test_some_gradients(always, of):
 def test_shapes(card, capability, width, expected):
     """What a card has the shared memory for; where it has too little, there are two passes."""
     q = torch.empty(1, 2, 1024, width, dtype=torch.float16, device="meta")
-    with assume_gpu(**card, capability=capability), cupyops.simulate("sm_80"):
+    with assume_gpu(**card, capability=capability, compiled_for=capability), cupyops.simulate("sm_80"):
         on = gpu(torch.device("cpu"))
         problem = kernels.with_gradients(kernels.problem(q, q, q, q, None, 0), q, q, q)
         if expected is None:
@@ -115,6 +115,20 @@ def test_shapes(card, capability, width, expected):
     tile, panel, shared = expected
     assert (launch.grid, launch.shared) == (2 * 1024 // tile, shared)
     assert (launch.template["BN"], launch.extra["blocks"].rows) == (panel, tile)
+
+
+def shared_bytes(q, **card):
+    with assume_gpu(**card):
+        on = gpu(torch.device("cpu"))
+        problem = kernels.with_gradients(kernels.problem(q, q, q, q, None, 0), q, q, q)
+        return FORM.launch(problem, on).shared
+
+
+def test_shared_memory_is_that_of_what_is_compiled():
+    """The CUDA of Hopper has P in fp32, also where another GPU is planned for: with less it would write past its memory."""
+    q = torch.empty(1, 2, 1024, 64, dtype=torch.float16, device="meta")
+    with cupyops.simulate("sm_90"), assume_gpu(**HOPPER, capability=8):
+        assert shared_bytes(q) == shared_bytes(q, capability=9)
 
 
 def test_where_it_is_taken():
