@@ -6,7 +6,8 @@
 Calls are drawn first, for each operator, and made once by one thread: kernels round in a fixed order, so what they gave
 then they must give always. Then threads make them at random: forward and backward; without a gradient; with the backward
 in another thread; on a GPU also with inputs from another stream, and in a CUDA graph that is replayed. Every few seconds
-the threads end, the memory and all else that a process holds is measured, and new threads go on.
+the threads end, the memory and all else that a process holds is measured, and new threads go on. At each quarter of the
+time the plans of calls are forgotten, of which there may be thousands: the Python objects left then are counted.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from rich.table import Table
 from torch import Tensor
 
 import cupyops
+from cupyops._operator.derivation import plans
 from cupyops.testing.call import Call, Outcome, differentiable, gradients, tensors_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
@@ -462,8 +464,8 @@ SLACK = {
 }
 
 
-def measure(cuda: bool) -> dict[str, int]:
-    """What is held while no thread is at work."""
+def measure(cuda: bool, objects: bool = False) -> dict[str, int]:
+    """What is held while no thread is at work; Python's objects, where they are asked for."""
     gc.collect()
     held: dict[str, int] = {}
     if cuda:
@@ -480,7 +482,7 @@ def measure(cuda: bool) -> dict[str, int]:
         "resident memory": pages * os.sysconf("SC_PAGESIZE"),
         "open files": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
-        "Python objects": len(gc.get_objects()),
+        **({"Python objects": len(gc.get_objects())} if objects else {}),
     }
 
 
@@ -514,11 +516,13 @@ def growth(samples: list[dict[str, int]]) -> dict[str, tuple[int, int]]:
 
     The first quarter is not looked at: kernels are loaded and caches filled then.
     """
-    if not samples:
-        return {}
-    quarter = max(len(samples) // 4, 1)
-    early, late = samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
-    return {what: (max(s[what] for s in early), min(s[what] for s in late)) for what in samples[0]}
+    found = {}
+    for what in {what: None for sample in samples for what in sample}:
+        numbers = [sample[what] for sample in samples if what in sample]
+        quarter = max(len(numbers) // 4, 1)
+        early, late = numbers[quarter : 2 * quarter] or numbers[:1], numbers[-quarter:]
+        found[what] = max(early), min(late)
+    return found
 
 
 def leaks(samples: list[dict[str, int]]) -> list[str]:
@@ -605,13 +609,17 @@ def _run(soak: Soak, seconds: float, graph: float = 0.0) -> list[dict[str, int]]
     if soak.streams.cuda:
         torch.cuda.synchronize()  # the calls were drawn on the default stream
     samples: list[dict[str, int]] = []
-    begun = time.monotonic()
+    begun, quarters = time.monotonic(), 0
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=seconds)
         while (len(samples) < _ROUNDS or time.monotonic() < begun + seconds) and not soak.faults:
             soak.round(min(PERIOD, seconds / _ROUNDS))
             if not soak.faults:
-                held = measure(soak.streams.cuda)
+                share = min((time.monotonic() - begun) / seconds, len(samples) / (_ROUNDS - 1))
+                ends, quarters = int(4 * share) > quarters, int(4 * share)
+                if ends:
+                    plans.forget_all()
+                held = measure(soak.streams.cuda, objects=ends)
                 graphs = sum(count[in_a_graph.__name__] for count in soak.counts.values())
                 samples.append(held | {"resident memory": held["resident memory"] - round(graphs * graph)})
             calls = sum(sum(count.values()) for count in soak.counts.values())
@@ -632,7 +640,8 @@ def _show(soak: Soak, samples: list[dict[str, int]]) -> None:
         )
         wrong = leaks(samples)
         for what, (early, late) in growth(samples).items():
-            numbers = (samples[0][what], early, late, SLACK[what])
+            first = next(sample[what] for sample in samples if what in sample)
+            numbers = (first, early, late, SLACK[what])
             held.add_row(what, *(f"{number:,}" for number in numbers), "[red]grows[/]" if what in wrong else "")
         console.print(held)
     for fault in soak.faults[:5]:

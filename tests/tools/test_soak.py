@@ -144,6 +144,31 @@ def test_a_leak_of_open_files(monkeypatch):
         file.close()
 
 
+def test_a_leak_of_objects(monkeypatch):
+    held = []
+
+    def leaks(x):
+        held.extend([] for _ in range(1000))
+        return x * 2
+
+    an_operator(monkeypatch, leaks)
+    rows = [line for line in soaked(seconds=0.4, status=1).splitlines() if "grows" in line]
+    assert any("Python" in row for row in rows)
+
+
+def test_plans_are_no_leak(monkeypatch):
+    """What is remembered of calls is bounded, and fills for long: it is forgotten where objects are counted."""
+    remembered = []
+
+    def remembers(x):
+        remembered.extend([] for _ in range(1000))
+        return x * 2
+
+    an_operator(monkeypatch, remembers)
+    monkeypatch.setattr(soak.plans, "forget_all", remembered.clear)
+    soaked(seconds=0.4, status=0)
+
+
 @pytest.mark.parametrize(
     ("sizes", "grows"),
     [

@@ -172,7 +172,7 @@ class Plans:
         self.table: dict[Any, tuple[Callable[..., Any], ...]] = {}  # by shape: the code of plans, the latest first
         self.plans: OrderedDict[int, Plan] = OrderedDict()
         self.history = History(backward=False)
-        self._variants: dict[Hashable, set[Hashable]] = {}
+        self._variants: OrderedDict[Hashable, set[Hashable]] = OrderedDict()  # of signatures, the numbers seen
         _all.add(self)
 
     @property
@@ -192,9 +192,7 @@ class Plans:
         seen = self.history.of(key)
         if seen.reason:
             return self.plain(*args)
-        variants = self._variants.setdefault(tensors, set())
-        variants.add(numbers)
-        if len(variants) > MOST_NUMBERS:
+        if self._differ(tensors, numbers):
             seen.reason = "its numbers differ from call to call"
             self._give_up(args, seen.reason, with_numbers=False)
             return self.plain(*args)
@@ -203,6 +201,16 @@ class Plans:
         if self.history.is_given_up(key) and torch_private.saved_tensors_hooks(True) is None:
             self._give_up(args, seen.reason, with_numbers=True)
         return result
+
+    def _differ(self, tensors: Hashable, numbers: Hashable) -> bool:
+        """Whether the same tensors have come with so many other numbers that none is worth a plan."""
+        with _changing:
+            variants = self._variants.setdefault(tensors, set())
+            if len(variants) <= MOST_NUMBERS:
+                variants.add(numbers)
+            if len(self._variants) > MOST_SEEN:
+                self._variants.popitem(last=False)
+            return len(variants) > MOST_NUMBERS
 
     def _in_full(self, args: tuple[Any, ...]) -> Any:
         if not self.suspends:

@@ -406,6 +406,7 @@ class TestRefusals:
                 assert op(x, float(step)).tolist() == [float(step)] * 3
         assert count.recorded == 0 and count.misses <= plans.MOST_NUMBERS + 1
         assert "its numbers differ from call to call" in reason(op)
+        assert [len(numbers) for numbers in op._plans._variants.values()] == [plans.MOST_NUMBERS + 1]
 
     def test_errors_are_those_of_a_plain_call(self, running):
         with pytest.raises(InputError, match="normalized_shape"):
@@ -848,6 +849,7 @@ class TestMemory:
         for size in range(1, 20):
             op(torch.ones(size))
         assert len(op._plans.history.seen) <= 4 and not op._plans.plans
+        assert len(op._plans._variants) <= 4
 
 
 def test_threads(running):
