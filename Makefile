@@ -58,7 +58,7 @@ define parts
 @rm -rf build/parts && mkdir -p build/parts
 @$(MAKE) --no-print-directory part-setup
 @$(MAKE) --no-print-directory --keep-going --jobs 2 $(addprefix part-,$(1)); status=$$?; \
-  if [ $$status = 0 ]; then cp build/parts/ran_in_full.csv tests/ran_in_full.csv; fi; \
+  if [ $$status = 0 ]; then cp build/parts/*.csv tests/; fi; \
   cat build/parts/*.part; exit $$status
 endef
 

@@ -30,7 +30,6 @@ SIMULATING = (
     "derivation",
     "integrations",
 )
-FORKING = ("test_robustness.py",)  # fork this process hundreds of times, which costs the more the more it holds
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 
@@ -42,7 +41,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=lambda item: item.path.name not in FORKING)
+    items.sort(key=lambda item: item.path.name not in tiers.FORKING)
     tiers.select(config, items)
     if not GPU:
         for item in items:

@@ -74,6 +74,7 @@ def test_the_wheel_carries_what_the_tree_has(wheel):
     assert not outside
 
 
+@pytest.mark.every_time
 def test_it_is_imported_from_the_wheel_and_knows_every_operator(python, tmp_path):
     found = run(
         python,

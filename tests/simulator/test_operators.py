@@ -100,6 +100,7 @@ def base(name):
     return name.partition("<")[0]
 
 
+@pytest.mark.every_time
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_each_kernel_once(operator):
     """By as few calls as reach them all, in one dtype where that will do; which one differs from operator to operator."""

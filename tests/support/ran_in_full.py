@@ -1,11 +1,14 @@
-"""Which operators ran in full, on which sources: tests/ran_in_full.csv, a line for each.
+"""What ran in full, on which sources: tests/ran_in_full.csv, a line for each operator and each folder of other tests.
 
 A digest covers what an operator computes with and is tested by: its CUDA with all that it includes, its Python with what
 that imports of `ops`, `optim` and `_dispatch`, its tests with their helpers. Comments, docstrings, layout, the names of
 files and the lines that import them do not count, so that what is moved or explained anew has still run. All the rest (the
 simulator, the launch, the contract of the tests) is the framework: one digest, on which a line says that the operator ran.
 
-    python tests/support/ran_in_full.py     the operators that differ from what ran in full
+The digest of a folder, as tests/nn, covers its tests and what they are named after: cupyops/nn, cupyops/_nn or nn. That
+of tests/ itself covers the files that lie there, and pyproject.toml.
+
+    python tests/support/ran_in_full.py     what differs from what ran in full
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "ran_in_full.csv"
-COLUMNS = ("operator", "digest", "framework")
+COLUMNS = ("part", "digest", "framework")
 PACKAGE, TESTS = ROOT / "cupyops", ROOT / "tests"
 
 sys.path[:0] = [path for path in map(str, (TESTS, TESTS / "support", ROOT / "tools")) if path not in sys.path]
@@ -45,14 +48,15 @@ OPERATORS = ("ops", "optim", "_dispatch")  # folders of what an operator is made
 # of `_dispatch`, what is no operator's: how work is split over devices decides nothing of a kernel
 SHARED = {PACKAGE / "_dispatch" / f"{name}.py" for name in ("__init__", "forms", "gpu", "cards", "shardings")}
 APART = ("bench", "cli", "doctor", "nn")  # folders that no operator's test in full depends on
-CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form", "tiers")}
+CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form")}
 CASES = {TESTS / "simulator" / f"{name}.py" for name in ("cases", "test_operators")}
+_TEXTS = (".py", ".md", ".ipynb", ".cu", ".toml", ".html", ".js", ".css")
 _CU = re.compile(r'"(\w+\.cu)"')
 _IMPORT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"[^\n]*", re.MULTILINE)
 
 
 class Ran(NamedTuple):
-    """On what an operator ran in full."""
+    """On what an operator, or a folder, ran in full."""
 
     digest: str
     framework: str
@@ -63,15 +67,15 @@ def read(path: Path = TABLE) -> dict[str, Ran]:
     if not path.is_file():
         return {}
     with open(path, encoding="utf-8", newline="") as file:
-        return {line["operator"]: Ran(line["digest"], line["framework"]) for line in csv.DictReader(file)}
+        return {line["part"]: Ran(line["digest"], line["framework"]) for line in csv.DictReader(file)}
 
 
 def write(table: dict[str, Ran], path: Path = TABLE) -> None:
-    """The table, in the order of names, of the operators that there are."""
+    """The table, in the order of names, of what there is."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(COLUMNS)
-        lines.writerows((name, *ran) for name, ran in sorted(table.items()) if name in operators())
+        lines.writerows((name, *ran) for name, ran in sorted(table.items()) if name in parts())
 
 
 @cache
@@ -83,15 +87,37 @@ def operators() -> tuple[str, ...]:
 
 
 @cache
-def now(operator: str) -> Ran:
+def folders() -> tuple[str, ...]:
+    """The folders of tests, as "tests/nn", and "tests" for the files that lie there."""
+    found = {path.parent.relative_to(TESTS).parts[:1] for path in TESTS.rglob("test_*.py")}
+    return tuple(sorted("/".join(("tests", *names)) for names in found))
+
+
+def parts() -> tuple[str, ...]:
+    """All that runs in full or not: operators and folders."""
+    return (*operators(), *folders())
+
+
+@cache
+def now(part: str) -> Ran:
     """The digests of the tree as it is."""
-    return Ran(digest(operator), framework())
+    return Ran(digest_of_folder(part) if part in folders() else digest(part), framework())
 
 
 def changed() -> list[str]:
-    """The operators that have not run in full on what they are made of now."""
+    """The operators and folders that have not run in full on what they are made of now."""
     table = read()
-    return [name for name in operators() if name not in table or table[name].digest != now(name).digest]
+    return [name for name in parts() if name not in table or table[name].digest != now(name).digest]
+
+
+def digest_of_folder(folder: str) -> str:
+    """Of a folder's tests, and of what they are named after."""
+    name = folder.removeprefix("tests").strip("/")
+    if not name:
+        return _digest(map(_python, [*TESTS.glob("test_*.py"), ROOT / "pyproject.toml"]))
+    places = TESTS / name, PACKAGE / name, PACKAGE / f"_{name}", ROOT / name
+    files = [path for place in places for path in place.rglob("*") if path.suffix in _TEXTS and path.is_file()]
+    return _digest(map(_python, files))
 
 
 @cache

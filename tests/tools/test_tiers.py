@@ -39,6 +39,25 @@ def test_what_does_not_count_of_python():
     assert ran_in_full._plain_python(PYTHON.replace("+ x", "- x")) != plain
 
 
+def test_a_folder_counts_with_what_it_is_named_after(monkeypatch):
+    folders = ran_in_full.folders()
+    assert {"tests", "tests/nn", "tests/operator", "tests/docs", "tests/examples"} <= set(folders)
+    before = {name: ran_in_full.digest_of_folder(name) for name in folders}
+    assert len(set(before.values())) == len(folders)
+    changes = {
+        PACKAGE / "nn" / "linear.py": "tests/nn",
+        PACKAGE / "_operator" / "__init__.py": "tests/operator",
+        ROOT / "docs" / "speed.md": "tests/docs",
+        ROOT / "tests" / "cli" / "test_app.py": "tests/cli",
+        ROOT / "pyproject.toml": "tests",
+    }
+    plain = ran_in_full._python
+    for path, folder in changes.items():
+        monkeypatch.setattr(ran_in_full, "_python", lambda at, path=path: plain(at) + "x" * (at == path))
+        assert path.exists()
+        assert [name for name in folders if ran_in_full.digest_of_folder(name) != before[name]] == [folder]
+
+
 def test_what_does_not_count_of_cuda():
     text = '#include "a/b.cuh"\n// words\n__global__ void f(int* x) { /* more */\n  x[0] = 1; }\n'
     plain = ran_in_full._plain_cuda(text)
@@ -122,7 +141,7 @@ def test_all_that_there_is_counts_somewhere():
 def test_the_table(tmp_path):
     table = {"relu": ran_in_full.Ran("a", "b"), "gone": ran_in_full.Ran("c", "d"), "add": ran_in_full.Ran("e", "f")}
     ran_in_full.write(table, tmp_path / "x.csv")
-    assert (tmp_path / "x.csv").read_text() == "operator,digest,framework\nadd,e,f\nrelu,a,b\n"
+    assert (tmp_path / "x.csv").read_text() == "part,digest,framework\nadd,e,f\nrelu,a,b\n"
     assert ran_in_full.read(tmp_path / "x.csv") == {name: table[name] for name in ("add", "relu")}
     assert ran_in_full.read(tmp_path / "absent.csv") == {}
 
@@ -130,16 +149,20 @@ def test_the_table(tmp_path):
 # --- selection ---
 
 
+PARTS = ["relu", "softmax", "sum", "tests/kernel", "tests/nn", "tests/ops", "tests/simulator"]
+
+
 class Item:
     """A test as pytest has it."""
 
-    def __init__(self, nodeid, config=None, mark=None, **parameters):
-        self.nodeid, self.config, self.mark = nodeid, config, mark
+    def __init__(self, nodeid, config=None, mark=None, every_time=False, **parameters):
+        self.nodeid, self.config = nodeid, config or config_of()
+        self.marks = {"in_full": mark, "every_time": every_time or None}
         self.path = ROOT / "tests" / nodeid.partition("::")[0]
         self.stash, self.user_properties, self.callspec = pytest.Stash(), [], SimpleNamespace(params=parameters)
 
     def get_closest_marker(self, name):
-        return self.mark
+        return self.marks.get(name)
 
 
 def in_full(**options):
@@ -148,8 +171,8 @@ def in_full(**options):
 
 def config_of(**options):
     workers = options.pop("workers", 1)
-    defaults = dict(changed=True, drawn=0, draw=1, until=None, shard=None, began=0.0, changed_operators=[], record=None)
-    option = SimpleNamespace(**defaults | {"operators": ["relu", "softmax", "sum"]} | options)
+    defaults = dict(changed=True, drawn=0, draw=1, until=None, shard=None, began=0.0, changed_parts=[], record=None)
+    option = SimpleNamespace(**defaults | {"parts": PARTS, "quick": 100} | options)
     left = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
     return SimpleNamespace(option=option, hook=hook, left=left, workerinput={"workercount": workers})
@@ -174,24 +197,64 @@ def test_what_has_changed_runs_and_last():
     names = [item.nodeid for item in items]
     assert selected(config_of(changed=False), *items) == names
     assert selected(config_of(), *items) == [names[2], names[4], names[5]]
-    last = selected(config_of(changed_operators=["relu"]), *items)
+    last = selected(config_of(changed_parts=["relu"]), *items)
     assert last == [names[2], names[5], names[4], names[3], names[1]]
-    assert selected(config_of(changed_operators=["softmax"]), *items) == [names[2], names[4], names[5], names[0]]
+    assert selected(config_of(changed_parts=["softmax"]), *items) == [names[2], names[4], names[5], names[0]]
+
+
+def test_a_folder_that_has_changed_runs_whole(monkeypatch):
+    """Its quick tests first, its slow ones while there is time; of others what is drawn, and what is asked for."""
+    slow, quick = "nn/test_x.py::slow", "nn/test_x.py::quick"
+    monkeypatch.setattr(tiers, "read_slow", lambda: {slow, "kernel/test_y.py::slow"})
+    items = [Item(f"{name}[{i}]") for name in (slow, quick) for i in range(10)]
+    items += [Item("kernel/test_y.py::slow[0]"), Item("kernel/test_y.py::slow[1]", every_time=True)]
+    found = selected(config_of(changed_parts=["tests/nn"], quick=50), *items)
+    assert found == [items[21].nodeid, *(item.nodeid for item in (*items[10:20], *items[:10]))]
+    found = selected(config_of(changed_parts=["tests/kernel"], quick=50), *items)
+    assert [name.partition("[")[0] for name in found] == [
+        "kernel/test_y.py::slow",
+        *5 * [quick],
+        "kernel/test_y.py::slow",
+    ]
+    config = config_of(changed_parts=["tests/nn"], until=10.0)
+    late = Item(f"{slow}[0]", config)
+    selected(config, late)
+    with pytest.raises(pytest.skip.Exception, match="no time is left"):
+        tiers.check_time(late)
+    assert late.user_properties == [("no time for", "tests/nn")]
+
+
+@pytest.mark.parametrize(("cases", "run"), [(1, 1), (2, 1), (3, 2), (8, 4)])
+def test_half_of_the_cases_of_what_is_quick(cases, run):
+    items = [Item(f"nn/test_x.py::{name}[{i}]") for name in "abc" for i in range(cases)]
+    draws = {tuple(selected(config_of(quick=50, draw=seed), *items)) for seed in (*range(9), 1)}
+    assert all(len(names) == 3 * run for names in draws) and len(draws) == (9 if cases > 2 else len(draws))
+    assert {name for names in draws for name in names} == {item.nodeid for item in items}
+
+
+def test_what_is_of_many_operators_runs_where_one_has_changed():
+    items = [Item(f"dispatch/test_x.py::a[{i}]") for i in range(8)]
+    counts = [
+        len(selected(config_of(changed_parts=changed, quick=50), *items)) for changed in ([], ["tests/nn"], ["sum"])
+    ]
+    assert counts == [4, 4, 8]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_each_process_begins_with_what_is_slow_and_ends_with_what_may_be_left(workers):
+def test_each_process_begins_with_what_is_slow_and_ends_with_what_may_be_left(monkeypatch, workers):
     files = ["kernel/test_y.py", "docs/test_site.py", "ops/test_relu.py", "ops/test_sum.py"]
+    slow = {f"docs/test_site.py::{i}" for i in range(60)}
+    monkeypatch.setattr(tiers, "read_slow", lambda: slow)
     items = [Item(f"{file}::{i}", mark=in_full() if "ops" in file else None) for file in files for i in range(60)]
     for seed in (1, 2):
-        config = config_of(changed_operators=["relu", "sum"], workers=workers, draw=seed)
+        config = config_of(changed_parts=["relu", "sum"], drawn=100, workers=workers, draw=seed)
         chosen = selected(config, *items)
         for part in range(workers):
             some = [name.partition("::")[0] for name in tiers.cut(chosen, part, workers)]
             last = ["ops/test_relu.py", "ops/test_sum.py"]
             assert list(dict.fromkeys(some[: 120 // workers])) == ["docs/test_site.py", "kernel/test_y.py"]
             assert set(some[120 // workers :]) <= set(last) and len(some) == 240 // workers
-    orders = {tuple(selected(config_of(changed_operators=["relu", "sum"], draw=seed), *items)) for seed in range(8)}
+    orders = {tuple(selected(config_of(changed_parts=["relu", "sum"], draw=seed), *items)) for seed in range(8)}
     assert len(orders) == 2  # of operators; the tests of one stay together
 
 
@@ -231,7 +294,7 @@ def test_parts_share_all_tests_and_split_no_operator():
 
 
 def test_in_full_ends_with_the_time():
-    config = config_of(changed_operators=["relu"], until=10.0)
+    config = config_of(changed_parts=["relu"], until=10.0)
     item, other = Item("ops/test_relu.py::a", config, in_full()), Item("ops/test_sum.py::b", config)
     selected(config, item, other)
     tiers.check_time(other)
@@ -254,7 +317,7 @@ def test_in_full_ends_with_the_time():
     ],
 )
 def test_launches_end_with_the_time(monkeypatch, changed, nodeid, properties):
-    config = config_of(changed_operators=changed, drawn=100, until=10.0)
+    config = config_of(changed_parts=changed, drawn=100, until=10.0)
     item = Item(nodeid, config)
     reason = "no time is left" if changed else "ran in full on the same sources"
     with monkeypatch.context() as patch, cupyops.simulate():
@@ -276,7 +339,7 @@ def test_launches_end_with_the_time(monkeypatch, changed, nodeid, properties):
     ],
 )
 def test_a_test_ends_where_it_comes_to_what_has_not_changed(monkeypatch, changed, nodeid, drawn, ends):
-    config = config_of(changed_operators=changed, drawn=drawn)
+    config = config_of(changed_parts=changed, drawn=drawn)
     with monkeypatch.context() as patch, cupyops.simulate():
         tiers.launches_of_changed_alone(SimpleNamespace(node=Item(nodeid, config), config=config), patch)
         if ends:
@@ -315,6 +378,7 @@ def summary(monkeypatch, config, cut=(), status=0):
     tally = tiers.Tally(config)
     for name in cut:
         report = SimpleNamespace(user_properties=[("no time for", name)], when="teardown", skipped=True, longrepr="")
+        report.nodeid, report.duration = "ops/test_x.py::a", 0.0
         tally.pytest_runtest_logreport(report)
     monkeypatch.setattr(ran_in_full, "read", lambda: {"sum": ran_in_full.Ran("old", "old")})
     monkeypatch.setattr(ran_in_full, "framework", lambda: "f")
@@ -325,20 +389,20 @@ def summary(monkeypatch, config, cut=(), status=0):
 
 
 def test_it_is_said_loudly_when_time_ran_out(monkeypatch):
-    said = summary(monkeypatch, config_of(changed_operators=["relu", "softmax"]), cut=["softmax", "softmax"])
+    said = summary(monkeypatch, config_of(changed_parts=["relu", "softmax"]), cut=["softmax", "softmax"])
     assert (
         "`make test-all` is due\n2 tests did not run, or not to their end" in said
         and "Not in full ran: softmax" in said
     )
     assert "changed since they ran in full: relu, softmax" in said and "--draw=1" in said
-    assert "the framework has changed since 1 of 1 operators ran in full" in said
+    assert "the framework has changed since 1 of 1 parts ran in full" in said
     assert "is due" not in summary(monkeypatch, config_of())
 
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_what_ran_in_full_is_kept_where_all_passed(monkeypatch, tmp_path, status):
     path = Path(tmp_path / "x.csv")
-    config = config_of(changed_operators=["relu", "softmax"], record=path)
+    config = config_of(changed_parts=["relu", "softmax"], record=path)
     summary(monkeypatch, config, cut=["softmax"], status=status)
     monkeypatch.undo()
     assert path.exists() == (status == 0)
@@ -348,6 +412,24 @@ def test_what_ran_in_full_is_kept_where_all_passed(monkeypatch, tmp_path, status
 
 def test_a_part_keeps_what_is_its_own(monkeypatch):
     monkeypatch.setattr(ran_in_full, "operators", lambda: tuple("abcdefgh"))
+    monkeypatch.setattr(ran_in_full, "folders", lambda: ("tests/nn",))
     parts = [set(tiers.Tally(config_of(changed=False, shard=f"{i}/3")).whole()) for i in (1, 2, 3)]
     assert set().union(*parts) == set("abcdefgh") and sum(map(len, parts)) == 8
-    assert set(tiers.Tally(config_of(changed=False)).whole()) == set("abcdefgh")
+    assert set(tiers.Tally(config_of(changed=False)).whole()) == {*"abcdefgh", "tests/nn"}  # a folder is in several
+
+
+@pytest.mark.parametrize("shard", [None, "1/4"])
+def test_the_table_of_what_is_slow(monkeypatch, tmp_path, shard):
+    """On average of its cases; one that was slow stays so until it is well below, or where it did not run."""
+    monkeypatch.setattr(tiers, "read_slow", lambda: {"t::known", "t::quicker", "t::elsewhere"})
+    tally = tiers.Tally(config_of(changed=False, shard=shard))
+    each = {"t::known[0]": 0.4, "t::quicker[0]": 0.3, "t::new[0]": 1.2, "t::new[1]": 0.0, "t::quick": 0.4}
+    for name, seconds in each.items():
+        for when, part in (("setup", 0.25), ("call", 0.75)):
+            report = SimpleNamespace(nodeid=name, duration=part * seconds, when=when, skipped=False)
+            tally.pytest_runtest_logreport(SimpleNamespace(**vars(report), user_properties=[], longrepr=""))
+    expected = {"t::known", "t::new", *(["t::elsewhere"] if shard else [])}
+    assert tally.slow() == expected
+    monkeypatch.undo()
+    tiers.write_slow(expected, tmp_path / "slow.csv")
+    assert tiers.read_slow(tmp_path / "slow.csv") == expected and tiers.read_slow(tmp_path / "no.csv") == set()

@@ -1,6 +1,7 @@
 """Generated code of plans: every kind of operator, replayed by a stand-in for the driver, gives the bits of plain calls."""
 
 import gc
+
 import plan_driver as driver
 import pytest
 import torch
