@@ -3,7 +3,7 @@
 # PYTHON=...  an interpreter to use as it stands, with what is installed there; nothing is set up
 # CUDA=...    cuda12x (default) or cuda13x: the CUDA of CuPy, NVRTC and the headers
 # JOBS=...    processes for pytest (default 2)
-# SHARD=1/4   of `make test-all` one part of four, for four machines
+# SHARD=1/4   of `make test-all` or `make test-gpu` one part of four, for four machines
 
 # Bytecode is kept, also where the shell says otherwise: some hundred processes would compile PyTorch's Python anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -107,8 +107,8 @@ format: $(SETUP) ## Format Python and CUDA in place
 	$(PY) -m ruff format .
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
-test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.csv
-	$(GPU_PYTEST) -k more_than_2 tests; status=$$?; $(GPU_PYTEST) -k "not more_than_2" -n $(GPU_JOBS) --dist worksteal tests || status=1; \
+test-gpu: $(SETUP) ## Run the GPU tests, or SHARD=1/4 of all but the largest; write tests/gpu_report.json and tests/conformance_gpu.csv
+	$(GPU_PYTEST) -k more_than_2 tests; status=$$?; $(GPU_PYTEST) -k "not more_than_2" -n $(GPU_JOBS) --dist worksteal $(addprefix --shard=,$(SHARD)) tests || status=1; \
 	  $(GPU_PYTEST) -n $(GPU_JOBS) --dist worksteal tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
 	  $(PY) tools/conformance.py && exit $$status
 

@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "tests" / "gpu_report.json"
 CODE = {"cuda_src": (".cu", ".cuh"), "cupyops": (".cu", ".cuh", ".py")}
+SHARD = re.compile(r"(.*) (\d+)/(\d+)")
 COMMENT_OR_LITERAL = re.compile(rb"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+'""", re.DOTALL)
 
 
@@ -121,11 +122,32 @@ def write(path: Path, run: str, result: dict[str, Any], root: Path = ROOT) -> No
     """Put the result of `run` into the report. Other runs of the same code stay; a whole run replaces partial ones."""
     previous, sha256, whole = read(path), tree_sha256(root), suites(root)
     runs = previous["runs"] if previous is not None and previous["sha256"] == sha256 else {}
-    if run in whole or run in LARGE:
-        replaced = LARGE if run == "tests" else ("tests",) if run in LARGE else ()
-        runs = {name: one for name, one in runs.items() if name in (*whole, *LARGE) and name not in replaced}
+    part, shard = of_shard(run)
+    if part in whole or part in LARGE:
+        replaced = LARGE if part == "tests" else ("tests",) if part in LARGE else ()
+        for name in list(runs):
+            other, its = of_shard(name)
+            of_others = other == part and its[1:] != shard[1:]  # the whole, or a shard of other shards
+            if other not in (*whole, *LARGE) or other in replaced or of_others:
+                del runs[name]
     report = {"sha256": sha256, **environment(), "runs": {**runs, run: result}}
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def of_shard(run: str) -> tuple[str, tuple[int, ...]]:
+    """Of "tests 1/4", what `--shard=1/4` made of a run: the run, and (1, 4); of a run of all its tests (), and itself."""
+    found = SHARD.fullmatch(run)
+    return (found[1], (int(found[2]), int(found[3]))) if found else (run, ())
+
+
+def shards(runs: dict[str, Any], part: str) -> list[str]:
+    """The names of the runs that are all of one: its own, or those of its shards, where there are all of them."""
+    if part in runs:
+        return [part]
+    each = {of_shard(run): run for run in runs if of_shard(run)[0] == part}
+    count = next((numbers[1] for _, numbers in each), 0)
+    wanted = [(part, (number, count)) for number in range(1, count + 1)]
+    return [each[one] for one in wanted] if all(one in each for one in wanted) else []
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -149,10 +171,10 @@ def problems(report: dict[str, Any] | None, root: Path = ROOT) -> list[str]:
     for suite in suites(root):
         parts = LARGE if suite == "tests" and any(one in report["runs"] for one in LARGE) else (suite,)
         for part in parts:
-            if part not in report["runs"]:
+            names = shards(report["runs"], part)
+            if not names:
                 found.append(f"{part} was not run")
-            elif not report["runs"][part]["passed"]:
-                found.append(f"no test of {part} passed")
+            found += [f"no test of {name} passed" for name in names if not report["runs"][name]["passed"]]
     for run, result in report["runs"].items():
         found += [f"failed in {run}: {name}" for name in result["failures"]]
     return found

@@ -52,6 +52,8 @@ class Recorder:
             names.append(f"-m {options.markexpr!r}")
         if options.deselect or getattr(options, "lf", False) or options.maxfail:
             names.append("(part)")
+        if shard := getattr(options, "shard", None):
+            names.append(shard)
         return " ".join(names)
 
     def relative(self, arg):

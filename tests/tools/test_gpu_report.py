@@ -120,6 +120,22 @@ def test_two_runs_are_all_of_the_tests(tree, passed):
     assert set(report.read(passed)["runs"]) == {"tests", "tests/opdb"}
 
 
+def test_shards_are_all_of_the_tests_together(tree, passed):
+    """As several GPUs run them, or one with little time; those of another number of shards are none of theirs."""
+    large, rest = report.LARGE
+    report.write(passed, large, PASSED, tree)
+    for shard, missing in (("1/3", True), ("2/2", True), ("1/2", False)):
+        report.write(passed, f"{rest} {shard}", PASSED, tree)
+        assert (f"{rest} was not run" in problems(passed, tree)) == missing
+    assert set(report.read(passed)["runs"]) == {large, f"{rest} 1/2", f"{rest} 2/2", "tests/opdb"}
+    report.write(passed, f"{rest} 2/2", {**PASSED, "passed": 0}, tree)
+    assert f"no test of {rest} 2/2 passed" in problems(passed, tree)
+    report.write(passed, rest, PASSED, tree)
+    assert set(report.read(passed)["runs"]) == {large, rest, "tests/opdb"}
+    report.write(passed, "tests 1/2", PASSED, tree)
+    assert set(report.read(passed)["runs"]) == {"tests 1/2", "tests/opdb"}
+
+
 def pytest_run(folder, *args):
     """The report of a run of pytest in `folder`."""
     path = folder / "written.json"
@@ -167,6 +183,8 @@ def test_skipped(): pass
         ({"keyword": "right"}, "tests -k 'right'"),
         ({"markexpr": "not gpu"}, "tests -m 'not gpu'"),
         ({"maxfail": 1}, "tests (part)"),
+        ({"shard": "1/4"}, "tests 1/4"),
+        ({"shard": "1/4", "keyword": "right"}, "tests -k 'right' 1/4"),
     ],
 )
 def test_a_run_of_a_part_has_another_name(tmp_path, options, name):
