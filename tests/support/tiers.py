@@ -18,7 +18,7 @@ import hashlib
 import random
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,12 +110,11 @@ def is_asked_for(item: pytest.Item) -> bool:
 def left_out(items: list[pytest.Item], config: pytest.Config) -> set[pytest.Item]:
     """Of tests of what has not changed, those that are not drawn."""
     option = config.option
-    long = [item for item in items if item.get_closest_marker("in_full") or item.stash[_slow]]
-    out = {*long} - {*drawn(long, option.drawn, str(option.draw))}
-    quick: dict[str, list[pytest.Item]] = {}
+    long, quick = [], defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if item not in long:
-            quick.setdefault(function_of(item), []).append(item)
+        takes_long = item.get_closest_marker("in_full") or item.stash[_slow]
+        (long if takes_long else quick[function_of(item)]).append(item)
+    out = {*long} - {*drawn(long, option.drawn, str(option.draw))}
     for name, cases in quick.items():
         out |= {*cases} - {*drawn(cases, option.quick, f"{option.draw} {name}", least=1)}
     return out
