@@ -66,6 +66,7 @@ _WITHOUT_TMA = {"capability": 8}
 _BY_CUBLAS = "mm", "addmm"  # of `torch`, that operators call
 # Reports that are set aside, by what they name: what orders these accesses or threads the tools do not follow (2025.3), and
 # report it of twenty lines of CUDA that do nothing else as well. The simulator follows it, and has nothing to report.
+# Nor does racecheck follow a warp that arrives at a named barrier and does not wait (bar.arrive); where both wait, it does.
 NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
     "racecheck": (
         r"\badd_shares\(",  # blocks of a cluster that wait for one another at an mbarrier
