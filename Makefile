@@ -82,7 +82,7 @@ pytest: $(SETUP) ## Run the tests, JOBS at a time, in full where an operator has
 	$(PYTEST) --changed --until=$(UNTIL) --record=build/parts/ran_in_full.csv
 
 opdb: $(SETUP) ## Run PyTorch's own databases of samples (op_db, module_db, optim_db), in a process of its own
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb --changed --until=$(OPDB_UNTIL)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb --changed --quick=20 --until=$(OPDB_UNTIL)
 
 pytest-all: $(SETUP) ## Run all tests, JOBS at a time
 	@mkdir -p build/parts

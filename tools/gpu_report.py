@@ -15,6 +15,7 @@ import platform
 import re
 import sys
 import tokenize
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,11 @@ def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:
     except SyntaxError:
         return text
     lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokenize.generate_tokens(io.StringIO(text).readline) if "#" in text else ():
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         body = getattr(node, "body", [])
         first = body[0] if isinstance(body, list) and body else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
@@ -64,6 +65,17 @@ def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:
         if isinstance(node, without):
             _blank(lines, node)
     return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """A module, and all statements in it; not what they are made of, of which there is much more."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, ())
+            pending += inner if isinstance(inner, list) else ()
 
 
 def _blank(lines: list[str], node: ast.stmt) -> None:

@@ -49,6 +49,7 @@ OPERATORS = ("ops", "optim", "_dispatch")  # folders of what an operator is made
 SHARED = {PACKAGE / "_dispatch" / f"{name}.py" for name in ("__init__", "forms", "gpu", "cards", "shardings")}
 APART = ("bench", "cli", "doctor", "nn")  # folders that no operator's test in full depends on
 CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form")}
+SELECTION = {TESTS / "support" / "tiers.py"}  # says which tests run, and nothing of what they do
 CASES = {TESTS / "simulator" / f"{name}.py" for name in ("cases", "test_operators")}
 _TEXTS = (".py", ".md", ".ipynb", ".cu", ".toml", ".html", ".js", ".css")
 _CU = re.compile(r'"(\w+\.cu)"')
@@ -213,7 +214,7 @@ def _imports(path: Path) -> tuple[Path, ...]:
     helpers = {_resolved(folder, name.split(".")) for name in names for folder in (TESTS / "support", TESTS)}
     code = {_resolved(PACKAGE, name.split(".")[1:]) for name in names if name.startswith("cupyops._dispatch.")}
     helpers |= code if path.parent.name == "dispatch" else set()
-    return tuple(helpers - {None} - CONTRACT - CASES - SHARED)
+    return tuple(helpers - {None} - CONTRACT - CASES - SHARED - SELECTION)
 
 
 def _imported_names(node: ast.AST) -> Iterator[str]:

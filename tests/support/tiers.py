@@ -7,9 +7,9 @@ its parameter `operator` or `contract`, that its file is named after, or that `b
 Of a part that has changed all tests run; what may take long, in_full or slow, while there is time. Of the others run
 
 - those marked `every_time`, such as each kernel once, and those in_full of the operators in `always=`;
-- a few per cent, drawn, of those in_full and of those that are slow: tests/slow.csv has them, as measured;
-- of each other test, which are quick, half of the cases, drawn, one at least. In the three folders of operators they end,
-  as skipped, where they come to launch a kernel that has not changed.
+- of those in_full and those that are slow (tests/slow.csv has them, as measured) one in a hundred, drawn;
+- of each other test, which are quick, a quarter of the cases, drawn, one at least. In the three folders of operators they
+  end, as skipped, where they come to launch a kernel that has not changed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _slow = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--changed", action="store_true", help="leave out what ran in full on the same sources")
-    group.addoption("--drawn", type=float, default=4, metavar="PERCENT", help="how much of that is run anew even so")
-    group.addoption("--quick", type=float, default=50, metavar="PERCENT", help="how many cases of each quick test run")
+    group.addoption("--drawn", type=float, default=1, metavar="PERCENT", help="how much of that is run anew even so")
+    group.addoption("--quick", type=float, default=25, metavar="PERCENT", help="how many cases of each quick test run")
     group.addoption("--draw", type=int, default=None, metavar="SEED", help="which; by default another each time")
     group.addoption("--until", type=float, default=None, metavar="SECONDS", help="begin nothing in full after that")
     group.addoption("--record", type=Path, metavar="PATH", help="write the table of what has run in full into PATH")
