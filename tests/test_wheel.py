@@ -15,7 +15,10 @@ from cupyops._kernel.compile import source
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="not in a source tree")
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="not in a source tree"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

@@ -226,6 +226,7 @@ def site(pages):
     return folder / "build" / "site"
 
 
+@pytest.mark.slow
 def test_the_site_asks_no_other_host_for_anything(site):
     pages = sorted(site.rglob("*.html"))
     assert {page.stem for page in pages} >= {path.stem for path in DOCS.glob("*.md")} | set(docs_site.functions())
@@ -243,6 +244,7 @@ def test_the_site_asks_no_other_host_for_anything(site):
     assert (site / "search.json").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 def test_no_link_leads_nowhere(site):
     assert not list(docs_check.broken_links(site))
 
@@ -255,6 +257,7 @@ def test_a_broken_link_is_found(tmp_path):
     assert len(list(docs_check.broken_links(tmp_path))) == 2
 
 
+@pytest.mark.slow
 def test_pages_in_a_browser(site):
     """Where a Chromium is found; `make docs-check` looks at all pages."""
     chromium = pictures.browser()

@@ -6,8 +6,8 @@ its parameter `operator` or `contract`, that its file is named after, or that `b
 
 Of a part that has changed all tests run; what may take long, in_full or slow, while there is time. Of the others run
 
-- those marked `every_time`, such as each kernel once, and those in_full of the operators in `always=`;
-- of those in_full and those that are slow (tests/slow.csv has them, as measured) one in a hundred, drawn;
+- those marked `every_time`, such as each kernel once, and those in_full of three of the operators in `always=`, drawn;
+- of those in_full and those that are slow (marked so, or in tests/slow.csv, as measured) one in a hundred, drawn;
 - of each other test, which are quick, a quarter of the cases, drawn, one at least. In the three folders of operators they
   end, as skipped, where they come to launch a kernel that has not changed.
 """
@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import pytest
 
 SEVEN = ("add", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2d", "sum")  # that differ in kind
+ALWAYS = 3  # of them, in each run
 SHARED = ("began", "changed_parts", "draw", "parts")  # what all processes of a run agree on
 TESTS = Path(__file__).resolve().parents[1]
 SLOW_FILE = TESTS / "slow.csv"
@@ -82,7 +83,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
             if item.get_closest_marker("in_full") and operator_of(item) not in config.option.parts:
                 raise pytest.UsageError(f"{item.nodeid} is marked in_full, and of no operator")
             anew, long = has_changed(item, changed), item.get_closest_marker("in_full") is not None
-            item.stash[_slow] = function_of(item) in slow
+            item.stash[_slow] = function_of(item) in slow or item.get_closest_marker("slow") is not None
             item.stash[_bounded] = anew and (long or item.stash[_slow]) and not is_asked_for(item)
             item.stash[_launching] = anew and item.path.parent.name in FOLDERS
         out = left_out([item for item in items if not has_changed(item, changed) and not is_asked_for(item)], config)
@@ -104,7 +105,8 @@ def is_asked_for(item: pytest.Item) -> bool:
     mark = item.get_closest_marker("in_full")
     if mark is None:
         return item.get_closest_marker("every_time") is not None or item.get_closest_marker("gpu") is not None
-    return operator_of(item) in mark.kwargs.get("always", ())
+    always = sorted(mark.kwargs.get("always", ()))
+    return operator_of(item) in random.Random(item.config.option.draw).sample(always, min(len(always), ALWAYS))
 
 
 def left_out(items: list[pytest.Item], config: pytest.Config) -> set[pytest.Item]:

@@ -155,9 +155,9 @@ PARTS = ["relu", "softmax", "sum", "tests/kernel", "tests/nn", "tests/ops", "tes
 class Item:
     """A test as pytest has it."""
 
-    def __init__(self, nodeid, config=None, mark=None, every_time=False, **parameters):
+    def __init__(self, nodeid, config=None, mark=None, every_time=False, slow=False, **parameters):
         self.nodeid, self.config = nodeid, config or config_of()
-        self.marks = {"in_full": mark, "every_time": every_time or None}
+        self.marks = {"in_full": mark, "every_time": every_time or None, "slow": slow or None}
         self.path = ROOT / "tests" / nodeid.partition("::")[0]
         self.stash, self.user_properties, self.callspec = pytest.Stash(), [], SimpleNamespace(params=parameters)
 
@@ -263,6 +263,25 @@ def test_what_is_drawn_of_the_rest_hangs_on_the_seed():
     first, again, other = (selected(config_of(drawn=5, draw=seed), *items) for seed in (1, 1, 2))
     assert first == again != other and len(first) == len(other) == 10
     assert selected(config_of(drawn=100), *items) == [item.nodeid for item in items]
+
+
+def test_three_of_those_that_always_run():
+    items = [Item(f"nn/test_x.py::{name}", mark=in_full(always=PARTS[:3] + ["a", "b"]), operator=name) for name in "ab"]
+    items += [Item(f"nn/test_x.py::{name}", mark=in_full(always=PARTS[:3]), operator=name) for name in PARTS[:3]]
+    runs = []
+    for seed in range(20):
+        config = config_of(draw=seed, parts=[*PARTS, "a", "b"])
+        for item in items:
+            item.config = config
+        runs.append(selected(config, *items))
+    assert all({item.nodeid for item in items[2:]} <= set(names) for names in runs)  # of three all
+    assert {len(names) for names in runs} == {3, 4, 5} and len({tuple(names) for names in runs}) > 2
+
+
+def test_marked_as_slow():
+    items = [Item("nn/test_x.py::a", slow=True), Item("nn/test_x.py::b")]
+    assert selected(config_of(), *items) == ["nn/test_x.py::b"]
+    assert selected(config_of(changed_parts=["tests/nn"]), *items) == ["nn/test_x.py::b", "nn/test_x.py::a"]
 
 
 def test_one_that_is_of_no_operator_is_an_error():
