@@ -65,7 +65,6 @@ def gpu(device: torch.device) -> Gpu:
     return replace(found, **_assumed) if _assumed else found
 
 
-@functools.cache
 def _simulated(capability: int) -> Gpu:
     return replace(_SIMULATED, capability=capability, compiled_for=capability)
 
