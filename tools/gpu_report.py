@@ -147,7 +147,7 @@ def write(path: Path, run: str, result: dict[str, Any], root: Path = ROOT) -> No
 
 
 def of_shard(run: str) -> tuple[str, tuple[int, ...]]:
-    """Of "tests 1/4", what `--shard=1/4` made of a run: the run, and (1, 4); of a run of all its tests (), and itself."""
+    """Of "tests 1/4", as a run with `--shard=1/4` is named, ("tests", (1, 4)); of "tests", ("tests", ())."""
     found = SHARD.fullmatch(run)
     return (found[1], (int(found[2]), int(found[3]))) if found else (run, ())
 

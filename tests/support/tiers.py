@@ -71,7 +71,7 @@ def configure(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what does not run, and put the rest in an order: what may run out of time is last (`in_order`)."""
+    """Leave out what does not run, and put the rest in an order: what has changed before what is quick (`in_order`)."""
     left: list[pytest.Item] = []
     if config.option.shard:
         part, parts = shard(config.option.shard)
@@ -139,10 +139,11 @@ def read_slow(path: Path = SLOW_FILE) -> set[str]:
 
 
 def in_order(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
-    """Slow tests first, what may run out of time last, one part after another in an order that is drawn.
+    """Slow tests, then what may run out of time, one part after another in an order that is drawn, then all that is quick.
 
     Of several processes each begins with an equal part of all tests, side by side in this order, and takes of the others'
-    when it is done: so each begins with what forks, ends with what may be left, and none has a test of minutes at the end.
+    when it is done: so each begins with what forks, what has changed gets the time that there is, and none has a long test
+    at the end.
     """
     bounded = [item for item in items if item.stash.get(_bounded, False)]
     parts = sorted({part_of(item) for item in bounded})
@@ -155,7 +156,7 @@ def in_order(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Ite
     rest = [item for item in rest if item.path.name not in FORKING]
     slow, quick = ([item for item in rest if item.stash.get(_slow, False) == is_slow] for is_slow in (True, False))
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    groups = forking, slow, quick, launching, bounded
+    groups = forking, slow, launching, bounded, quick
     return [item for part in range(workers) for group in groups for item in cut(group, part, workers)]
 
 
