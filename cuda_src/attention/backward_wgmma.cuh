@@ -253,7 +253,7 @@ struct Gradient {
     if constexpr (Variant::kDrops) of_second = variant.dropout.scale;
     const unsigned second_at = own_at + (FIRST_OUT || SHARED) * At::OWN;
     if constexpr (SECOND_OUT) put<T, DV>(second_at, At::kTile * kLine, d_second, of_second, of_second);
-    meet(1 + group, 128);
+    named_barrier::sync(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       if (group_row < work.own_rows) {
         const Place to = place_of<Variant>(group_row, work.own_rows, work.own_start, work.batch);

@@ -179,7 +179,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
   const float scale = SHIFTS ? 1 : score_scale * kLog2E;
   Ring<STAGES> ring;
   bool started = false;
-  if (group == CONSUMERS - 1) signal(1, 256);  // the first warpgroup begins
+  if (group == CONSUMERS - 1) named_barrier::arrive(1, 256);  // the first warpgroup begins
 
   for (int turn = 0;; turn = (turn + 1) % 4) {
     mbarrier::wait(at.next_full(), turn % 2);
@@ -319,7 +319,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       for (int i = 0; i < unseen; ++i) {  // they pass, and its turns
         mbarrier::wait(at.k_full(ring.stage), ring.phase);
         release(at.k_free(ring.stage));
-        if (i + 1 < panels) meet(own_turn, 256), signal(next_turn, 256);
+        if (i + 1 < panels) named_barrier::sync(own_turn, 256), named_barrier::arrive(next_turn, 256);
         mbarrier::wait(at.v_full(ring.stage), ring.phase);
         release(at.v_free(ring.stage));
         ring.advance();
@@ -342,11 +342,11 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       for (int panel = first_panel + panels - unseen - 2; panel >= first_panel; --panel) {
         mbarrier::wait(at.k_full(ring.stage), ring.phase);
         const Passing now = passing(panel);
-        meet(own_turn, 256);
+        named_barrier::sync(own_turn, 256);
         scores();
         mbarrier::wait(at.v_full(before.stage), before.phase);
         values(before.stage);
-        signal(next_turn, 256);
+        named_barrier::arrive(next_turn, 256);
         draw(now);
         finish<1>(sums);
         release(at.k_free(ring.stage));
@@ -388,9 +388,9 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       }
     }
     if constexpr (At::PLACES == 2) {
-      meet(own_meeting, 128);  // all have read their queries
+      named_barrier::sync(own_meeting, 128);  // all have read their queries
       put<T, DV>(own_at, kLine * ROWS, out, inverse[0], inverse[1]);
-      meet(own_meeting, 128);
+      named_barrier::sync(own_meeting, 128);
       if (storer) {
         if (first_row < sizes.queries) {
           const Place place = place_of<Variant>(first_row, sizes.queries, sequence.query, tile.batch);
@@ -407,7 +407,7 @@ __device__ __forceinline__ void consume(const ForwardLayout<D, DV, BN, CONSUMERS
       store_rows<T, DV>(to, ys.row, sizes.queries - row, sizes.value_width, out, inverse[0], inverse[1]);
     }
   }
-  if (group == 0) meet(1, 256);  // takes the last signal, so that none is left over
+  if (group == 0) named_barrier::sync(1, 256);  // takes the last signal, so that none is left over
   tma::finish_stores();
 }
 

@@ -7,15 +7,6 @@
 
 namespace attention {
 
-// A named barrier; 0 is __syncthreads().
-__device__ __forceinline__ void sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
 // The same value, of which the compiler does not know so: what a loop computes of it is not kept in registers all along.
 __device__ __forceinline__ unsigned anew(unsigned x) {
   asm volatile("" : "+r"(x));

@@ -3,6 +3,7 @@
 
 #include "attention/backward_mma.cuh"
 #include "attention/sums.cuh"
+#include "common/hw/named_barrier.cuh"
 
 namespace attention {
 
@@ -184,7 +185,7 @@ template <typename T, int D, int BN, int M, typename Variant> struct OnceMma {
       }
       before = now;
       wait_for_groups<0>();
-      sync(kAll, kOnceThreads);
+      named_barrier::sync(kAll, kOnceThreads);
     }
     if (work.all > 0) add_queries(before, (work.all - 1) % 2);
   }
@@ -231,7 +232,8 @@ template <typename T, int D, int BN, int M, typename Variant> struct OnceMma {
         }
       }
     }
-    sync(1 + pair, 64);  // bar.arrive, without waiting, is at most 1% faster, and compute-sanitizer does not follow it
+    // arrive(), without waiting, is at most 1% faster, and compute-sanitizer does not follow it
+    named_barrier::sync(1 + pair, 64);
     add_weighted<T, D, BN, M, AHEAD>(result, p, at.second(stage));
   }
 
@@ -264,7 +266,7 @@ template <typename T, int D, int BN, int M, typename Variant> struct OnceMma {
           x = kept[e / (BN / 2)].of(e % (BN / 2), x * variant.dropout.scale);
         }
       }
-      sync(1 + pair, 64);
+      named_barrier::sync(1 + pair, 64);
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) {  // 16 queries
         const float2 deltas[2] = {two_of(at.delta(stage) + 64 * i + lane % 4 * 8),
@@ -420,13 +422,13 @@ __device__ __forceinline__ void once_mma(const Role<T>& given, const float* lse2
   finish_copies();
   if (threadIdx.x < kOnceThreads / 2) {
     pass.template run<true>();
-    sync(kAll, kOnceThreads);  // all read the keys to the end, in whose place grad_k is put
+    named_barrier::sync(kAll, kOnceThreads);  // all read the keys to the end, in whose place grad_k is put
     float factor = 1;
     if constexpr (Variant::kDrops) factor = variant.dropout.scale;
     pass.leave(at.values(), given.out_second, strides.out_second, factor, sizes.value_width);
   } else {
     pass.template run<false>();
-    sync(kAll, kOnceThreads);
+    named_barrier::sync(kAll, kOnceThreads);
     pass.leave(at.keys(), given.out_first, strides.out_first, natural_scale, sizes.width);
   }
 }

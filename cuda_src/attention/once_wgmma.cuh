@@ -94,7 +94,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     if constexpr (BULK) {
       if (threadIdx.x % 128 == 0) tma::finish_stores();
     }
-    meet(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
+    named_barrier::sync(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
   }
 
  private:
@@ -137,7 +137,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
     }
     if constexpr (!LATE && !EARLY) round<T>(ds, dp);
     if constexpr (!EARLY) put_differences(at.differences(buffer));
-    meet(kBoth, 256);
+    named_barrier::sync(kBoth, 256);
     if constexpr (EARLY) finish<0>(d_second);  // P's registers are free then
     wgmma::fence();
     const unsigned a = operand(at.differences(buffer) + (BN == 128 ? group * 128 * kLine : 0), 16);
@@ -217,7 +217,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
       const unsigned from = at.staged(group);
       const int thread = threadIdx.x % 128;
       if (thread == 0) tma::wait_for_stores<0>();
-      meet(1 + group, 128);
+      named_barrier::sync(1 + group, 128);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(from + 2048 * j + 16 * thread), "f"(d_q[4 * j]),
@@ -225,7 +225,7 @@ struct OnePass : Gradient<T, D, BN, STAGES, true, BOUNDS, Variant, OnceLayout<D,
                      : "memory");
       }
       tma::fence_shared();
-      meet(1 + group, 128);
+      named_barrier::sync(1 + group, 128);
       if (thread == 0) {
         tma::add_line(to, from, 16384);
         tma::end_stores();

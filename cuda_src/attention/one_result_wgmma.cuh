@@ -33,7 +33,7 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
       if (++panel == work.end) panel = work.begin;
       if (++in == work.panels) in = 0, ++head;
     }
-    meet(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
+    named_barrier::sync(kBoth, 256);  // the other warpgroup reads k to the end, in whose place results are put
   }
 
  private:
@@ -58,12 +58,12 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
     if constexpr (VALUES) {
       round<T>(p, s);
       if constexpr (!Base::BENDS) give_weights();
-      signal(kWeights, 256);
+      named_barrier::arrive(kWeights, 256);
       this->weigh();
       wgmma::fence();
       begin_along<T, DV, BN>(d_second, p, at.second(ring.stage));
     } else {
-      meet(kWeights, 256);
+      named_barrier::sync(kWeights, 256);
       if constexpr (!Base::BENDS) {
         take_weights();
         finish<0>(dp);
@@ -78,7 +78,7 @@ struct OneResult : Gradient<T, D, 64, STAGES, true, BOUNDS, Variant, OnceLayout<
       wgmma::fence();
       begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
     }
-    meet(kBoth, 256);
+    named_barrier::sync(kBoth, 256);
     float* const to =
         sums +
         ((static_cast<long long>(work.batch) * sizes.heads + now.head) * sizes.padded + now.panel * BN) * COLUMNS;

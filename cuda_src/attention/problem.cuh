@@ -7,6 +7,10 @@ namespace attention {
 
 constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
 
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
 // heads, group: of the queries, and how many of them share a head of keys and values. low, high: query i sees the keys from
 // i + low to i + high. width, value_width: elements of a row of q and k, and of v and y, multiples of 8, at most the D of the
 // kernel. padded: rows of lse2 and delta of a head; of packed sequences those of lse in forward. section: how many (batch, head) are worked on side by side, so that what streams stays in L2.

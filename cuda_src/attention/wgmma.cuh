@@ -1,19 +1,16 @@
-// What attention by wgmma and TMA has of its own: operands in panels, named barriers, and how results leave.
+// What attention by wgmma and TMA has of its own: operands in panels, and how results leave.
 #pragma once
 
 #include "attention/problem.cuh"
 #include "common/core/vector.cuh"
 #include "common/hw/mbarrier.cuh"
+#include "common/hw/named_barrier.cuh"
 #include "common/hw/tma.cuh"
 #include "common/hw/wgmma.cuh"
 
 namespace attention {
 
 constexpr int kLine = 128;  // bytes of a line of a panel: 64 elements, the swizzle of TMA
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
 
 // Which stage of a ring is next, and the parity of its phase.
 template <int STAGES> struct Ring {
@@ -22,14 +19,6 @@ template <int STAGES> struct Ring {
     if (++stage == STAGES) stage = 0, phase ^= 1;
   }
 };
-
-// Named barriers; 0 is __syncthreads().
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void signal(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 // Coordinates by which TMA finds rows from `row` on, of which there are `rows` in all, and which begin at `start` of packed
 // sequences. Maps of these (segment_map of the host) have the rows of a sequence alone: past its end they read zeros, and write

@@ -64,7 +64,7 @@ struct Measured : Plain {
         store_shared(mine + i * (S::PIECE * 8) + 8, high.mean, high.square);
       }
       if (lane == 0) store_shared(counts + warp * 8, ROWS * pieces[0], 0.f);
-      sync_threads(1 + consumer, 128);
+      named_barrier::sync(1 + consumer, 128);
       const int columns = block.order.columns, rows = block.step / columns;
       const int part = consumer * rows + block.first / columns, first = block.first % columns * S::WIDTH;
       Moments<float> all = {};

@@ -204,7 +204,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     while (S::LATE && unstored) store_next();
     if (thread == 0) tma::wait_for_stores<0>();
     if constexpr (E::MEASURED) {
-      sync_threads(1 + me, 128);
+      named_barrier::sync(1 + me, 128);
       rows.save(block, me, slots);
     }
   }
@@ -295,7 +295,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
           : "memory");
     }
     tma::fence_shared();
-    sync_threads(3, 256);
+    named_barrier::sync(3, 256);
   }
 
   // This warp is done with a stage: tells all blocks that fill it.
@@ -312,7 +312,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   __device__ __forceinline__ void add_shares(float (&sums)[S::ROWS][S::COLUMNS / 2], int slice) const {
     constexpr int SHARE = S::STORED / 2;  // of each row's numbers in this thread
     const unsigned mine = block.stages + 16 * (me * S::ROWS * (S::COLUMNS / 8) * 128 + thread);
-    sync_threads(3, 256);  // the stages are free
+    named_barrier::sync(3, 256);  // the stages are free
 #pragma unroll
     for (int j = 0; j < S::ROWS; ++j) {
 #pragma unroll
@@ -386,12 +386,12 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 
   // What each thread has of a number for each column goes where all of this consumer read it.
   __device__ __forceinline__ void share(const float (&values)[kBiases]) const {
-    sync_threads(1 + me, 128);
+    named_barrier::sync(1 + me, 128);
 #pragma unroll
     for (int i = 0; i < kBiases; ++i) {
       if (128 * i + thread < S::STORED) biases[128 * i + thread] = values[i];
     }
-    sync_threads(1 + me, 128);
+    named_barrier::sync(1 + me, 128);
   }
 
   // sums + bias as they are, in fp32: eight bytes of each thread, 32 of each row.
@@ -617,7 +617,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   // Until what the next slot had is stored.
   __device__ __forceinline__ void wait_for_slot() const {
     if (thread == 0) tma::wait_for_stores<S::SLOTS - 1>();
-    sync_threads(1 + me, 128);
+    named_barrier::sync(1 + me, 128);
   }
 
   // bits(c): two elements, as `results` has them, of N pairs from `first` on.
@@ -639,7 +639,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
                                              Index index) const {
     const unsigned slot = slots + number * S::PIECE_BYTES;
     tma::fence_shared();
-    sync_threads(1 + me, 128);
+    named_barrier::sync(1 + me, 128);
     const int x = to.column + piece % S::ACROSS * S::PIECE, y = to.row + piece / S::ACROSS * 64;
     if (E::ROWS && y + 64 > to.end) {
       store_rows(slot, x, y, data);

@@ -3,13 +3,14 @@
 
 #include "common/core/vector.cuh"
 #include "common/hw/mbarrier.cuh"
+#include "common/hw/named_barrier.cuh"
 #include "common/hw/tma.cuh"
 #include "common/hw/wgmma.cuh"
 
 namespace wgmma_gemm {
 
 constexpr int kK = 64;  // of k in a stage: a line of 128 bytes
-constexpr int kThreads = 384;
+constexpr int kThreads = 384;  // named barriers 1 and 2 are the consumers' own, 3 is that of both
 
 // What a form decides.
 //
@@ -169,10 +170,6 @@ template <> __device__ __forceinline__ float2 unpacked<__nv_bfloat16>(unsigned b
   return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)};
 }
 
-// Named barriers 1 and 2 are the consumers' own, 3 is that of both.
-__device__ __forceinline__ void sync_threads(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
 }
