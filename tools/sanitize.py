@@ -64,6 +64,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
 }
 _WITHOUT_TMA = {"capability": 8}
 _BY_CUBLAS = "mm", "addmm"  # of `torch`, that operators call
+# parts of the names of cuBLAS's kernels. Beside others that it looks at, racecheck ends at one that it does not, of whatever
+# program ("The Sanitizer failed to handle a hardware exception", 2025.3), so it looks at them.
+_CUBLAS_KERNELS = "nvjet", "xmma", "cutlass"
 # Reports that are set aside, by what they name: what orders these accesses or threads the tools do not follow (2025.3), and
 # report it of twenty lines of CUDA that do nothing else as well. The simulator follows it, and has nothing to report.
 # Nor does racecheck follow a warp that arrives at a named barrier and does not wait (bar.arrive); where both wait, it does.
@@ -132,7 +135,7 @@ class Findings:
 
 def findings(output: str, tool: str, names: Iterable[str]) -> Findings:
     """Read an output. initcheck looks at the kernels of others too; of its reports, ours are those that name a kernel of
-    ours, or none at all: a result read unwritten, an error of the tool itself."""
+    ours, or none at all: a result read unwritten, an error of the tool itself. racecheck looks at cuBLAS's."""
     lines = [_PREFIX.sub("", line, count=1).rstrip() for line in output.splitlines() if _PREFIX.match(line)]
     found = _reports(lines)
     known = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
@@ -141,6 +144,8 @@ def findings(output: str, tool: str, names: Iterable[str]) -> Findings:
     def is_ours(report: str) -> bool:
         if _REFUSED.match(report) or any(pattern.search(report) for pattern in aside):
             return False
+        if tool == "racecheck":
+            return known.search(report) is not None or not any(name in report for name in _CUBLAS_KERNELS)
         return tool != "initcheck" or known.search(report) is not None or not _IN_A_KERNEL.search(report)
 
     ours = [report for report in found if is_ours(report)]
@@ -294,7 +299,8 @@ class Sanitizer:
 
     def _command(self, operator: str, tool: str, number: int, names: list[str], log: Path) -> list[str]:
         # the mangled name of a kernel has its length before it
-        filters = [part for name in names for part in ("--kernel-name", f"kns={len(name)}{name}")]
+        looked_at = [f"{len(name)}{name}" for name in names] + [*(_CUBLAS_KERNELS if tool == "racecheck" else ())]
+        filters = [part for name in looked_at for part in ("--kernel-name", f"kns={name}")]
         only = [] if tool == "initcheck" else filters
         ports = ["--port", str(49152 + _PORTS * number), "--max-connections", str(_PORTS)]
         child = [sys.executable, __file__, operator, "--child", "--tool", tool, "--device", self.device]

@@ -7,7 +7,8 @@ Calls are drawn first, for each operator, and made once by one thread: kernels r
 then they must give always. Then threads make them at random: forward and backward; without a gradient; with the backward
 in another thread; on a GPU also with inputs from another stream, and in a CUDA graph that is replayed. Every few seconds
 the threads end, the memory and all else that a process holds is measured, and new threads go on. At each quarter of the
-time the plans of calls are forgotten, of which there may be thousands: the Python objects left then are counted.
+time the plans of calls are forgotten, of which there may be thousands: the Python objects left then are counted. Where GPU
+memory grows, the lines are named that have allocated what came in the second half of the time and stays.
 """
 
 from __future__ import annotations
@@ -525,6 +526,18 @@ def growth(samples: list[dict[str, int]]) -> dict[str, tuple[int, int]]:
     return found
 
 
+def what_stays(snapshot: dict[str, Any]) -> Counter[str]:
+    """Bytes of GPU memory by the lines that allocated them, of a snapshot by PyTorch, from when lines were recorded on."""
+    found = Counter[str]()
+    torchs = str(Path(torch.__file__).parent)
+    for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
+        lines = [one for one in block.get("frames", ()) if not one["filename"].startswith(torchs)]
+        if block["state"] == "active_allocated" and lines:
+            named = (f"{Path(one['filename']).name}:{one['line']} {one['name']}" for one in lines[:4])
+            found[" < ".join(named)] += block["size"]
+    return found
+
+
 def leaks(samples: list[dict[str, int]]) -> list[str]:
     """What has grown by more than its slack."""
     return [what for what, (early, late) in growth(samples).items() if late - early > SLACK[what]]
@@ -619,6 +632,8 @@ def _run(soak: Soak, seconds: float, graph: float = 0.0) -> list[dict[str, int]]
                 ends, quarters = int(4 * share) > quarters, int(4 * share)
                 if ends:
                     plans.forget_all()
+                if ends and quarters == 2 and soak.streams.cuda:
+                    torch.cuda.memory._record_memory_history("state", stacks="python")
                 held = measure(soak.streams.cuda, objects=ends)
                 graphs = sum(count[in_a_graph.__name__] for count in soak.counts.values())
                 samples.append(held | {"resident memory": held["resident memory"] - round(graphs * graph)})
@@ -644,6 +659,9 @@ def _show(soak: Soak, samples: list[dict[str, int]]) -> None:
             numbers = (first, early, late, SLACK[what])
             held.add_row(what, *(f"{number:,}" for number in numbers), "[red]grows[/]" if what in wrong else "")
         console.print(held)
+        if "GPU memory allocated" in wrong:
+            for line, size in what_stays(torch.cuda.memory._snapshot()).most_common(10):
+                console.print(f"{size:,} bytes since half of the time: {line}", markup=False, highlight=False)
     for fault in soak.faults[:5]:
         console.print(fault, style="red", markup=False, highlight=False)
 

@@ -8,7 +8,7 @@ Of a part that has changed all tests run; what may take long, in_full or slow, w
 
 - those marked `every_time`, such as each kernel once, and those in_full of three of the operators in `always=`, drawn;
 - of those in_full and those that are slow (marked so, or in tests/slow.csv, as measured) one in a hundred, drawn;
-- of each other test, which are quick, a quarter of the cases, drawn, one at least. In the three folders of operators they
+- of each other test, which are quick, a fifth of the cases, drawn, one at least. In the three folders of operators they
   end, as skipped, where they come to launch a kernel that has not changed.
 """
 
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--changed", action="store_true", help="leave out what ran in full on the same sources")
     group.addoption("--drawn", type=float, default=1, metavar="PERCENT", help="how much of that is run anew even so")
-    group.addoption("--quick", type=float, default=25, metavar="PERCENT", help="how many cases of each quick test run")
+    group.addoption("--quick", type=float, default=20, metavar="PERCENT", help="how many cases of each quick test run")
     group.addoption("--draw", type=int, default=None, metavar="SEED", help="which; by default another each time")
     group.addoption("--until", type=float, default=None, metavar="SECONDS", help="begin nothing in full after that")
     group.addoption("--record", type=Path, metavar="PATH", help="write the table of what has run in full into PATH")

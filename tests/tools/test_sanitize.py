@@ -85,6 +85,7 @@ REFUSED = (
         ("racecheck", RACE, 1, 0, 1),
         ("racecheck", RACE.replace("softmax_fwd<float>(const float *, int)", "wgmma::read(int)"), 1, 0, 1),
         ("racecheck", RACE.replace("softmax_fwd<float>(const", "wgmma::add_shares(const"), 0, 1, 1),
+        ("racecheck", RACE.replace("softmax_fwd<float>(const float *, int)", "cutlass::Kernel<gemm>(T1)"), 0, 1, 1),
         ("synccheck", BARRIER, 1, 0, 1),
         ("initcheck", OF_OTHERS, 0, 1, 1),
         ("initcheck", UNWRITTEN_RESULT, 1, 0, 1),
@@ -242,6 +243,9 @@ def test_what_is_asked_of_it(fake):
     filters = {(args[1], "planted" in args): [arg for arg in args if arg.startswith("kns=")] for args, _ in calls}
     assert "kns=8relu_fwd" in filters["memcheck", False] and filters["initcheck", False] == []
     assert filters["memcheck", True] == ["kns=20planted_for_memcheck"]
+    fake.calls.unlink()
+    sanitized("--tool", "racecheck", "--dtype", "float16", status=1)  # the fake knows no fault for it
+    assert all("kns=cutlass" in json.loads(line)[0] for line in fake.calls.read_text().splitlines())
     ports = [args[args.index("--port") + 1] for args, _ in calls if "planted" not in args]
     assert len(set(ports)) == 2
 

@@ -176,6 +176,21 @@ def test_growth(sizes, grows):
     assert soak.leaks(samples) == (["open files"] if grows else [])
 
 
+def test_what_stays():
+    ours = [
+        {"filename": "/home/a/mine.py", "line": 3, "name": "f"},
+        {"filename": "/home/a/mine.py", "line": 9, "name": "g"},
+    ]
+    frames = [{"filename": f"{Path(torch.__file__).parent}/nn/modules/module.py", "line": 1, "name": "forward"}, *ours]
+    blocks = [
+        {"state": "active_allocated", "size": 512, "frames": frames},
+        {"state": "active_allocated", "size": 512, "frames": frames},
+        {"state": "active_allocated", "size": 4096},  # from before lines were recorded
+        {"state": "inactive", "size": 8192, "frames": frames},
+    ]
+    assert soak.what_stays({"segments": [{"blocks": blocks}]}) == {"mine.py:3 f < mine.py:9 g": 1024}
+
+
 def test_unknown_names():
     for args in (["softmin"], ["--backend", "tpu"]):
         assert CliRunner().invoke(soak.app, args).exit_code == 2
