@@ -67,6 +67,22 @@ def gain(name: str, variant: str = "swap") -> str:
     return f"{model(name, 'eager').ms / model(name, variant).ms:.2f}"
 
 
+def on_an_h200() -> list[str]:
+    """How many models were measured there; the gains of each, by the swap and as a graph, the largest first."""
+    found, _ = model_table.read(RESULTS / "h200_models.csv")
+    ms = {(one.model, one.variant): one.ms for one in found}
+    gains = {
+        variant: {name: ms[name, "eager"] / ms[name, variant] for name, this in ms if this == variant}
+        for variant in ("swap", "graph")
+    }
+
+    def said(variant: str) -> str:
+        largest = sorted(gains[variant].items(), key=lambda one: -one[1])
+        return ", ".join(f"{pictures.MODELS[name].split(',')[0]} {times:.2f}" for name, times in largest)
+
+    return [str(len(gains["swap"])), said("swap"), said("graph")]
+
+
 def llama() -> list[str]:
     """Its gain and its gibibytes; then the gains of the others, the largest first."""
     swapped = {one.model for one in _models() if one.variant == "swap"} - {"llama"}
@@ -85,9 +101,9 @@ def resnet() -> list[str]:
 # --- products ---
 
 
-def layers() -> list[str]:
-    """How many layers and products; beside cuBLAS the mean of those of whole vectors, of the others, and the least."""
-    rows = read(RESULTS / "h100_linear_layers.csv").rows
+def layers(card: str = "h100") -> list[str]:
+    """How many layers; beside cuBLAS the mean of those of whole vectors, of the others, and the least."""
+    rows = read(RESULTS / f"{card}_linear_layers.csv").rows
     even: list[float] = []
     odd: list[float] = []
     for row in rows:
@@ -198,6 +214,12 @@ CLAIMS = (
         rf"of {N} linear layers .*? runs {N} times as fast as cuBLAS .*? and {N} times .*? slowest of them {N} times",
         layers,
     ),
+    Claim(
+        "docs/speed.md",
+        rf"On an H200 these are {N} and {N} times, and the slowest {N} times",
+        lambda: layers("h200")[1:],
+    ),
+    Claim("docs/speed.md", r"On an H200, of (\d+) models in one run, .*? swap: (.*?); as graphs: (.*?)\. ", on_an_h200),
     Claim(
         "docs/speed.md",
         rf"`grouped_mm` over {N} mixtures .*? runs {N} times as fast forward and {N} times backward .*? of them {N} times\.",

@@ -1,6 +1,6 @@
 """A Llama on several devices, by FSDP2 and by tensor parallelism, as it is and after swap: losses, collectives, times.
 
-    torchrun --nproc-per-node 2 tools/distributed.py --csv benchmarks/results/h100x2_distributed.csv
+    torchrun --nproc-per-node 2 tools/distributed.py --csv benchmarks/results/h200x2_distributed.csv
     torchrun --nproc-per-node 2 tools/distributed.py --tiny       # on the CPU, to see that it runs
 
 Every way starts from the same parameters and sees the same tokens, so that after each step the losses are those of one
@@ -156,7 +156,7 @@ def main(
         gpu = "none" if tiny else f"{torch.cuda.get_device_name()} x {mesh.size()}"
         with table.open("w", newline="", encoding="utf-8") as file:
             file.write(f"# gpu: {gpu}\n# torch: {torch.__version__}\n# {rows} x {context} tokens in a step, bfloat16\n")
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(found)
     dist.destroy_process_group()

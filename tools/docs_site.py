@@ -31,7 +31,6 @@ from cupyops.doctor.surroundings import SETTINGS
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
-DEVICES = ROOT / "benchmarks" / "results" / "h100x2_distributed.csv"
 GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 GPU_REPORT = ROOT / "tests" / "gpu_report.json"
@@ -171,8 +170,13 @@ def figures(path: Path = RESULTS) -> str:
 
 
 def models() -> str:
-    """Training steps of whole models, as they are kept."""
-    found, machine = model_table.read(RESULTS.with_name("h100_models.csv"))
+    """Training steps of whole models, as they are kept, on each card."""
+    return "\n\n".join(models_of(RESULTS.with_name(f"{card}_models.csv")) for card in ("h100", "h200"))
+
+
+def models_of(path: Path) -> str:
+    """Those of one run."""
+    found, machine = model_table.read(path)
     lines = [f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:", ""]
     lines += ["| model | variant | ms a step | speed-up | a second | peak GiB |", "|---|---|---|---|---|---|"]
     for one in found:
@@ -199,8 +203,13 @@ def gallery(path: Path = GALLERY) -> str:
     return "\n".join(table)
 
 
-def devices(path: Path = DEVICES) -> str:
-    """What tools/distributed.py has measured."""
+def devices() -> str:
+    """What tools/distributed.py has measured, on each pair of cards."""
+    return "\n\n".join(devices_of(RESULTS.with_name(f"{card}x2_distributed.csv")) for card in ("h100", "h200"))
+
+
+def devices_of(path: Path) -> str:
+    """That of one run."""
     lines = path.read_text(encoding="utf-8").splitlines()
     about = [line[2:] for line in lines if line.startswith("# ")]
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
@@ -239,7 +248,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "figures": figures,
     "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
     "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
-    "fusions": lambda: figures(RESULTS.with_name("h100_fusions.csv")),
+    "fusions": lambda: "\n\n".join(figures(RESULTS.with_name(f"{card}_fusions.csv")) for card in ("h100", "h200")),
     "models": models,
     "gallery": gallery,
     "devices": devices,

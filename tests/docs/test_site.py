@@ -114,9 +114,14 @@ def test_figures_of_a_run_that_is_kept(tmp_path):
 
 
 def test_the_table_of_models_has_each_that_was_measured():
-    kept, _ = model_table.read(docs_site.RESULTS.with_name("h100_models.csv"))
-    text = docs_site.models()
-    assert text.startswith("On NVIDIA H100") and len(re.findall(r"^\| (?!model|---)", text, re.MULTILINE)) == len(kept)
+    path = docs_site.RESULTS.with_name("h100_models.csv")
+    kept, _ = model_table.read(path)
+    text = docs_site.models_of(path)
+    assert (
+        text in docs_site.models()
+        and text.startswith("On NVIDIA H100")
+        and len(re.findall(r"^\| (?!model|---)", text, re.MULTILINE)) == len(kept)
+    )
     swap = next(one for one in kept if (one.model, one.variant) == ("llama", "swap"))
     assert f"| llama | swap | {swap.ms:.1f} | " in text and f"- llama: {swap.about}" in text
 
