@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
     pytest.mark.filterwarnings("ignore:Sparse"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),  # once in a process
     pytest.mark.parametrize("operator", edges.PUBLIC),
 ]
 
