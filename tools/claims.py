@@ -53,34 +53,29 @@ def host() -> list[str]:
     return [f"{times[call][who]:.1f}" for call in ("no gradient", "gradient") for who in ("ours", "torch")]
 
 
-def model(name: str, variant: str) -> model_table.Figures:
+def model(name: str, variant: str, card: str = "h100") -> model_table.Figures:
     """What was measured of a model."""
-    return next(one for one in _models() if (one.model, one.variant) == (name, variant))
+    return next(one for one in _models(card) if (one.model, one.variant) == (name, variant))
 
 
-def _models() -> list[model_table.Figures]:
-    return model_table.read(RESULTS / "h100_models.csv")[0]
+def _models(card: str = "h100") -> list[model_table.Figures]:
+    return model_table.read(RESULTS / f"{card}_models.csv")[0]
 
 
-def gain(name: str, variant: str = "swap") -> str:
+def gain(name: str, variant: str = "swap", card: str = "h100") -> str:
     """How many times as fast as in eager mode."""
-    return f"{model(name, 'eager').ms / model(name, variant).ms:.2f}"
+    return f"{model(name, 'eager', card).ms / model(name, variant, card).ms:.2f}"
 
 
 def on_an_h200() -> list[str]:
     """How many models were measured there; the gains of each, by the swap and as a graph, the largest first."""
-    found, _ = model_table.read(RESULTS / "h200_models.csv")
-    ms = {(one.model, one.variant): one.ms for one in found}
-    gains = {
-        variant: {name: ms[name, "eager"] / ms[name, variant] for name, this in ms if this == variant}
-        for variant in ("swap", "graph")
-    }
+    names = dict.fromkeys(one.model for one in _models("h200"))
 
     def said(variant: str) -> str:
-        largest = sorted(gains[variant].items(), key=lambda one: -one[1])
-        return ", ".join(f"{pictures.MODELS[name].split(',')[0]} {times:.2f}" for name, times in largest)
+        gains = sorted(((gain(name, variant, "h200"), name) for name in names), key=lambda one: -float(one[0]))
+        return ", ".join(f"{pictures.MODELS[name].split(',')[0]} {times}" for times, name in gains)
 
-    return [str(len(gains["swap"])), said("swap"), said("graph")]
+    return [str(len(names)), said("swap"), said("graph")]
 
 
 def llama() -> list[str]:

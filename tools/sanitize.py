@@ -144,9 +144,11 @@ def findings(output: str, tool: str, names: Iterable[str]) -> Findings:
     def is_ours(report: str) -> bool:
         if _REFUSED.match(report) or any(pattern.search(report) for pattern in aside):
             return False
-        if tool == "racecheck":
-            return known.search(report) is not None or not any(name in report for name in _CUBLAS_KERNELS)
-        return tool != "initcheck" or known.search(report) is not None or not _IN_A_KERNEL.search(report)
+        of_another = {
+            "racecheck": any(name in report for name in _CUBLAS_KERNELS),
+            "initcheck": _IN_A_KERNEL.search(report) is not None,
+        }
+        return known.search(report) is not None or not of_another.get(tool, False)
 
     ours = [report for report in found if is_ours(report)]
     others = len(found) - len(ours)
