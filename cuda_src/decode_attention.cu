@@ -34,10 +34,10 @@
 #include "decode_attention/fma.cuh"
 #include "decode_attention/mma.cuh"
 
-// Grid: splits * batches * kv_heads * tiles of 16 rows, at most 2^31 - 1. Block: 32 * WARPS, of which BLOCKS run on a
-// multiprocessor at one time. Shared memory: of each warp STAGES panels of k and of v, and 16 rows of q where D > 128; in their
-// place afterwards what Finish has. A warp has every so manieth 16 keys.
-template <typename T, int D, int WARPS, int STAGES, int BLOCKS>
+// Grid: splits * batches * kv_heads * tiles of ROWS rows, at most 2^31 - 1. Block: 32 * WARPS, of which BLOCKS run on a
+// multiprocessor at one time. Shared memory: of each warp STAGES panels of k and of v, and the rows of q where ROWS * D > 2048; in
+// their place afterwards what Finish has. A warp has every so manieth 16 keys.
+template <typename T, int D, int ROWS, int WARPS, int STAGES, int BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                              const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap,
+  decode::forward_mma<T, D, ROWS, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap,
                                            qs, ks, vs, sizes);
 #endif
 }

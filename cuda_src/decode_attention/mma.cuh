@@ -1,4 +1,4 @@
-// Half types: 16 rows of a group against 16 keys at a time, by mma.sync, from panels in shared memory that cp.async fills.
+// Half types: 16 or 32 rows of a group against 16 keys at a time, by mma.sync, from panels in shared memory that cp.async fills.
 #pragma once
 
 #include "attention/problem.cuh"
@@ -50,10 +50,10 @@ __device__ __forceinline__ void store_shared16(unsigned address, uint4 x) {
 //   q, k  32 elements of rows g and g + 8 are two products: words 0 and 1 of vector t are the first's, words 2 and 3 the second's
 //   v     the vectors g of keys 2t, 2t+1, 2t+8 and 2t+9 are paired, element by element: element e of column 8g + e is of product e
 //
-// The rows of a block: in registers, for which those of more than 128 elements have no room.
-template <typename T, int D> struct Rows {
-  static constexpr bool kHeld = D <= 128;
-  uint4 held[2][kHeld ? D / 32 : 1];
+// The rows of a block, TILES times 16 of them: in registers, for which more than 16 times 128 elements have no room.
+template <typename T, int D, int TILES> struct Rows {
+  static constexpr bool kHeld = D * TILES <= 128;
+  uint4 held[2 * TILES][kHeld ? D / 32 : 1];
   unsigned at;  // this lane's vectors in shared memory
 
   __device__ __forceinline__ Rows(unsigned shared) : at(shared + threadIdx.x % 32 * 16) {}
@@ -63,7 +63,7 @@ template <typename T, int D> struct Rows {
     const int lane = threadIdx.x % 32, t = lane % 4;
     if (kHeld || threadIdx.x < 32) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < 2 * TILES; ++r) {
         const T* from = row_of(lane / 4 + 8 * r);
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) {
@@ -78,37 +78,47 @@ template <typename T, int D> struct Rows {
   }
 
   // scores += q k^T. keys: where vector t of row g of a panel would lie.
-  __device__ __forceinline__ void multiply(float (&scores)[2][4], unsigned keys) const {
+  __device__ __forceinline__ void multiply(float (&scores)[TILES][2][4], unsigned keys) const {
     const int odd = threadIdx.x / 4 % 2;
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
-      uint4 low, high;
-      if constexpr (kHeld) low = held[0][c], high = held[1][c];
-      else low = load_shared16(at + c * 512), high = load_shared16(at + (D / 32 + c) * 512);
-      const unsigned first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+      const uint4 x[2] = {load_shared16(keys + (c ^ odd) * 64), load_shared16(keys + D * 16 + (c ^ odd) * 64)};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 x = load_shared16(keys + i * D * 16 + (c ^ odd) * 64);
-        mma<T>(scores[i], first, x.x, x.y);
-        mma<T>(scores[i], second, x.z, x.w);
+      for (int tile = 0; tile < TILES; ++tile) {
+        const int r = 2 * tile;
+        uint4 low, high;
+        if constexpr (kHeld) low = held[r][c], high = held[r + 1][c];
+        else low = load_shared16(at + (r * (D / 32) + c) * 512), high = load_shared16(at + ((r + 1) * (D / 32) + c) * 512);
+        const unsigned first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          mma<T>(scores[tile][i], first, x[i].x, x[i].y);
+          mma<T>(scores[tile][i], second, x[i].z, x[i].w);
+        }
       }
     }
   }
 };
 
 // What a warp has of its rows: the largest score of each, what exponentials add up to, and their sum with the values.
-template <typename T, int D> struct Sums {
-  float sums[D / 8][4] = {}, top[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0};
+template <typename T, int D, int TILES> struct Sums {
+  float sums[TILES][D / 8][4] = {}, top[2 * TILES], total[2 * TILES] = {};
 
-  // Makes scores of the keys from `key` on exponentials, beside which all that was there shrinks.
-  __device__ __forceinline__ void weigh(float (&scores)[2][4], int key, int last, const Seen (&seen)[2], float scale,
-                                        float softcap) {
-    float most[2] = {top[0], top[1]}, factor[2];
+  __device__ __forceinline__ Sums() {
+#pragma unroll
+    for (int r = 0; r < 2 * TILES; ++r) top[r] = -infinity<float>();
+  }
+
+  // Makes scores of a tile and the keys from `key` on exponentials, beside which all that was there shrinks.
+  __device__ __forceinline__ void weigh(int tile, float (&scores)[2][4], int key, int last,
+                                        const Seen (&seen)[2 * TILES], float scale, float softcap) {
+    const int first = 2 * tile;
+    float most[2] = {top[first], top[first + 1]}, factor[2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int r = i % 4 / 2, at = key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
       float& score = scores[i / 4][i % 4];
-      const bool is_seen = at >= seen[r].begin && at < seen[r].end && at < last;
+      const bool is_seen = at >= seen[first + r].begin && at < seen[first + r].end && at < last;
       score = is_seen ? score_of(score, scale, softcap, Fast::kUnit) : -infinity<float>();
       most[r] = fmaxf(most[r], score);
     }
@@ -116,30 +126,34 @@ template <typename T, int D> struct Sums {
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-      factor[r] = top[r] == most[r] ? 1.0f : fast_exp2(top[r] - base_of(most[r]));
-      top[r] = most[r];
-      total[r] *= factor[r];
+      factor[r] = top[first + r] == most[r] ? 1.0f : fast_exp2(top[first + r] - base_of(most[r]));
+      top[first + r] = most[r];
+      total[first + r] *= factor[r];
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int r = i % 4 / 2;
       float& score = scores[i / 4][i % 4];
-      score = fast_exp2(score - base_of(top[r]));
-      total[r] += score;
+      score = fast_exp2(score - base_of(top[first + r]));
+      total[first + r] += score;
     }
     if (!__any_sync(~0u, factor[0] != 1 || factor[1] != 1)) return;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[n][i] *= factor[i / 2];
+      for (int i = 0; i < 4; ++i) sums[tile][n][i] *= factor[i / 2];
     }
   }
 
   // Adds exponentials times values. values: where vector g of row 2t of a panel lies.
-  __device__ __forceinline__ void add(const float (&scores)[2][4], unsigned values) {
-    const unsigned weights[4] = {
-        attention::pack<T>(scores[0][0], scores[0][1]), attention::pack<T>(scores[0][2], scores[0][3]),
-        attention::pack<T>(scores[1][0], scores[1][1]), attention::pack<T>(scores[1][2], scores[1][3])};
+  __device__ __forceinline__ void add(const float (&scores)[TILES][2][4], unsigned values) {
+    unsigned weights[TILES][4];
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights[tile][i] = attention::pack<T>(scores[tile][i / 2][i % 2 * 2], scores[tile][i / 2][i % 2 * 2 + 1]);
+    }
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
       unsigned words[4][4];
@@ -150,25 +164,26 @@ template <typename T, int D> struct Sums {
       }
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const unsigned halves = e % 2 ? 0x7632 : 0x5410;
-        mma<T>(sums[8 * c + e], weights, __byte_perm(words[0][e / 2], words[1][e / 2], halves),
-               __byte_perm(words[2][e / 2], words[3][e / 2], halves));
+        const unsigned halves = e % 2 ? 0x7632 : 0x5410, low = __byte_perm(words[0][e / 2], words[1][e / 2], halves),
+                       high = __byte_perm(words[2][e / 2], words[3][e / 2], halves);
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) mma<T>(sums[tile][8 * c + e], weights[tile], low, high);
       }
     }
   }
 };
 
 // A warp asks for the keys and the values of STAGES steps ahead, which nobody else reads: no warp waits for another before the end.
-template <typename T, int D, int WARPS, int STAGES>
+template <typename T, int D, int ROWS, int WARPS, int STAGES>
 __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
                                             const Results<T>& to, float scale, float softcap, const Strides& qs,
                                             const Strides& ks, const Strides& vs, const Sizes& s) {
-  constexpr int kRows = 16, kPanel = kStep * D * 2, kSumPitch = D + 8, kPending = 2 * STAGES - 1;
+  constexpr int kTiles = ROWS / 16, kPanel = kStep * D * 2, kSumPitch = D + 8, kPending = 2 * STAGES - 1;
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const unsigned panels = static_cast<unsigned>(__cvta_generic_to_shared(shared)),
                  ring = panels + warp * STAGES * 2 * kPanel;
-  const Work w = work_of<kRows, WARPS>(s, lengths);
+  const Work w = work_of<ROWS, WARPS>(s, lengths);
   const T* k_lane = k + w.kv_head * ks.head + lane % (D / 8) * 8;
   const T* v_lane = v + w.kv_head * vs.head + lane % (D / 8) * 8;
   const auto fetch_keys = [&](unsigned panel, int key, int block) {
@@ -192,21 +207,23 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     fetch_values(ring + i * 2 * kPanel, first + i * w.apart, blocks[i]);
   }
 
-  Rows<T, D> rows(panels + WARPS * STAGES * 2 * kPanel);
+  Rows<T, D, kTiles> rows(panels + WARPS * STAGES * 2 * kPanel);
   const auto row_of = [&](int row) {
     const int at = w.first_row + row;
     const T* from = q + w.batch * qs.batch + at / s.group * qs.row + (w.kv_head * s.group + at % s.group) * qs.head;
     return at < s.queries * s.group ? from : nullptr;
   };
   rows.load(row_of, s.width);
-  const int row[2] = {g, g + 8};
-  const Seen seen[2] = {seen_by(s, w, w.first_row + g), seen_by(s, w, w.first_row + g + 8)};
-  Sums<T, D> has;
+  int row[2 * kTiles];
+  Seen seen[2 * kTiles];
+#pragma unroll
+  for (int r = 0; r < 2 * kTiles; ++r) row[r] = g + 8 * r, seen[r] = seen_by(s, w, w.first_row + row[r]);
+  Sums<T, D, kTiles> has;
   int stage = 0, ahead = block_of(s, w, table, first + STAGES * w.apart);
   for (int key = first; key < w.to; key += w.apart) {
     const unsigned panel = ring + stage * 2 * kPanel;
     const int next = key + STAGES * w.apart, block = ahead;
-    float scores[2][4] = {};
+    float scores[kTiles][2][4] = {};
     wait_for_groups<kPending>();
     __syncwarp();
     rows.multiply(scores, panel + (g * (D / 8) + t) * 16);
@@ -214,7 +231,8 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     check_block(s, w, table, next, block);
     fetch_keys(panel, next, block);
     ahead = block_of(s, w, table, next + w.apart);  // so that nobody waits for it
-    has.weigh(scores, key, w.to, seen, scale, softcap);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) has.weigh(tile, scores[tile], key, w.to, seen, scale, softcap);
     wait_for_groups<kPending>();
     __syncwarp();
     has.add(scores, panel + kPanel + (2 * t * (D / 8) + (g ^ 2 * t)) * 16);
@@ -223,7 +241,7 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < 2 * kTiles; ++r) {
     has.total[r] += __shfl_xor_sync(~0u, has.total[r], 1);
     has.total[r] += __shfl_xor_sync(~0u, has.total[r], 2);
   }
@@ -232,19 +250,20 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   __syncthreads();  // nobody reads panels any more, in whose place sums are
   // Columns that differ by 8 are neighbours there: so no two lanes of a half warp meet in a bank.
   const auto place = [](int column) { return column / 64 * 64 + column % 8 * 8 + column / 8 % 8; };
-  const auto add = [&](float* all, const float (&by)[2], int rows, bool first) {
+  const auto add = [&](float* all, const float (&by)[2 * kTiles], int rows, bool first) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < 2 * kTiles; ++r) {
       if (8 * r >= rows) break;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         float2& to = *reinterpret_cast<float2*>(all + row[r] * kSumPitch + n / 8 * 64 + n % 8 * 8 + 2 * t);
         const float2 before = first ? float2{0, 0} : to;
-        to = {has.sums[n][2 * r] * by[r] + before.x, has.sums[n][2 * r + 1] * by[r] + before.y};
+        const float* sums = &has.sums[r / 2][n][r % 2 * 2];
+        to = {sums[0] * by[r] + before.x, sums[1] * by[r] + before.y};
       }
     }
   };
-  Finish<Fast, kRows, D, kSumPitch, WARPS> finish(shared, min(kRows, s.queries * s.group - w.first_row));
+  Finish<Fast, ROWS, D, kSumPitch, WARPS> finish(shared, min(ROWS, s.queries * s.group - w.first_row));
   finish.add_warps(has.top, has.total, row, add);
   finish.store(s, w, to, place);
 }

@@ -8,50 +8,59 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .._kernel.kernel import Kernel, ceil_div
+from .._kernel.launch.executors import executors
 from .._util.strides import aligned, is_dry
+from . import library
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
+from .library import Library
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
 STEP = 16  # keys that a warp has at a time, which lie in one block of a paged cache
-WARPS = 4
-_LEAST = 2 * STEP * WARPS  # keys of a split
+_WARPS = {4: 4, 16: 4, 32: 8}  # of a block, by its rows
 _MOST_SPLITS = 128
-_MMA = {64: (3, 3), 128: (3, 2), 256: (3, 1)}  # steps that a warp asks for ahead, and blocks of a multiprocessor
-_FMA = {64: (4, 4), 128: (2, 3), 256: (2, 2)}
-_LITTLE = {64: (3, 3), 128: (3, 2), 256: (1, 1)}  # of _MMA, where a block has no more than 99 KiB of shared memory
+# By width and rows of a block: steps that a warp asks for ahead, and blocks of a multiprocessor; the first whose shared
+# memory there is.
+_TUNED = {
+    (64, 4): ((4, 4),),
+    (128, 4): ((2, 3),),
+    (256, 4): ((2, 2),),
+    (64, 16): ((3, 3),),
+    (128, 16): ((3, 2),),
+    (256, 16): ((3, 1), (1, 1)),
+    (64, 32): ((3, 1),),
+    (128, 32): ((2, 1), (1, 1)),
+}
 
 
-def _is_mma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
-    return (STAGES, BLOCKS) in (_MMA[D], _LITTLE[D])
-
-
-def _is_fma(D: int, STAGES: int, BLOCKS: int, **_: Any) -> bool:
-    return _FMA[D] == (STAGES, BLOCKS)
+def _is_tuned(D: int, WARPS: int, STAGES: int, BLOCKS: int, ROWS: int = 4, **_: Any) -> bool:
+    return _WARPS[ROWS] == WARPS and (STAGES, BLOCKS) in _TUNED.get((D, ROWS), ())
 
 
 decode_attention_fwd_mma = Kernel(
     "decode_attention.cu",
-    "decode_attention_fwd_mma<T, D, WARPS, STAGES, BLOCKS>",
+    "decode_attention_fwd_mma<T, D, ROWS, WARPS, STAGES, BLOCKS>",
     T=DTYPES[:2],
     D=WIDTHS,
-    WARPS=(WARPS,),
-    STAGES=(1, 3),
+    ROWS=(16, 32),
+    WARPS=(4, 8),
+    STAGES=(1, 2, 3),
     BLOCKS=(1, 2, 3),
-    where=_is_mma,
+    where=_is_tuned,
 )
 decode_attention_fwd_fma = Kernel(
     "decode_attention.cu",
     "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>",
     T=DTYPES[2:],
     D=WIDTHS,
-    WARPS=(WARPS,),
+    WARPS=(4,),
     STAGES=(2, 4),
     BLOCKS=(2, 3, 4),
-    where=_is_fma,
+    where=_is_tuned,
 )
 decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
 
@@ -59,7 +68,8 @@ decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combi
 class Problem(NamedTuple):
     """Sizes, and strides in elements of (batch, row, head); `block_size` is 0 where the cache is not paged.
 
-    rows: of the cache of a sequence, at most; window: how many keys before its own a query sees, -1 for all.
+    rows: of the cache of a sequence, at most; window: how many keys before its own a query sees, -1 for all. whole: all rows
+    are seen, of caches that are not paged, by scores as they are, and no lse is wanted: PyTorch's attention computes that.
     """
 
     batches: int
@@ -76,6 +86,7 @@ class Problem(NamedTuple):
     q: tuple[int, int, int]
     k: tuple[int, int, int]
     v: tuple[int, int, int]
+    whole: bool = False
 
     @property
     def d(self) -> int:
@@ -106,18 +117,28 @@ class Decode(Form[Problem]):
 
     def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
         self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
+        self.warps = _WARPS[tile]
         self.by_mma = kernel is decode_attention_fwd_mma
-        self.summary = (
-            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
-        )
+        by = "MMA" if self.by_mma else "FMA"
+        self.summary = f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {by}"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What reads the cache, and what adds up its parts."""
         return self.kernel, decode_attention_combine
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Each has dtypes of its own."""
-        return None if problem.dtype in self.dtypes else f"it is not for {problem.dtype}"
+        """Each has dtypes and widths of its own."""
+        if problem.dtype not in self.dtypes:
+            return f"it is not for {problem.dtype}"
+        return (
+            None if (problem.d, self.tile) in _TUNED else f"{self.tile} rows of {problem.d} are too much for registers"
+        )
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """More than two blocks of 16 rows that read the same keys take longer than blocks of 32."""
+        if self.tile <= 16 or problem.shared_rows > 32:
+            return None
+        return f"{problem.shared_rows} rows share a head of the keys, no more than 32"
 
     def units(self, p: Problem) -> int:
         """How many blocks there are of each split."""
@@ -125,19 +146,22 @@ class Decode(Form[Problem]):
 
     def tuning(self, d: int, gpu: Gpu) -> tuple[int, int, int]:
         """Steps that a warp asks for ahead, blocks of a multiprocessor, and bytes of shared memory."""
-        if not self.by_mma:  # of 4 keys; what warps add up lies in their place afterwards
-            stages, blocks = _FMA[d]
-            return stages, blocks, max(stages * WARPS * 8 * d * 4, (2 * WARPS + 1 + 2 * d) * self.tile * 4)
-        rows = self.tile * d * 2 if d > 128 else 0  # of q, which are in registers else
-        stage = WARPS * 2 * STEP * d * 2
-        stages, blocks = _MMA[d] if _MMA[d][0] * stage + rows <= gpu.shared else _LITTLE[d]
-        return stages, blocks, max(stages * stage + rows, (2 * WARPS + 1 + 2 * (d + 8)) * self.tile * 4)
+        found = [(*tuned, self._shared(d, tuned[0])) for tuned in _TUNED[d, self.tile]]
+        return next((one for one in found if one[2] <= gpu.shared), found[-1])
+
+    def _shared(self, d: int, stages: int) -> int:
+        """Bytes of shared memory; what warps add up lies in the place of all else afterwards."""
+        warps = self.warps
+        if not self.by_mma:  # steps of 4 keys
+            return max(stages * warps * 8 * d * 4, (2 * warps + 1 + 2 * d) * self.tile * 4)
+        rows = self.tile * d * 2 if self.tile * d > 16 * 128 else 0  # of q, which are in registers else
+        return max(stages * warps * 2 * STEP * d * 2 + rows, (2 * warps + 1 + 2 * (d + 8)) * self.tile * 4)
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
         """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
         units, at_once = self.units(p), gpu.multiprocessors * self.tuning(p.d, gpu)[1]
         keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
-        most = max(1, min(_MOST_SPLITS, keys // _LEAST, 4 * ceil_div(at_once, units)))
+        most = max(1, min(_MOST_SPLITS, keys // (2 * STEP * self.warps), 4 * ceil_div(at_once, units)))
         full = [units * n / (ceil_div(units * n, at_once) * at_once) for n in range(1, most + 1)]
         return next(n for n, share in enumerate(full, 1) if share >= 0.95 * max(full))
 
@@ -158,18 +182,34 @@ class Decode(Form[Problem]):
         return Launch(
             self.kernel,
             splits * self.units(p),
-            32 * WARPS,
+            32 * self.warps,
             shared,
-            {"T": p.dtype, "D": p.d, "WARPS": WARPS, "STAGES": stages, "BLOCKS": blocks},
+            {"T": p.dtype, "D": p.d, "WARPS": self.warps, "STAGES": stages, "BLOCKS": blocks}
+            | ({"ROWS": self.tile} if self.by_mma else {}),
             extra={"splits": splits, "combine": combine},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
         )
 
 
+def _why_ours(problem: Problem, gpu: Gpu) -> str | None:
+    if not problem.whole:
+        return "it takes whole caches, scores as they are, and one query"
+    if problem.dtype not in DTYPES[:2]:
+        return "its attention of float32 has a copy of the keys for each head"
+    if gpu.capability == 9 and problem.d > 128:
+        return "rows of more than 128 elements are as fast here, by up to 1.16 on an H100"
+    return None
+
+
 FORWARD = Forms(
     "decode_attention",
     "forward",
-    [Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2]), Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:])],
+    [
+        Library(_why_ours),
+        Decode("mma_32", decode_attention_fwd_mma, 32, DTYPES[:2]),
+        Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2]),
+        Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:]),
+    ],
 )
 
 
@@ -207,6 +247,55 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
     return batch, row, head
 
 
+def by_pytorch(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor | None:
+    """What one query has of whole caches, by PyTorch's own attention, where that is the form; None elsewhere."""
+    if q.dtype not in DTYPES[:2] or q.shape[1] != 1 or not q.numel() * k.numel():
+        return None
+    if not q.is_cuda and q.device.type not in executors:
+        return None
+    if (
+        any(type(x) is not Tensor or is_dry(x) for x in (q, k, v))
+        or v.shape[3] != q.shape[3]
+        or q.shape[3] > WIDTHS[-1]
+    ):
+        return None
+    launch = FORWARD.launch(_problem(q, k, v, whole=True), gpu(q.device))
+    if not library.serves(launch):
+        return None
+    y = torch.empty(())
+
+    def attend() -> None:
+        nonlocal y
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        y = F.scaled_dot_product_attention(*heads, scale=scale, enable_gqa=q.shape[2] > k.shape[2]).transpose(1, 2)
+
+    library.call("torch.nn.functional.scaled_dot_product_attention", q, attend)
+    return y.contiguous() if y.dim() else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, table: Tensor | None = None, whole: bool = False
+) -> Problem:
+    block_size, blocks, table_row = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
+    return Problem(
+        batches=q.shape[0],
+        queries=q.shape[1],
+        heads=q.shape[2],
+        kv_heads=k.shape[2],
+        width=q.shape[3],
+        rows=table_row * block_size if block_size else k.shape[1],
+        window=-1 if window is None else min(window, 1 << 30),
+        block_size=block_size,
+        blocks=blocks,
+        table_row=table_row,
+        dtype=q.dtype,
+        q=_strides(q),
+        k=_strides(k),
+        v=_strides(v),
+        whole=whole,
+    )
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -224,24 +313,7 @@ def forward(
         return y, lse
     q, k, v = (_readable(x) for x in (q, k, v))
     lengths, table = (None if x is None else x.to(torch.int32).contiguous() for x in (kv_lengths, block_table))
-    block_size, blocks, table_row = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
-    problem = Problem(
-        batches=q.shape[0],
-        queries=q.shape[1],
-        heads=q.shape[2],
-        kv_heads=k.shape[2],
-        width=q.shape[3],
-        rows=table_row * block_size if block_size else k.shape[1],
-        window=-1 if window is None else min(window, 1 << 30),
-        block_size=block_size,
-        blocks=blocks,
-        table_row=table_row,
-        dtype=q.dtype,
-        q=_strides(q),
-        k=_strides(k),
-        v=_strides(v),
-    )
-    launch = FORWARD.launch(problem, gpu(q.device))
+    launch = FORWARD.launch(_problem(q, k, v, window, table), gpu(q.device))
     splits = launch.extra["splits"]
     given = q, k, v, lengths, table, y, lse
     if splits == 1:

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .._dispatch import decode_attention as kernels
 from .._dispatch import shardings
@@ -118,7 +119,9 @@ def decode_attention(
 
     Args:
         q: (batch, queries, heads, head_dim): of each sequence the last ones, most often one. Kernels serve fp16, bf16 and
-            fp32, head_dim a multiple of 8 up to 256, from compute capability 8.0 on; PyTorch computes everything else.
+            fp32, head_dim a multiple of 8 up to 256, from compute capability 8.0 on; PyTorch computes everything else. One
+            query of whole caches without `window`, `softcap` and `return_lse` is PyTorch's own attention where that was
+            measured to be as fast: of half types, on Hopper with a head_dim of 128 at most.
         k_cache: (batch, rows, kv_heads, head_dim), or, with `block_table`, (blocks, block_size, kv_heads, head_dim);
             `kv_heads` divides `heads`, and so many heads share one.
         v_cache: of the shape of `k_cache`.
@@ -155,6 +158,10 @@ def decode_attention(
     if softcap is not None and not 0 < softcap < math.inf:
         arguments.fail("softcap", softcap, "greater than 0 and finite, or None")
     numbers = (None if x is None else float(x) for x in (scale, softcap))
+    if not return_lse and kv_lengths is block_table is window is softcap is None and not is_dynamo_compiling():
+        found = kernels.by_pytorch(q, k_cache, v_cache, scale)
+        if found is not None:
+            return found
     y, lse = _decode(q, k_cache, v_cache, kv_lengths, block_table, window, *numbers)
     return (y, lse) if return_lse else y
 
