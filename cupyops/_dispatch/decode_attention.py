@@ -266,8 +266,9 @@ def by_pytorch(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor |
 
     def attend() -> None:
         nonlocal y
-        heads = (x.transpose(1, 2) for x in (q, k, v))
-        y = F.scaled_dot_product_attention(*heads, scale=scale, enable_gqa=q.shape[2] > k.shape[2]).transpose(1, 2)
+        heads, keys, values = (x.transpose(1, 2) for x in (q, k, v))
+        shared = q.shape[2] > k.shape[2]
+        y = F.scaled_dot_product_attention(heads, keys, values, scale=scale, enable_gqa=shared).transpose(1, 2)
 
     library.call("torch.nn.functional.scaled_dot_product_attention", q, attend)
     return y.contiguous() if y.dim() else torch.empty(q.shape, dtype=q.dtype, device=q.device)

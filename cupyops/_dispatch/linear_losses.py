@@ -66,6 +66,7 @@ class Given(NamedTuple):
     class_weight: Tensor | None
     ignore_index: int
     label_smoothing: float
+    scratch: int  # bytes; 0 for as many as any operator may use
 
     def options(self, scale_step: int) -> np.ndarray | None:
         """The kernels' `Options`; None on a dry run, whose sizes may be symbols."""
@@ -238,7 +239,8 @@ class Work:
         self.given, self.scale, self.gradients = given, scale, gradients
         x, weight = given.x, given.weight
         (self.rows, features), self.classes = x.shape, weight.shape[0]
-        division = _division(self.rows, features, self.classes, x.dtype, gpu(x.device).scratch)
+        scratch = given.scratch or gpu(x.device).scratch
+        division = _division(self.rows, features, self.classes, x.dtype, scratch)
         self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
         _, stride, tiled, tile, kept, stored = self.division
         least = LINE + tile + stride if tiled else 0

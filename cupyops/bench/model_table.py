@@ -15,7 +15,14 @@ HEAD = "# cupyops bench --models 1"
 COLUMNS = (
     *("model", "about", "variant", "ms", "low", "high", "each", "unit", "peak_gib", "first_step_s", "losses", "note"),
 )
-SHOWN = {"eager": "#e08a1e", "compile": "#4ba36b", "liger": "#a35bb8", "swap": "#2f6fde", "graph": "#17408b"}
+SHOWN = {
+    "eager": "#e08a1e",
+    "compile": "#4ba36b",
+    "liger": "#a35bb8",
+    "swap": "#2f6fde",
+    "graph": "#17408b",
+    "lean": "#0f8a8a",
+}
 """The colour of each variant, in the order of a picture."""
 
 

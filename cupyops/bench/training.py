@@ -20,8 +20,10 @@ from ..nn._swap import swap
 from .model_table import Figures
 from .zoo import Batch, Model
 
-VARIANTS = ("eager", "compile", "liger", "swap", "graph")
-"""`swap` is `cupyops.swap(model)` with an optimizer of ours that clips in its step; `graph` is that as a CUDA graph."""
+VARIANTS = ("eager", "compile", "liger", "swap", "graph", "lean")
+"""`swap` is `cupyops.swap(model)` with an optimizer of ours that clips in its step; `graph` is that as a CUDA graph; `lean` is
+such a graph of a model that makes no logits (`keep_logits=False`)."""
+OURS = ("swap", "graph", "lean")
 WARM, ROUNDS, STEPS = 4, 11, 4  # steps that do not count; times that are taken, of how many steps each
 BATCHES = 4
 
@@ -34,7 +36,7 @@ class Step:
         with torch.device(device):  # where random numbers that are overwritten at once take no time
             module = model.make(tiny)
         module.load_state_dict(state)
-        ours = variant in ("swap", "graph")
+        ours = variant in OURS
         module = module.to(device, torch.bfloat16) if model.half == "pure" else module.to(device)
         if model.images:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -44,15 +46,15 @@ class Step:
             assert model.liger is not None
             model.liger(module)
         if ours:
-            swapped = swap(module)
+            swapped = swap(module, keep_logits=variant != "lean")
             self.note = f"{len(swapped.replaced)} replaced, {len(swapped.kept)} kept"
         self.called = _compiled(module, device) if variant == "compile" else module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
-        self.optimizer = self._optimizer(ours, variant == "graph")
+        self.optimizer = self._optimizer(ours, variant in ("graph", "lean"))
         self.clip: Callable[[float], Any] = functools.partial(nn.utils.clip_grad_norm_, self.parameters)
         if ours:
             self.clip = self.optimizer.clip_grad_norm_
-        self.step: Callable[..., Tensor] = graph(self._step) if variant == "graph" else self._step
+        self.step: Callable[..., Tensor] = graph(self._step) if variant in ("graph", "lean") else self._step
 
     def _optimizer(self, ours: bool, capturable: bool) -> Any:
         options: dict[str, Any] = {} if ours or self.device == "cpu" else {"fused": True}
@@ -86,7 +88,9 @@ def why_not(model: Model, variant: str, device: str) -> str | None:
         return "Liger has nothing for it"
     if variant == "liger" and importlib.util.find_spec("liger_kernel") is None:
         return "liger-kernel is not installed"
-    return "there is no GPU" if variant in ("graph", "liger") and device == "cpu" else None
+    if variant == "lean" and not model.lean:
+        return "its logits are no part of its memory"
+    return "there is no GPU" if variant in ("graph", "lean", "liger") and device == "cpu" else None
 
 
 def state_of(model: Model, tiny: bool) -> dict[str, Tensor]:

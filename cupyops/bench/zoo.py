@@ -31,6 +31,7 @@ class Model:
         sgd: SGD with momentum instead of AdamW.
         clip: the norm to which gradients are clipped; None: they are not.
         liger: puts Liger's kernels into the model; None where Liger has none for it.
+        lean: it makes no logits where `cupyops.swap` is told so.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Model:
     sgd: bool = False
     clip: float | None = 1.0
     liger: Callable[[nn.Module], None] | None = None
+    lean: bool = False
 
 
 def _generator(index: int) -> torch.Generator:
@@ -265,11 +267,11 @@ MODELS = {
         Model(
             "llama", "Llama: 8 layers, hidden 2048, vocabulary 128256, 4 x 2048 tokens, all in bfloat16, AdamW, clip",
             "transformers", _llama, _tokens(128256, (4, 2048)), _of_language, "tokens", 4 * 2048, "pure",
-            liger=_liger_llama,
+            liger=_liger_llama, lean=True,
         ),
         Model(
             "moe", f"Qwen3-MoE: 6 layers, hidden 1024, 32 experts, 4 of each token, 4 x 1024 tokens, {_AUTOCAST}",
-            "transformers", _moe, _tokens(32000, (4, 1024)), _of_language, "tokens", 4 * 1024,
+            "transformers", _moe, _tokens(32000, (4, 1024)), _of_language, "tokens", 4 * 1024, lean=True,
         ),
         Model(
             "gpt2", f"GPT-2: 124M, 16 x 1024 tokens, {_AUTOCAST}",

@@ -54,7 +54,7 @@ def _run(request: Request, console: Console) -> int:
     if request.png is not None:
         outputs.folder("--png", request.png)
     models = [MODELS[name] for name in request.names or MODELS]
-    variants = [name for name in training.VARIANTS if name in (*request.against, "eager", "swap", "graph")]
+    variants = [name for name in training.VARIANTS if name in (*request.against, "eager", *training.OURS)]
     if request.dry_run:
         return _dry_run(models, variants, console)
     if request.source is not None:
@@ -76,7 +76,7 @@ def _run(request: Request, console: Console) -> int:
 
 def _problem(one: Figures, figures: Sequence[Figures]) -> str | None:
     base = model_table.base_of(figures, one.model)
-    if base is None or one.variant not in ("swap", "graph"):
+    if base is None or one.variant not in training.OURS:
         return None
     if not all(map(math.isfinite, one.losses)) and all(map(math.isfinite, base.losses)):
         return f"{one.model} {one.variant}: the loss is not finite, and PyTorch's is"

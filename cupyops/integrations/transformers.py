@@ -17,7 +17,7 @@ def callback(**options: Any) -> Any:
     """A callback that has a `Trainer`'s model run operators of cupyops while it trains: `Trainer(callbacks=[callback()])`.
 
     Args:
-        options: `only`, `skip` and `exact`, as of `cupyops.swap`.
+        options: `only`, `skip`, `exact` and `keep_logits`, as of `cupyops.swap`.
 
     Returns:
         transformers.TrainerCallback: it swaps the model when training begins and undoes it when it ends; `.swap` is what

@@ -31,6 +31,7 @@ def _linear_cross_entropy(
     reduction: str,
     label_smoothing: float,
     wanted: int,
+    scratch: int,
 ) -> Tensor:
     logits = F.linear(x, weight, bias)
     logits = logits.to(losses.accumulator(x.dtype))
@@ -40,8 +41,8 @@ def _linear_cross_entropy(
 
 
 @_linear_cross_entropy.forward
-def forward(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted):
-    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
+def forward(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, scratch):
+    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch)
     wanted = wanted if reduction != "none" else 0  # of a row's factor nothing is known yet
     dtype = losses.accumulator(x.dtype)
     each = torch.empty(x.shape[0], dtype=dtype, device=x.device)
@@ -59,9 +60,21 @@ def forward(x, weight, target, bias, class_weight, ignore_index, reduction, labe
 
 @_linear_cross_entropy.backward
 def backward(
-    saved, grad_y, x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, needs_grad
+    saved,
+    grad_y,
+    x,
+    weight,
+    target,
+    bias,
+    class_weight,
+    ignore_index,
+    reduction,
+    label_smoothing,
+    wanted,
+    scratch,
+    needs_grad,
 ):
-    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
+    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch)
     grad_y = grad_y.to(losses.accumulator(x.dtype))
     needed = X * needs_grad.x + WEIGHT * needs_grad.weight + BIAS * needs_grad.bias
     if reduction == "none":
@@ -79,14 +92,14 @@ def backward(
 
 
 @_linear_cross_entropy.unsupported
-def unsupported(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted):
+def unsupported(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, scratch):
     return "no classes" if weight.shape[0] == 0 else None
 
 
-def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing) -> Given:
+def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch) -> Given:
     tensors = x.contiguous(), weight.contiguous(), target.contiguous(), losses.contiguous(bias)
     class_weight = None if class_weight is None else _from_bits(class_weight)
-    return Given(*tensors, class_weight, ignore_index, label_smoothing)
+    return Given(*tensors, class_weight, ignore_index, label_smoothing, scratch)
 
 
 def _to_bits(class_weight: Tensor) -> Tensor:
@@ -113,6 +126,7 @@ def fused_linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    scratch: int | None = None,
 ) -> Tensor:
     """`cross_entropy(linear(input, weight, bias), target, class_weight, ...)` without all the logits in memory.
 
@@ -127,13 +141,16 @@ def fused_linear_cross_entropy(
         ignore_index: a target of this value adds nothing to the loss, nor to its gradient.
         reduction: "none", "sum", or "mean" over the weights of the targets (NaN where there are none).
         label_smoothing: in [0, 1]; how much of the target is spread evenly over the classes.
+        scratch: bytes of logits, in the place of 240 MiB. More of them may be faster where gradients are wanted, since
+            products are of more rows.
 
     Returns:
         Tensor of shape () in float32, and in float64 for inputs of that; with "none" of the shape of `target`.
 
     Raises:
-        InputError: shapes, dtypes or devices do not match, `reduction` is unknown, `label_smoothing` is outside [0, 1] or,
-            on the CPU, a class out of range. On a GPU such a class prints itself and stops the kernel.
+        InputError: shapes, dtypes or devices do not match, `reduction` is unknown, `label_smoothing` is outside [0, 1],
+            `scratch` is no int of at least 1 or, on the CPU, a class out of range. On a GPU such a class prints itself and
+            stops the kernel.
 
     Example:
         >>> x, weight = torch.zeros(2, 3), torch.zeros(4, 3)
@@ -141,13 +158,15 @@ def fused_linear_cross_entropy(
         tensor(1.3863)
     """
     _check(input, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing)
+    if scratch is not None and (isinstance(scratch, bool) or not isinstance(scratch, int) or scratch < 1):
+        arguments.fail("scratch", scratch, "an int of at least 1: bytes, or None")
     dtype = dtype_for(POLICIES["lower"], input.device)
     input, weight, bias = cast((input, weight, bias), dtype) if dtype is not None else (input, weight, bias)
     bits = None if class_weight is None else _to_bits(class_weight)
     rows, indices = input.reshape(-1, input.shape[-1]), target.long().reshape(-1)
     wanted = _wanted(rows, weight, bias)
     parts = reduction == "mean" and is_spread(rows)  # each device has one of the sum
-    options = ignore_index, "sum" if parts else reduction, float(label_smoothing), wanted
+    options = ignore_index, "sum" if parts else reduction, float(label_smoothing), wanted, scratch or 0
     y = _linear_cross_entropy(rows, weight, indices, bias, bits, *options)
     if parts:
         y = y / losses.counted(indices, class_weight, ignore_index)

@@ -129,7 +129,7 @@ def test_variants_take_turns(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     console = Console(record=True, width=200, file=io.StringIO())
     found = models._variants(MODELS["gpt2"], training.VARIANTS, lambda at, what: None, console)
-    assert found == begun == ["eager", "swap", "graph"]
+    assert found == begun == ["eager", *training.OURS]
     assert rounds == [one for turn in range(training.ROUNDS) for one in (begun[::-1] if turn % 2 else begun)]
     said = console.export_text()
     assert "gpt2 compile: RuntimeError: out of memory\n" in said and "gpt2 liger: left out, why" in said
@@ -137,7 +137,7 @@ def test_variants_take_turns(monkeypatch):
     monkeypatch.setattr(training, "why_not", lambda model, variant, device: None)
     rounds.clear()
     found = models._variants(MODELS["gpt2"], training.VARIANTS, lambda at, what: None, console)
-    assert found == ["eager", "swap", "graph", "liger"] and rounds[-training.ROUNDS :] == ["liger"] * training.ROUNDS
+    assert found == ["eager", *training.OURS, "liger"] and rounds[-training.ROUNDS :] == ["liger"] * training.ROUNDS
 
 
 def test_swap_reads_the_models_of_the_benchmark():

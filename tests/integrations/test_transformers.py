@@ -123,6 +123,99 @@ def test_no_copy_of_the_logits_in_fp32(items):
     torch.testing.assert_close(grad, wanted, rtol=0, atol=0.03 * float(wanted.abs().max()))
 
 
+def trained(model, given, autocast=False):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = model(**given)
+    named = dict(model.named_parameters())
+    loss = output[0] if isinstance(output, tuple) else output.loss
+    return output, loss, dict(zip(named, torch.autograd.grad(loss, list(named.values()))))
+
+
+NO_LOGITS = "logits: none when it trains; lm_head and the loss are one fused_linear_cross_entropy"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("more", [{}, {"num_items_in_batch": torch.tensor(24)}, {"return_dict": False}], ids=str)
+def test_no_logits(more, autocast):
+    """In training, as they are of no use there: the loss and the gradients of head and rows are those of the model."""
+    given = batch() | more
+    given["labels"] = given["labels"].masked_fill(given["labels"] == given["labels"][0, 2], -100)
+    model = llama(dtype=torch.float32 if autocast else torch.bfloat16).train()
+    _, loss, expected = trained(model, given, autocast)
+    with cupyops.swap(model, keep_logits=False) as swap:
+        assert swap.settings[-1] == NO_LOGITS
+        with cupyops.simulate(), cupyops.trace() as trace:
+            output, found, grads = trained(model, given, autocast)
+        ran = {record.operator for record in trace.records}
+        assert "cupyops::fused_linear_cross_entropy" in ran and not {"cupyops::cross_entropy_fp32"} & ran
+        assert (output[1] if isinstance(output, tuple) else output.logits) is None
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found, loss, rtol=1e-2, atol=0)
+        for name, wanted in expected.items():
+            torch.testing.assert_close(grads[name], wanted, rtol=0, atol=0.04 * float(wanted.abs().max()), msg=name)
+    assert "forward" not in vars(model.lm_head) and not model._forward_hooks and not model._forward_pre_hooks
+    assert torch.equal(trained(model, given, autocast)[1], loss)
+
+
+def test_logits_where_they_are_asked_for():
+    """Without labels, without gradients, in evaluation, of float32, and where a hook is to see the head."""
+    model = llama(dtype=torch.bfloat16)
+    cupyops.swap(model, keep_logits=False)
+    assert model.train()(**batch()).logits is None
+    with torch.no_grad():
+        assert model(**batch()).logits.shape == (2, 7, 64)
+    assert model(input_ids=batch()["input_ids"]).logits.shape == (2, 7, 64)
+    with pytest.raises(TypeError, match="subscriptable"):
+        model(**batch(), position_ids=object())
+    assert model.eval()(**batch()).logits.shape == (2, 7, 64)
+    seen = []
+    handle = model.lm_head.register_forward_hook(lambda head, args, output: seen.append(output.shape))
+    assert model.train()(**batch()).logits.shape == (2, 7, 64) and seen == [(2, 7, 64)]
+    handle.remove()
+    assert model(**batch()).logits is None
+    assert torch.compile(model, backend="eager")(**batch()).logits.shape == (2, 7, 64)
+    whole = llama().train()
+    cupyops.swap(whole, keep_logits=False)
+    assert whole(**batch()).logits.shape == (2, 7, 64)
+
+
+def test_no_logits_of_copies():
+    """A copy has its own head; a pickled one too."""
+    model = llama(dtype=torch.bfloat16).train()
+    cupyops.swap(model, keep_logits=False)
+    loss = model(**batch()).loss
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.lm_head.forward.args[0] is other.lm_head
+        output = other(**batch())
+        assert output.logits is None and torch.equal(output.loss, loss)
+
+
+def test_logits_that_are_changed_on_their_way():
+    """Of a model that caps them, and of one whose loss is its owner's."""
+    with pytest.raises(cupyops.InputError, match="exact=True keeps the logits"):
+        cupyops.swap(llama(), exact=True, keep_logits=False)
+    model = llama()
+    model.loss_function = lambda logits, labels, **kwargs: logits.sum()
+    model_has_none = ("logits: kept, since no model of transformers has a loss of its own",)
+    assert cupyops.swap(model, keep_logits=False).settings[-1:] == model_has_none
+    assert cupyops.swap(torch.nn.Linear(2, 2), keep_logits=False).settings == model_has_none
+
+    class Capped(transformers.LlamaForCausalLM):
+        def forward(self, input_ids=None, labels=None, **kwargs):
+            hidden = self.model(input_ids=input_ids).last_hidden_state
+            logits = self.lm_head(hidden)
+            logits = torch.tanh(logits)
+            loss = self.loss_function(logits, labels, self.config.vocab_size)
+            return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+    model = llama(dtype=torch.bfloat16).train()
+    model.__class__ = Capped
+    expected = model(**batch())
+    swap = cupyops.swap(model, keep_logits=False)
+    assert swap.settings[-1].startswith("logits: kept, since its forward does more")
+    torch.testing.assert_close(model(**batch()).logits, expected.logits, rtol=2e-2, atol=2e-2)
+
+
 def test_a_loss_of_the_user_stays():
     model = llama()
     model.loss_function = lambda logits, labels, **kwargs: logits.sum()

@@ -13,6 +13,9 @@ SIMULATED = """llama CausalLM, gpt2 CausalLM, gpt_neox CausalLM, olmo2 CausalLM,
 falcon CausalLM, bert MaskedLM, t5 Seq2SeqLM, vit ImageClassification"""
 
 
+CHANGES = "cohere", "cohere2", "gemma2", "gemma3_text", "granite", "opt"  # the logits before its loss sees them
+
+
 def model_and_batch(name):
     if name.split()[0] not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
@@ -47,6 +50,23 @@ def test_architecture(name):
     assert all(map(torch.equal, architectures.step(model, batch).values(), expected.values()))
     assert {m: type(m) for m in model.modules()} == classes
     assert model.config._attn_implementation == implementation and "_loss_function" not in vars(model)
+
+
+@pytest.mark.parametrize("name", [name for name in architectures.names() if name.endswith("CausalLM")])
+def test_without_logits(name):
+    """Under autocast, where a model's forward lets its head and its loss be one."""
+    model, batch = model_and_batch(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = architectures.step(model.train(), batch)
+        swap = cupyops.swap(model, keep_logits=False)
+        joined = "none when it trains" in swap.settings[-1]
+        assert joined == (name.split()[0] not in CHANGES), swap.settings
+        assert not joined or model(**batch).logits is None
+        found = architectures.step(model, batch)
+    largest = max(float(tensor.abs().max()) for tensor in expected.values())  # the gradient of a key's bias is none
+    for key, tensor in expected.items():
+        bound = 0.05 * float(tensor.abs().max()) + 1e-5 * largest
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=bound, msg=key)
 
 
 def test_the_table_is_of_these_architectures():

@@ -1,4 +1,5 @@
 import contextlib
+import functools
 
 import gemms
 import loss_parts
@@ -21,6 +22,7 @@ def both(
     ignore_index=-100,
     reduction="mean",
     label_smoothing=0.0,
+    scratch=None,
 ):
     """PyTorch's linear, and cross_entropy of float32 as Hugging Face has it."""
     logits = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
@@ -115,6 +117,19 @@ def test_parts(dtype, size):
     with cupyops.simulate(), assume_gpu(scratch=size):
         compare(call, torch.tensor(0.75))
         compare(call, torch.linspace(-1, 1, 19), reduction="none", label_smoothing=0.1)
+
+
+def test_scratch():
+    """What is asked for in the place of what any operator may use: the same parts."""
+    call = make_call(torch.bfloat16)
+    with cupyops.simulate():
+        with assume_gpu(scratch=500):
+            expected = results(cupyops.fused_linear_cross_entropy, call)
+        found = results(functools.partial(cupyops.fused_linear_cross_entropy, scratch=500), call)
+    assert all(map(torch.equal, expected, found))
+    for wrong in (0, -1, 2.0, True, "1"):
+        with pytest.raises(cupyops.InputError, match="scratch is .* expected an int of at least 1"):
+            cupyops.fused_linear_cross_entropy(*call[:3], scratch=wrong)
 
 
 @pytest.mark.gpu

@@ -42,6 +42,7 @@ def swap(
     only: Choice | Iterable[Choice] | None = None,
     skip: Choice | Iterable[Choice] = (),
     exact: bool = False,
+    keep_logits: bool = True,
 ) -> Swap:
     """Have the modules of a model run operators of cupyops, in place: by what a module computes, whatever its class.
 
@@ -76,12 +77,18 @@ def swap(
         skip: leave these as they are; in the same form.
         exact: replace only a function of PyTorch by ours of the same name, never several steps by one: steps are rounded
             to a half type after each of them, an operator once at the end, which is nearer and not the same.
+        keep_logits: False to have language models of transformers make no logits when they train: called with `labels`, in
+            half types or under autocast, in training mode and with gradients, head and loss are one
+            `cupyops.fused_linear_cross_entropy`, and the output's `logits` are None. `.settings` says of a model whether it
+            is so: its forward must give the logits to transformers' own loss and into the output alone, by a head that is
+            an ordinary Linear. Where the head has hooks, and under torch.compile, logits are made as before.
 
     Returns:
         Swap: `.replaced`, `.kept` with a reason for each, `.undo()`; a context manager that undoes it at the end.
 
     Raises:
-        InputError: `model` is no module, or a ScriptModule; `only` or `skip` name what is not there.
+        InputError: `model` is no module, or a ScriptModule; `only` or `skip` name what is not there; `exact` without
+            `keep_logits`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Sigmoid(), torch.nn.ReLU())
@@ -99,6 +106,8 @@ def swap(
         raise InputError(
             "model is a ScriptModule, whose code is fixed; swap before torch.jit.script or torch.jit.trace"
         )
+    if exact and not keep_logits:
+        raise InputError("exact=True keeps the logits, whose losses the fused ones are near to; swap with one of both")
     names: dict[Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -135,11 +144,12 @@ def swap(
     order = {name: at for at, name in enumerate(name for called in names.values() for name in called)}
     replaced.sort(key=lambda one: order[one.name])
     kept.sort(key=lambda one: order[one.name])
-    said, resets = settings(names, choice, exact)
+    copies = _copied(model, names)  # before there are hooks of ours
+    said, resets = settings(names, choice, exact, keep_logits)
     for block, norm in sums.link(names):
         vars(block)[sums.NEXT] = (norm,)
         resets.append(functools.partial(vars(block).pop, sums.NEXT, None))
-    if copies := _copied(model, names):
+    if copies is not None:
         resets.append(copies)
     return Swap(replaced, kept, changed, said, resets)
 

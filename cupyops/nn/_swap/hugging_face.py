@@ -16,14 +16,15 @@ from torch.nn import Module
 
 from ..._dispatch.attention import taken_mask
 from ...ops._cross_entropy import cross_entropy_fp32
-from . import calls, classes, experts, packed, proof
+from . import calls, classes, experts, heads, packed, proof
 
 ATTENTION = "cupyops"
 _HALF = (torch.float16, torch.bfloat16)
+_NO_MODEL = "logits: kept, since no model of transformers has a loss of its own"
 
 
 def settings(
-    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None], exact: bool
+    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None], exact: bool, keep_logits: bool
 ) -> tuple[list[str], list[Callable[[], None]]]:
     """Set attention, experts and loss of the models of transformers among modules; what was set, and what sets it back."""
     said: list[str] = []
@@ -31,11 +32,12 @@ def settings(
     library = sys.modules.get("transformers")
     base = getattr(library, "PreTrainedModel", None)
     if base is None:
-        return said, resets
+        return said if keep_logits else [_NO_MODEL], resets
     models = {m: called for m, called in names.items() if isinstance(m, base) and choice(called) is None}
     said += dict.fromkeys(_set_attention(models, resets))
     said += () if exact else dict.fromkeys(_set_experts(models, resets))
     said += dict.fromkeys(_set_losses(models, resets))
+    said += () if keep_logits else dict.fromkeys(_set_heads(models, resets))
     return said, resets
 
 
@@ -217,11 +219,14 @@ def _masked(
     ignore_index: int = -100,
     **kwargs: Any,
 ) -> Tensor:
-    """`ForMaskedLMLoss`, without its copy of the logits in fp32."""
-    logits, labels = logits.view(-1, vocab_size), labels.view(-1).to(logits.device)
+    """`ForMaskedLMLoss`, without its copy of the logits in fp32, and without the logits where a head gives none."""
+    labels = labels.view(-1).to(logits.device)
+    loss = heads.loss_of(logits, vocab_size)
+    if loss is None:
+        loss = functools.partial(cross_entropy_fp32, logits.view(-1, vocab_size))
     if num_items_in_batch is None:
-        return cross_entropy_fp32(logits, labels, ignore_index)
-    total = cross_entropy_fp32(logits, labels, ignore_index, "sum")
+        return loss(labels, ignore_index)
+    total = loss(labels, ignore_index, "sum")
     items = num_items_in_batch
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
@@ -235,7 +240,7 @@ def _causal(
     shift_labels: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """`ForCausalLMLoss`, without its copy of the logits in fp32."""
+    """`ForCausalLMLoss`, as `_masked`."""
     if shift_labels is None:
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
     return _masked(logits, shift_labels, vocab_size, num_items_in_batch, ignore_index)
@@ -272,9 +277,18 @@ class Loss:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         logits = args[0] if args else kwargs.get("logits")
-        if self._of_half is not None and isinstance(logits, Tensor) and logits.dtype in _HALF:
+        if (
+            self._of_half is not None
+            and isinstance(logits, Tensor)
+            and (logits.dtype in _HALF or heads.are_rows(logits))
+        ):
             return self._of_half(*args, **kwargs)
         return self._ours(*args, **kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is one of those that take a head's rows in the place of logits."""
+        return self._of_half is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Loss, (self.function,)
@@ -293,3 +307,19 @@ def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]
             resets.append(functools.partial(vars(model).pop, "_loss_function", None))
             said.append(f"loss: {loss.function.__name__}, now by {', '.join(dict.fromkeys(loss.found))} of cupyops")
     return said
+
+
+def _set_heads(models: dict[Module, list[str]], resets: list[Callable[[], None]]) -> list[str]:
+    """Join heads and losses, of which `_set_losses` has set the losses."""
+    said = []
+    for model in models:
+        loss = vars(model).get("_loss_function")
+        if not isinstance(loss, Loss):
+            continue
+        found, reset = heads.join(model) if loss.is_known else (f"{loss.function.__name__} is another loss", None)
+        if reset is None:
+            said.append(f"logits: kept, since {found}")
+        else:
+            resets.append(reset)
+            said.append(f"logits: none when it trains; {found} and the loss are one fused_linear_cross_entropy")
+    return said or [_NO_MODEL]
