@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 }
 
 // Grid: a block for each tile of 64 * M keys of each of their heads. Block: 256. Shared memory: two tiles, four panels of BN rows of
-// D, lse2 and delta of two, dS twice, and from sm_90 on half of P in fp32. A warp owns 16 * M keys, and sums grad_k or grad_v in the order of the queries that pass,
-// head after head of a group. sums, 0 before, has grad_q added to it in no order.
+// D, lse2 and delta of two, dS twice, and half of P. A warp owns 16 * M keys, and sums grad_k or grad_v in the order of the queries
+// that pass, head after head of a group. sums, 0 before, has grad_q added to it in no order.
 template <typename T, int D, int BN, int M>
 __global__ void __launch_bounds__(256, 1)
     attention_bwd_once_mma(const T* __restrict__ k, const T* __restrict__ v, const T* __restrict__ q,

@@ -8,8 +8,9 @@
 namespace attention {
 
 // Eight warps in pairs, each with 16 * M keys: one of a pair has P and grad_v, the other dS and grad_k, so that a thread has
-// registers for one result and can multiply each row that passes, once read, by M tiles. The first gives P to the second through
-// the place where dS is put, which all warps read for their shares of grad_q = dS k. While some make P, others multiply.
+// registers for one result and can multiply each row that passes, once read, by M tiles. The first gives P to the second in fp32,
+// so that dS is as exact as in two passes: half of it through the place where dS is put, which all warps read for their shares of
+// grad_q = dS k. While some make P, others multiply.
 constexpr int kPairs = 4, kOnceThreads = 64 * kPairs;
 constexpr int kAll = 1 + kPairs;  // the barrier of all warps, after those of the pairs
 
@@ -27,21 +28,16 @@ template <int D, int BN, int M> struct OnceMmaLayout {
   __device__ __forceinline__ unsigned lse2(int i) const { return first(i) + LINES_AT; }
   __device__ __forceinline__ unsigned delta(int i) const { return lse2(i) + BN * 4; }
   __device__ __forceinline__ unsigned differences(int i) const { return base + DIFFERENCES_AT + i * DIFFERENCES; }
-  __device__ __forceinline__ unsigned more() const { return differences(2); }  // half of P, in fp32
+  __device__ __forceinline__ unsigned more() const { return differences(2); }  // half of P
 };
 
-__device__ __forceinline__ void put_four(unsigned address, const unsigned (&four)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(four[0]), "r"(four[1]), "r"(four[2]),
-               "r"(four[3])
-               : "memory");
-}
 __device__ __forceinline__ void put_four(unsigned address, const float2& x, const float2& y) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(y.x), "f"(y.y)
                : "memory");
 }
-__device__ __forceinline__ void take_four(unsigned (&four)[4], unsigned address) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
+__device__ __forceinline__ void take_four(float2& x, float2& y, unsigned address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(y.x), "=f"(y.y)
                : "r"(address)
                : "memory");
 }
@@ -97,12 +93,6 @@ template <typename T, int D, int BN, int M, typename Variant> struct OnceMma {
   using Work = KeyTile<BN, At::TILE, Variant>;
   static constexpr int TILE = At::TILE, N = BN / 8;  // columns by eights
   static constexpr int AHEAD = D % 64 ? 0 : D == 256 ? 2 : 1;  // of each width the fastest
-  // Whether P is given in fp32, for which there is room from Hopper on: dS is then as exact as in two passes.
-#if __CUDA_ARCH__ >= 900
-  static constexpr bool kGivesFloats = true;
-#else
-  static constexpr bool kGivesFloats = false;
-#endif
   // Of a panel of grad_q a warp has 16 * RM rows and COLUMNS columns.
   static constexpr int RM = D * BN / 128 % 32 == 0 ? 2 : 1;
   static constexpr int ROW_WARPS = BN / 16 / RM, COLUMNS = D / (8 / ROW_WARPS), WIDE = (D + 63) / 64;
@@ -296,40 +286,16 @@ template <typename T, int D, int BN, int M, typename Variant> struct OnceMma {
     add_weighted<T, D, BN, M, AHEAD>(result, ds, at.first(stage));
   }
 
-  // What makes dS of dP, of the i-th 16 keys and 16 queries of a pair, from one of its warps to the other: in fp32, or rounded, P to
-  // fp16, which for at most 1 is nearer than bf16.
-  static __device__ __forceinline__ unsigned rounded(const float2& x) {
-    if constexpr (Variant::kScores) return pack<T>(x.x, x.y);
-    else return pack<__half>(x.x, x.y);
-  }
+  // What makes dS of dP, of the i-th 16 keys and 16 queries of a pair, from one of its warps to the other.
   __device__ __forceinline__ void give(int stage, int i, const float2 (&factors)[4]) const {
     const unsigned to = line * BN * 2 + 512 * i + 16 * lane;
-    if constexpr (kGivesFloats) {
-      put_four(at.differences(stage) + to, factors[0], factors[1]);
-      put_four(at.more() + to, factors[2], factors[3]);
-    } else {
-      const unsigned four[4] = {rounded(factors[0]), rounded(factors[1]), rounded(factors[2]), rounded(factors[3])};
-      put_four(at.differences(stage) + to, four);
-    }
+    put_four(at.differences(stage) + to, factors[0], factors[1]);
+    put_four(at.more() + to, factors[2], factors[3]);
   }
   __device__ __forceinline__ void take(int stage, int i, float2 (&factors)[4]) const {
     const unsigned from = line * BN * 2 + 512 * i + 16 * lane;
-    unsigned four[4];
-    take_four(four, at.differences(stage) + from);
-    if constexpr (kGivesFloats) {
-      unsigned more[4];
-      take_four(more, at.more() + from);
-      factors[0] = {__uint_as_float(four[0]), __uint_as_float(four[1])};
-      factors[1] = {__uint_as_float(four[2]), __uint_as_float(four[3])};
-      factors[2] = {__uint_as_float(more[0]), __uint_as_float(more[1])};
-      factors[3] = {__uint_as_float(more[2]), __uint_as_float(more[3])};
-    } else {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if constexpr (Variant::kScores) factors[e] = unpack<T>(four[e]);
-        else factors[e] = unpack<__half>(four[e]);
-      }
-    }
+    take_four(factors[0], factors[1], at.differences(stage) + from);
+    take_four(factors[2], factors[3], at.more() + from);
   }
 
   // The key and the query of the e-th score of 16 keys.

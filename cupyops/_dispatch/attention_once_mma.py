@@ -29,14 +29,18 @@ class Shape(NamedTuple):
         """Keys of a block."""
         return 16 * PAIRS * self.keys
 
-    def shared(self, gpu: Gpu) -> int:
-        """Bytes: two tiles, two stages, each of two panels with lse2 and delta, and dS twice; in Hopper's CUDA P in fp32."""
+    @property
+    def shared(self) -> int:
+        """Bytes: two tiles, two stages, each of two panels with lse2 and delta, dS twice, and half of P in fp32."""
         stage = 2 * self.panel * (2 * self.d + 4)
-        return 4 * self.tile * self.d + 2 * stage + (3 if gpu.compiled_for >= 9 else 2) * self.tile * self.panel * 2
+        return 4 * self.tile * self.d + 2 * stage + 3 * self.tile * self.panel * 2
 
 
 # Narrower ones first, and of one width the faster, which take more shared memory.
-SHAPES = Shape(64, 128, 2), Shape(64, 64, 2), Shape(96, 64, 2), Shape(128, 64, 2), Shape(256, 64, 1), Shape(256, 32, 1)
+SHAPES = (
+    *(Shape(64, 128, 2), Shape(64, 64, 2), Shape(64, 32, 2), Shape(96, 64, 2)),
+    *(Shape(128, 64, 2), Shape(128, 32, 2), Shape(256, 64, 1), Shape(256, 32, 1)),
+)
 FASTER, WITH_WINDOW = 512, 1024  # queries and keys, from which on it was measured as a tenth faster than two passes
 
 attention_bwd_once_mma = Kernel(
@@ -54,7 +58,7 @@ def shape_of(p: Problem, gpu: Gpu) -> Shape | None:
     """The first that has room for the rows of a problem, and for which a GPU has the shared memory."""
     room = max(p.width, p.value_width)
     least = next((one.d for one in SHAPES if room <= one.d), 0)
-    return next((one for one in SHAPES if one.d == least and one.shared(gpu) <= gpu.shared), None)
+    return next((one for one in SHAPES if one.d == least and one.shared <= gpu.shared), None)
 
 
 class MmaOnce(Backward):
@@ -94,7 +98,7 @@ class MmaOnce(Backward):
             attention_bwd_once_mma,
             ceil_div(p.keys, shape.tile) * p.kv_heads * p.batches,
             THREADS,
-            shape.shared(gpu),
+            shape.shared,
             {"T": p.dtype, "D": shape.d, "BN": shape.panel, "M": shape.keys},
             extra={
                 "form": self,

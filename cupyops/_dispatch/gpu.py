@@ -29,7 +29,6 @@ class Gpu:
         max_blocks: blocks of a grid at most; they stride over the rest, since fewer blocks cost less to start.
         scratch: bytes of memory that an operator may use beside what it returns and saves; alike on every GPU.
         library: whether PyTorch's own functions may be taken where they are faster; not where kernels are simulated.
-        compiled_for: the major compute capability that kernels are compiled for, also where another GPU is assumed.
     """
 
     capability: int
@@ -41,7 +40,6 @@ class Gpu:
     max_blocks: int = 1 << 16
     scratch: int = 240 << 20
     library: bool = False
-    compiled_for: int = 0
 
     @property
     def has_clusters(self) -> bool:
@@ -66,7 +64,7 @@ def gpu(device: torch.device) -> Gpu:
 
 
 def _simulated(capability: int) -> Gpu:
-    return replace(_SIMULATED, capability=capability, compiled_for=capability)
+    return replace(_SIMULATED, capability=capability)
 
 
 @functools.cache
@@ -82,7 +80,6 @@ def _card(device: torch.device) -> Gpu:
         threads=of.max_threads_per_multi_processor,
         l2=of.L2_cache_size,
         library=True,
-        compiled_for=of.major,
     )
 
 

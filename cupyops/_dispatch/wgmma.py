@@ -32,7 +32,7 @@ _WRITTEN = 3.0e6  # bytes of partial sums, and of those that are read, in a micr
 LEAST_SHARE = 256  # of k
 MOST_SHARES = 16
 FEW_K = 512  # up to which stores take as long as products
-LITTLE_K = 32  # below which TMA fills most of a stage with zeros, which takes as long as what is there
+LITTLE_K = 32  # below which TMA fills more than half of a stage with zeros, which take as long as what is there
 FULL = 0.9  # of the multiprocessors with work of use, from which on a form is at cuBLAS's speed, measured on an H100
 FEW_WAVES, LITTLE = 3, 7168  # waves, and their k in all, up to which it is not
 LARGE_OF_ONE_STAGE = 2**25  # elements of batched results of a k of one stage, from which on cuBLAS stores them sooner
@@ -157,8 +157,8 @@ class Tile(Form[Any]):
             return "of few rows cuBLAS takes as long, and half of that where the weight lies in L2"
         if waves <= FEW_WAVES and waves * p.k < LITTLE:
             return "cuBLAS begins and ends sooner, which counts in so little work"
-        if p.k < LITTLE_K and _stored(p) == (False, True):
-            return "cuBLAS reads so little k sooner, where it lies outside in one operand alone"
+        if p.k < LITTLE_K:
+            return f"cuBLAS reads a k below {LITTLE_K} sooner"
         if p.k <= FEW_K and p.batches > 1 and _stored(p) == (True, True):
             return "cuBLAS reads batches whose k lies outside sooner, where there is little of it"
         if p.k <= K and p.m * p.n * p.batches > LARGE_OF_ONE_STAGE:
@@ -210,8 +210,7 @@ class Tile(Form[Any]):
 
     def time(self, p: Problem, gpu: Gpu) -> float:
         """Microseconds, by waves of tiles."""
-        stores_meanwhile = self.pingpong and LITTLE_K <= p.k <= FEW_K
-        share = 1.02 if stores_meanwhile else self.share
+        share = self.share if p.k > FEW_K or not self.pingpong else 1.02  # it stores while it multiplies
         return _START + self._waves(p, gpu) * self.m * self.n * ceil_div(p.k, self.split) / (_RATE * share)
 
     def full(self, p: Problem, gpu: Gpu) -> float:

@@ -21,8 +21,8 @@ from .model_table import Figures
 from .zoo import Batch, Model
 
 VARIANTS = ("eager", "compile", "liger", "swap", "graph", "lean")
-"""`swap` is `cupyops.swap(model)` with an optimizer of ours that clips in its step; `graph` is that as a CUDA graph; `lean` is
-such a graph of a model that makes no logits (`keep_logits=False`)."""
+"""`swap` is `cupyops.swap(model)` with an optimizer of ours that clips in its step; `graph` is that as a CUDA graph; `lean`
+is such a graph of a model that makes no logits (`keep_logits=False`)."""
 OURS = ("swap", "graph", "lean")
 WARM, ROUNDS, STEPS = 4, 11, 4  # steps that do not count; times that are taken, of how many steps each
 BATCHES = 4

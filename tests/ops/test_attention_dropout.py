@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from attentions import HOPPER, eager, sees, tensors
+from attentions import CARDS, eager, sees, tensors
 
 import cupyops
 from cupyops._dispatch.forms import use_form
@@ -98,7 +98,8 @@ CASES = pytest.mark.parametrize(
 @pytest.mark.in_full(by=lambda parameters: "attention")
 @CASES
 def test_the_mask_of_the_seed(engine, name, seeded):
-    with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER):
+    arch = ENGINES[engine][0]
+    with cupyops.simulate(arch), assume_gpu(**CARDS[arch]):
         compared(engine, name)
 
 

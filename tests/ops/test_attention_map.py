@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attentions import HOPPER, compare
+from attentions import CARDS, compare
 from tiers import in_full
 
 import cupyops
@@ -96,7 +96,8 @@ def test_panels_that_nobody_sees_are_not_computed(engine):
     k[:, :, 256:], v[:, :, 256:] = torch.inf, torch.inf
     given = [x.requires_grad_() for x in (q, k, v)]
     of = torch.arange(512) // 256
-    with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER):
+    arch = ENGINES[engine][0]
+    with cupyops.simulate(arch), assume_gpu(**CARDS[arch]):
         y = cupyops.attention(*given, mask="of[k] == 0 && of[q] == 0", of=of)
         grads = torch.autograd.grad(y.sum(), given)
     assert all(x.isfinite().all() for x in (y, *grads))

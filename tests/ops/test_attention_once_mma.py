@@ -92,19 +92,21 @@ def test_some_gradients(always, of):
         (HOPPER, 9, 96, (128, 64, 148480)),
         (HOPPER, 9, 128, (128, 64, 181248)),
         (HOPPER, 9, 256, (64, 64, 222208)),
-        (A100, 8, 64, (128, 128, 165888)),
-        (A100, 8, 128, (128, 64, 164864)),
-        (A100, 8, 256, (64, 32, 139776)),
-        (SMALLER, 8, 64, (128, 64, 99328)),
+        (A100, 8, 64, (128, 64, 115712)),
+        (A100, 8, 96, (128, 64, 148480)),
+        (A100, 8, 128, (128, 32, 123392)),
+        (A100, 8, 256, (64, 32, 143872)),
+        (SMALLER, 8, 64, (128, 32, 74240)),
+        (SMALLER, 12, 64, (128, 32, 74240)),
         (SMALLER, 8, 96, None),
-        (SMALLER, 12, 64, None),
+        (SMALLER, 12, 128, None),
     ],
     ids=str,
 )
 def test_shapes(card, capability, width, expected):
     """What a card has the shared memory for; where it has too little, there are two passes."""
     q = torch.empty(1, 2, 1024, width, dtype=torch.float16, device="meta")
-    with assume_gpu(**card, capability=capability, compiled_for=capability), cupyops.simulate("sm_80"):
+    with assume_gpu(**card, capability=capability), cupyops.simulate("sm_80"):
         on = gpu(torch.device("cpu"))
         problem = kernels.with_gradients(kernels.problem(q, q, q, q, None, 0), q, q, q)
         if expected is None:
@@ -115,20 +117,6 @@ def test_shapes(card, capability, width, expected):
     tile, panel, shared = expected
     assert (launch.grid, launch.shared) == (2 * 1024 // tile, shared)
     assert (launch.template["BN"], launch.extra["blocks"].rows) == (panel, tile)
-
-
-def shared_bytes(q, **card):
-    with assume_gpu(**card):
-        on = gpu(torch.device("cpu"))
-        problem = kernels.with_gradients(kernels.problem(q, q, q, q, None, 0), q, q, q)
-        return FORM.launch(problem, on).shared
-
-
-def test_shared_memory_is_that_of_what_is_compiled():
-    """The CUDA of Hopper has P in fp32, also where another GPU is planned for: with less it would write past its memory."""
-    q = torch.empty(1, 2, 1024, 64, dtype=torch.float16, device="meta")
-    with cupyops.simulate("sm_90"), assume_gpu(**HOPPER, capability=8):
-        assert shared_bytes(q) == shared_bytes(q, capability=9)
 
 
 def test_where_it_is_taken():
@@ -160,34 +148,29 @@ def test_scores_of_ones_own(always):
 
 
 @pytest.mark.parametrize("width", [64, *in_full(128, of="attention")])
-@pytest.mark.parametrize(
-    ("arch", "dtype", "most"),
-    [
-        ("sm_90", torch.float16, 1.02),  # P goes from one warp to another in fp32
-        ("sm_80", torch.bfloat16, 1.02),  # rounded to fp16
-        ("sm_80", torch.float16, 1.3),  # the same, as much as dS is rounded
-    ],
-)
-def test_as_exact_as_two_passes(width, arch, dtype, most):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("arch", "on"), [("sm_90", HOPPER), ("sm_80", A100)])
+def test_as_exact_as_two_passes(width, dtype, arch, on):
+    """P goes from warp to warp in fp32: rounded to fp16 it took a quarter more of error."""
     given = [torch.randn(1, 2, 200, width).to(dtype).requires_grad_() for _ in range(3)]
     wide, grad_y = [x.detach().double().requires_grad_() for x in given], torch.randn(1, 2, 200, width).to(dtype)
     right = torch.autograd.grad(eager(*wide, sees(200, 200))[0], wide, grad_y.double())
     errors = []
-    with cupyops.simulate(arch), assume_gpu(**HOPPER):
+    with cupyops.simulate(arch), assume_gpu(**on):
         for form in ("mma_once", "mma_64"):
             with cupyops.use_form("attention.forward:mma", f"attention.backward:{form}"):
                 found = torch.autograd.grad(cupyops.attention(*given), given, grad_y)
             errors.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, right, strict=True)])
-    assert all(once <= most * two for once, two in zip(*errors, strict=True)), errors
+    assert all(once <= 1.02 * two for once, two in zip(*errors, strict=True)), errors
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_keys_that_there_are_none_of(arch):
+@pytest.mark.parametrize(("arch", "on"), [("sm_90", HOPPER), ("sm_80", A100)])
+def test_keys_that_there_are_none_of(arch, on):
     """A tile of keys whose rest has a score of 0, far above the log-sum-exp of each row: weights would be infinite."""
     q, k, v = torch.full((1, 1, 70, 64), 3.0), torch.full((1, 1, 70, 64), -3.0), torch.randn(1, 1, 70, 64)
     given = (q + torch.rand_like(q) / 8).half(), (k + torch.rand_like(k) / 8).half(), v.half()
     with cupyops.simulate(arch):
-        results = compare((1, 1, 1, 70, 70, 64), torch.float16, forms=ONCE, inputs=given, scale=0.35)
+        results = compare((1, 1, 1, 70, 70, 64), torch.float16, forms=ONCE, inputs=given, scale=0.35, on=on)
     assert results[1].max() < -128 * math.log(2) and all(x.isfinite().all() for x in results)
 
 
@@ -196,7 +179,7 @@ def test_any_order():
     found = []
     for seed in (1, 2):
         with cupyops.simulate("sm_80", seed=seed), torch.random.fork_rng():
-            found.append(compare((1, 2, 1, 130, 300, 64), torch.float16, forms=ONCE, causal="bottom_right"))
+            found.append(compare((1, 2, 1, 130, 300, 64), torch.float16, forms=ONCE, causal="bottom_right", on=A100))
     assert all(torch.equal(found[0][i], found[1][i]) for i in (0, 1, 3, 4))
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from attentions import HOPPER, compare, eager, sees, usual
+from attentions import CARDS, HOPPER, compare, eager, sees, usual
 from tiers import in_full
 
 import cupyops
@@ -251,7 +251,8 @@ def test_softcap_slopes_and_sinks(engine):
     q, k, v = (torch.randn(2, h, n, 64).half().requires_grad_() for h, n in ((2, 70), (1, 45), (1, 45)))
     slopes, sinks = torch.rand(2, 2), torch.randn(2).requires_grad_()
     given = {"softcap": 1.5, "alibi_slopes": slopes, "causal": "bottom_right"}
-    with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER), cupyops.trace() as trace:
+    arch = ENGINES[engine][0]
+    with cupyops.simulate(arch), assume_gpu(**CARDS[arch]), cupyops.trace() as trace:
         results = cupyops.attention(q, k, v, sinks=sinks, return_lse=True, **given)
         grads = [torch.randn_like(x) for x in results]
         found = torch.autograd.grad(results, (q, k, v, sinks), grads)
@@ -306,7 +307,8 @@ def test_softcap_is_as_right_as_half_types_can_be(engine, dtype, low, monkeypatc
         def backward(ctx, grad):
             return grad * (1 - ctx.saved_tensors[0] ** 2)
 
-    with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER), cupyops.trace() as trace:
+    arch = ENGINES[engine][0]
+    with cupyops.simulate(arch), assume_gpu(**CARDS[arch]), cupyops.trace() as trace:
         ours = by(dtype, lambda *three: cupyops.attention(*three, softcap=cap))
     assert f"attention_fwd_{engine}_variant" in {record.kernel.partition("<")[0] for record in trace.launches()}
     half = dtype if dtype is torch.bfloat16 else torch.float64
@@ -423,7 +425,7 @@ def test_wide_rows_by_both_engines():
         torch.manual_seed(0)
         given = [torch.randn(1, 2, 140, width).half().requires_grad_() for width in (192, 192, 128)]
         asked = (f"attention.{form}" for form in forms.split())
-        with cupyops.simulate(arch), assume_gpu(**HOPPER), cupyops.use_form(*asked):
+        with cupyops.simulate(arch), assume_gpu(**CARDS[arch]), cupyops.use_form(*asked):
             y = cupyops.attention(*given, score="s * 0.5 + q * 0.01", mask="(q + k) % 5 != 0", dropout_p=0.2)
             found.append((y, *torch.autograd.grad(y.sin().sum(), given)))
     for a, b in zip(*found, strict=True):

@@ -14,13 +14,12 @@ from torch import Tensor
 
 import cupyops
 from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.gpu import assume_gpu, gpu
 
 HOPPER = {"shared": 232448, "shared_total": 233472, "multiprocessors": 2}  # few, so that each block has several tiles
 A100 = {**HOPPER, "shared": 166912, "shared_total": 167936}
 SMALLER = {**HOPPER, "shared": 101376, "shared_total": 102400}
-# as no card has it: with the memory that panels of 64 take in one pass, and those of 128 do not have on any
-BETWEEN = {**HOPPER, "shared": 115712, "shared_total": 116736}
+CARDS = {"sm_80": A100, "sm_90": HOPPER}
 WIDTHS = (40, 64, 96, 128)
 BOUNDS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -113,13 +112,14 @@ def compare(
     seen: Tensor | None = None,
     change: Callable[[Tensor], Tensor] | None = None,
     variant: dict[str, Any] | None = None,
-    on: dict[str, Any] = HOPPER,
+    on: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Forward with its log-sum-exp, and every gradient, beside float64; returned as well.
 
     variant: what else attention is given; `change` of scores and `seen` are what it means. P and dS are rounded to the half
-    type, and sums of such products may be as far off as that: by the largest of a tensor. on: the card, on the CPU.
+    type, and sums of such products may be as far off as that: by the largest of a tensor. on: the card, on the CPU; by
+    default one of the architecture that is simulated.
     """
     given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))
@@ -128,6 +128,7 @@ def compare(
     torch.manual_seed(1)
     grads = [torch.randn_like(x, dtype=dtype) for x in truth]
     grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
+    on = (HOPPER if gpu(torch.device("cpu")).capability == 9 else A100) if on is None else on
     card = assume_gpu(**on) if device == "cpu" else contextlib.nullcontext()
     with card, use_form(*(f"attention.{form}" for form in forms)):
         results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options, **(variant or {})))
@@ -178,16 +179,18 @@ CALLS = {
         partial(_by, ("forward:mma", "backward:mma_16"), 200, "window", on=SMALLER),
     ],
     "mma_once": [
-        partial(_by, ("forward:mma", "backward:mma_once"), width, bounds, on=on)
+        partial(_by, ("forward:mma", "backward:mma_once"), width, bounds, on=on, arch="sm_90" if on is HOPPER else None)
         for on, width, bounds in (
             (HOPPER, 64, "causal"),
-            (BETWEEN, 64, "window"),
-            *((HOPPER, 96, bounds) for bounds in ("full", "causal", "window")),
+            (A100, 64, "window"),
+            (SMALLER, 64, "full"),
+            *((A100, 96, bounds) for bounds in ("full", "causal", "window")),
             (HOPPER, 128, "full"),
+            (A100, 128, "window"),
+            (HOPPER, 256, "full"),
             (A100, 256, "causal"),
         )
-    ]
-    + [partial(_by, ("forward:mma", "backward:mma_once"), 256, "full", arch="sm_90")],
+    ],
     "wgmma": [
         *calls(("forward:wgmma", "backward:wgmma")),
         *(
