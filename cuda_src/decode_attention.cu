@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, ROWS, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap,
-                                           qs, ks, vs, sizes);
+  decode::forward_mma<T, D, ROWS, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale,
+                                                 softcap, qs, ks, vs, sizes);
 #endif
 }
 

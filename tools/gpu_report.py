@@ -27,6 +27,13 @@ SHARD = re.compile(r"(.*) (\d+)/(\d+)")
 COMMENT_OR_LITERAL = re.compile(rb"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+'""", re.DOTALL)
 
 
+BETWEEN = re.compile(
+    rb"""(?P<literal>"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+')|"""
+    rb"""(?P<kept>(?<=\w)\s+(?=\w)|(?<=[^\w\s])\s+(?=[^\w\s]))|\s+"""
+)
+DIRECTIVE = re.compile(rb"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
+
+
 def tree_sha256(root: Path = ROOT) -> str:
     """One digest over the name and the code of every source file of the package, in the order of their names."""
     sha = hashlib.sha256()
@@ -41,9 +48,21 @@ def tree_sha256(root: Path = ROOT) -> str:
 
 
 def without_comments(cuda: bytes) -> bytes:
-    """CUDA C without comments and blank lines: what a kernel's head says of its speed is written after the run."""
+    """CUDA C without comments and layout: what a kernel's head says of its speed is written after the run, and a formatter
+    may have its way with lines."""
     bare = COMMENT_OR_LITERAL.sub(lambda found: b" " if found[0].startswith(b"/") else found[0], cuda)
-    return b"\n".join(line.rstrip() for line in bare.split(b"\n") if line.strip())
+    directives = [found[0].rstrip() for found in DIRECTIVE.finditer(bare)]
+    return b"\n".join(part for pair in zip(_close(DIRECTIVE.split(bare)), [*directives, b""]) for part in pair if part)
+
+
+def _close(parts: list[bytes]) -> Iterator[bytes]:
+    """Code with a space where words, or signs, are apart, and none else."""
+
+    def one(found: re.Match[bytes]) -> bytes:
+        return found[0] if found["literal"] else b" " if found["kept"] else b""
+
+    for part in parts:
+        yield BETWEEN.sub(one, part.strip())
 
 
 def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:

@@ -88,7 +88,8 @@ template <typename T, int D, int TILES> struct Rows {
         const int r = 2 * tile;
         uint4 low, high;
         if constexpr (kHeld) low = held[r][c], high = held[r + 1][c];
-        else low = load_shared16(at + (r * (D / 32) + c) * 512), high = load_shared16(at + ((r + 1) * (D / 32) + c) * 512);
+        else
+          low = load_shared16(at + (r * (D / 32) + c) * 512), high = load_shared16(at + ((r + 1) * (D / 32) + c) * 512);
         const unsigned first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

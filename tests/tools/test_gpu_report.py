@@ -61,6 +61,18 @@ def test_comments_on_a_kernel_do_not_but_what_only_looks_like_one_does(tree, pas
     assert problems(passed, tree)
 
 
+def test_how_a_formatter_lays_a_kernel_out_does_not_but_what_lines_mean_does(tree, passed):
+    path = tree / "cuda_src" / "b.cu"
+    path.write_text('#define TWICE(x) \\\n  x + x\nint f(int a, int b) { return a - -b; }\nconst char* s = "a  b";\n')
+    passed.write_text(json.dumps({**json.loads(passed.read_text()), "sha256": report.tree_sha256(tree)}))
+    code = path.read_text()
+    path.write_text(code.replace("int a, int b) { return", "int a,\n      int b) {\n\n  return"))
+    assert problems(passed, tree) == []
+    for old, new in (("- -b", "--b"), ('"a  b"', '"a b"'), ("\nint f", " int f"), ("int f", "intf")):
+        path.write_text(code.replace(old, new))
+        assert problems(passed, tree), new
+
+
 def test_words_on_python_do_not_but_any_other_string_does(tree, passed):
     path = tree / "cupyops" / "c.py"
     code = path.read_text()
