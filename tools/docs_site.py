@@ -247,7 +247,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "settings": settings,
     "figures": figures,
     "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
-    "epilogues": lambda: figures(RESULTS.with_name("h100_epilogues.csv")),
     "fusions": lambda: "\n\n".join(figures(RESULTS.with_name(f"{card}_fusions.csv")) for card in ("h100", "h200")),
     "models": models,
     "gallery": gallery,
