@@ -42,7 +42,8 @@ def test_of_attention_it_is_what_backward_launches(arch, needs, monkeypatch):
     problems, forward = [], attentions.FORWARD.launch
     seen = lambda problem, card: problems.append(problem) or forward(problem, card)
     monkeypatch.setattr(attentions.FORWARD, "launch", seen)
-    with cupyops.simulate(arch), assume_gpu(shared=232448), cupyops.trace() as trace:
+    shared = 232448 if arch == "sm_90" else 166912
+    with cupyops.simulate(arch), assume_gpu(shared=shared), cupyops.trace() as trace:
         y = cupyops.attention(q, k, v, causal="top_left")
         before = len(trace.launches())
         y.sum().backward()

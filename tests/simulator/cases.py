@@ -258,15 +258,16 @@ def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
 
 
 def wide_caches(dtype: torch.dtype) -> Iterator[Call]:
-    """Wide rows in as much shared memory as Hopper has."""
+    """Wide rows, and many that share keys, in as much shared memory as Hopper has; many also in as little as there is."""
     make, contract = Make(CPU, dtype, requires_grad=False), contracts()["decode_attention"][0]
 
-    def run(sample: Sample) -> None:
-        with cupyops.simulate("sm_90"), cupyops.testing.assume_gpu(shared=232448):
-            contract().compare(sample, f"in shared memory, {sample!r}")
+    def run(heads: int, width: int, shared: int = 232448) -> None:
+        sample = Sample(make(1, 1, heads, width), make(1, 500, 1, width), make(1, 500, 1, width))
+        with cupyops.simulate("sm_90"), cupyops.testing.assume_gpu(shared=shared):
+            contract().compare(sample, f"in {shared} bytes of shared memory, {sample!r}")
 
-    if dtype in HALF:
-        yield partial(run, Sample(make(1, 1, 2, 256), make(1, 500, 1, 256), make(1, 500, 1, 256)))
+    for given in ((2, 256), (40, 64), (40, 128), (40, 128, 101376)) if dtype in HALF else ():
+        yield partial(run, *given)
 
 
 def normalised(dtype: torch.dtype) -> Iterator[Call]:
