@@ -153,7 +153,9 @@ def test_the_docs_are_built_as_the_makefile_says(ready):
     (ready / "Makefile").write_text("docs:\n\texit 1\n")
     with pytest.raises(SystemExit, match="do not build"):
         release.docs(ready)
-    done = subprocess.run(["make", "--dry-run", "docs", "PYTHON=here"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "docs", "PYTHON=here"], cwd=ROOT, capture_output=True, text=True
+    )
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["here", "here"] and "zensical" in done.stdout
 
 

@@ -186,8 +186,8 @@ log = args[args.index("--log-file") + 1]
 command = args[args.index("--log-file") + 2:]
 here = os.path.dirname(os.path.abspath(__file__))
 part = json.load(open(here + "/" + ("planted" if command[2] == "planted" else "part") + ".json"))
-with open(here + "/calls", "a") as calls:
-    print(json.dumps([args, os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")]), file=calls)
+call = json.dumps([args, os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")]) + "\\n"
+os.write(os.open(here + "/calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT), call.encode())  # at once: others write too
 if part["log"]:
     with open(log, "w") as file:
         file.write(part["log"])
