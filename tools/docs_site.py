@@ -240,13 +240,14 @@ def directives(names: list[str]) -> str:
     return "\n\n".join(f"::: {name}" for name in names)
 
 
+ATTENTION = "h100_attention", "h200_decode_attention"
 GENERATED: dict[str, Callable[[], str]] = {
     "operators": operators,
     "modules_table": modules_table,
     "commands": commands,
     "settings": settings,
     "figures": figures,
-    "attention": lambda: figures(RESULTS.with_name("h100_attention.csv")),
+    "attention": lambda: "\n\n".join(figures(RESULTS.with_name(f"{name}.csv")) for name in ATTENTION),
     "fusions": lambda: "\n\n".join(figures(RESULTS.with_name(f"{card}_fusions.csv")) for card in ("h100", "h200")),
     "models": models,
     "gallery": gallery,
