@@ -25,8 +25,9 @@
 //
 // Reached on an H100, bf16, of 16,384 tokens in sequences of 512 to 16,384, D = 64, 96, 128 and 256, full, causal and with heads that
 // share keys: 1.04 times as much as PyTorch's flash attention forward, which is by mma.sync too, and 1.09 times backward in one pass,
-// in the geometric mean (D = 64: 1.10 and 1.08, 96: 1.00 and 1.12, 128: 1.06 and 1.08, 256: 1.01 and 1.08); in two passes 0.67. With the shared memory of an A100, on an H200,
-// one pass has 1.13, 1.24, 1.11 and 1.13; with 99 KiB, D = 64 has 0.96, and two passes 0.87.
+// in the geometric mean (D = 64: 1.10 and 1.08, 96: 1.00 and 1.12, 128: 1.06 and 1.08, 256: 1.01 and 1.08); in two passes 0.67.
+// On an H200, with the shared memory of an A100, one pass has 1.13, 1.24, 1.11 and 1.13; with 99 KiB, D = 64 has 0.96, and two
+// passes 0.87.
 #include "attention/backward_mma.cuh"
 #include "attention/clear.cuh"
 #include "attention/forward_mma.cuh"

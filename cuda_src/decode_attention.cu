@@ -26,10 +26,11 @@
 //    4    16,384                                     2.91 (3.01), 2.98 (3.11)                                   each head alone
 //
 // On an H200, whose copy has 4.24, cold: 4 sequences of 32,768 keys 3.43 (3.46), 3.87 (3.95) and 3.87 (2.98), each head alone
-// 4.15 (4.35); a kernel that only reads has 3.99 of 512 MiB, 3.74 of 256 and 3.34 of 128. So PyTorch's is called where it serves.
+// 4.15 (4.35); a kernel that only reads has 3.99 of 512 MiB, 3.74 of 256 and 3.34 of 128. So one query of whole caches is
+// PyTorch's, up to D = 128.
 // 64 heads that share one of the keys read the cache once for each tile of rows, from L2: 77 us of 4 sequences of 65,536 keys by
 // 32 rows, 86 by 16 (74.6). Shares of neighbouring keys for each split, blocks in another order, and two to six steps ahead by one
-// to four blocks of a multiprocessor made 1% of difference.
+// to four blocks of a multiprocessor gained 1% at most.
 //
 // Slower, and gone: the splits of a row as blocks of a cluster, which need no second kernel: 2.40 of 4 sequences of 32,768 keys,
 // and of one of 8,192 with 28.0 us 1.5 us less; 64 rows of a group in one block: 92 us of 4 sequences of 65,536 keys that 64 heads

@@ -24,13 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "tests" / "gpu_report.json"
 CODE = {"cuda_src": (".cu", ".cuh"), "cupyops": (".cu", ".cuh", ".py")}
 SHARD = re.compile(r"(.*) (\d+)/(\d+)")
-COMMENT_OR_LITERAL = re.compile(rb"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+'""", re.DOTALL)
-
-
-BETWEEN = re.compile(
-    rb"""(?P<literal>"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+')|"""
-    rb"""(?P<kept>(?<=\w)\s+(?=\w)|(?<=[^\w\s])\s+(?=[^\w\s]))|\s+"""
-)
+LITERAL = rb"""(?P<literal>"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+')"""
+COMMENT_OR_LITERAL = re.compile(rb"//[^\n]*|/\*.*?\*/|" + LITERAL, re.DOTALL)
+APART = rb"(?P<apart>(?<=\w)\s+(?=\w)|(?<=[^\w\s])\s+(?=[^\w\s]))"  # words, or signs
+LITERAL_OR_SPACE = re.compile(LITERAL + rb"|" + APART + rb"|\s+")
 DIRECTIVE = re.compile(rb"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
 
 
@@ -50,19 +47,14 @@ def tree_sha256(root: Path = ROOT) -> str:
 def without_comments(cuda: bytes) -> bytes:
     """CUDA C without comments and layout: what a kernel's head says of its speed is written after the run, and a formatter
     may have its way with lines."""
-    bare = COMMENT_OR_LITERAL.sub(lambda found: b" " if found[0].startswith(b"/") else found[0], cuda)
+    bare = COMMENT_OR_LITERAL.sub(lambda found: found["literal"] or b" ", cuda)
+    code = [LITERAL_OR_SPACE.sub(_as_close_as_may_be, part.strip()) for part in DIRECTIVE.split(bare)]
     directives = [found[0].rstrip() for found in DIRECTIVE.finditer(bare)]
-    return b"\n".join(part for pair in zip(_close(DIRECTIVE.split(bare)), [*directives, b""]) for part in pair if part)
+    return b"\n".join(part for pair in zip(code, [*directives, b""]) for part in pair if part)
 
 
-def _close(parts: list[bytes]) -> Iterator[bytes]:
-    """Code with a space where words, or signs, are apart, and none else."""
-
-    def one(found: re.Match[bytes]) -> bytes:
-        return found[0] if found["literal"] else b" " if found["kept"] else b""
-
-    for part in parts:
-        yield BETWEEN.sub(one, part.strip())
+def _as_close_as_may_be(found: re.Match[bytes]) -> bytes:
+    return found["literal"] or (b" " if found["apart"] else b"")
 
 
 def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:
