@@ -1,4 +1,4 @@
-// fp32: four rows of a group against four keys at a time. The lanes of a warp share a row.
+// fp32: four rows of a group against the keys, of which a warp takes several at a time: D / 16 lanes share a row of the cache.
 #pragma once
 
 #include "common/core/vector.cuh"
@@ -8,134 +8,241 @@
 
 namespace decode {
 
-// Keys and values come into shared memory, STAGES times four keys ahead.
+// Adds up N values over the two lanes that differ in BIT, each of which keeps half of them: the upper one the last.
+template <int BIT, int N> __device__ __forceinline__ void add_and_halve(float* x) {
+  const bool is_upper = threadIdx.x & BIT;
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const float own = is_upper ? x[i + N / 2] : x[i], other = is_upper ? x[i] : x[i + N / 2];
+    x[i] = own + __shfl_xor_sync(~0u, other, BIT);
+  }
+}
+
+// What lanes have of a warp's four rows. A lane multiplies 16 columns of all rows with those of its own key; what comes of that
+// is added up so that each lane has the score of one row, whose exponential it takes for all. Lanes with other keys have largest
+// scores and sums of their own until the end.
+template <int D> struct FourRows {
+  static constexpr int kRows = 4, kColumns = 16, kLanes = D / kColumns, kAtOnce = 32 / kLanes;
+  float rows[kRows][kColumns], sums[kRows * kColumns] = {}, top = -infinity<float>(), total = 0;
+
+  static __device__ __forceinline__ int own_row() { return threadIdx.x % 2 * 2 + threadIdx.x / 2 % 2; }
+  static __device__ __forceinline__ int own_key() { return threadIdx.x % 32 / kLanes; }
+  // Of row `row`, what a lane with the same key has.
+  static __device__ __forceinline__ float of_row(int row, float x) {
+    return __shfl_sync(~0u, x, row % 2 * 2 + row / 2, kLanes);
+  }
+  // Where the columns 4i to 4i + 3 of this lane lie. Rows of 64 begin in the same bank: those of odd keys change places.
+  static __device__ __forceinline__ int column(int i) {
+    const int turn = D == 64 ? i ^ own_key() % 2 : i;
+    return (turn * kLanes + threadIdx.x % kLanes) * 4;
+  }
+
+  // The sums of products of all rows with the key at `key` of shared memory: that of this lane's row.
+  __device__ __forceinline__ float multiply(const float* key) const {
+    float products[kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kColumns / 4; ++i) {
+      const Vec<float, 4> x = load_vec<float, 4>(key + column(i));
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) products[r] += rows[r][4 * i + e] * x.data[e];
+      }
+    }
+    add_and_halve<1, 4>(products);
+    add_and_halve<2, 2>(products);
+#pragma unroll
+    for (int apart = 4; apart < kLanes; apart *= 2) products[0] += __shfl_xor_sync(~0u, products[0], apart);
+    return products[0];
+  }
+
+  // Makes scores of this lane's row exponentials, beside which all that was there shrinks.
+  template <int N> __device__ __forceinline__ void weigh(float (&scores)[N]) {
+    float most = top;
+#pragma unroll
+    for (int i = 0; i < N; ++i) most = fmaxf(most, scores[i]);
+    const float factor = most == top ? 1.0f : expf(top - base_of(most));
+    top = most;
+    total *= factor;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      scores[i] = expf(scores[i] - base_of(most));
+      total += scores[i];
+    }
+    if (__any_sync(~0u, factor != 1)) scale(factor);
+  }
+
+  // Adds the value at `value` of shared memory, `weight` times.
+  __device__ __forceinline__ void add(float weight, const float* value) {
+    float weights[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) weights[r] = of_row(r, weight);
+#pragma unroll
+    for (int i = 0; i < kColumns / 4; ++i) {
+      const Vec<float, 4> x = load_vec<float, 4>(value + column(i));
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[kColumns * r + 4 * i + e] += weights[r] * x.data[e];
+      }
+    }
+  }
+
+  // Adds up what lanes with different keys have. Of the sums a lane keeps kKept rows from `first_kept()` on; top and total are of
+  // its own row still.
+  static constexpr int kKept = kAtOnce == 2 ? 2 : 1;
+  static __device__ __forceinline__ int first_kept() {
+    return kKept == 2 ? own_key() % 2 * 2 : own_key() % 2 * 2 + own_key() / 2 % 2;
+  }
+  __device__ __forceinline__ void add_keys() {
+    float most = top;
+#pragma unroll
+    for (int apart = kLanes; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
+    const float factor = expf(top - base_of(most));
+    top = most;
+    total *= factor;
+#pragma unroll
+    for (int apart = kLanes; apart < 32; apart *= 2) total += __shfl_xor_sync(~0u, total, apart);
+    scale(factor);
+    if constexpr (D == 64) {  // the columns of odd keys go back to their places
+      const bool is_odd = own_key() % 2;
+#pragma unroll
+      for (int i = 0; i < kRows * kColumns; i += 8) {
+#pragma unroll
+        for (int e = i; e < i + 4; ++e) {
+          const float first = sums[e], second = sums[e + 4];
+          sums[e] = is_odd ? second : first, sums[e + 4] = is_odd ? first : second;
+        }
+      }
+    }
+    add_and_halve<kLanes, kRows * kColumns>(sums);
+    if constexpr (kAtOnce > 2) add_and_halve<2 * kLanes, kRows * kColumns / 2>(sums);
+    if constexpr (kAtOnce > 4) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) sums[i] += __shfl_xor_sync(~0u, sums[i], 4 * kLanes);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float by = of_row(r, factor);
+#pragma unroll
+      for (int e = 0; e < kColumns; ++e) sums[kColumns * r + e] *= by;
+    }
+  }
+};
+
+// A warp asks for COUNT rows of D elements, from `first` to `last`; zeros for others, and beyond `width`. from: the first row.
+template <int D, int COUNT>
+__device__ __forceinline__ void fetch_rows(unsigned panel, const float* from, long long pitch, int first, int last,
+                                           int width) {
+  constexpr int kVectors = COUNT * D / 4;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kVectors; i += 32) {
+    const int row = (i + lane) / (D / 4), column = (i + lane) % (D / 4) * 4;
+    fetch16_or_zero(panel + (i + lane) * 16, from + row * pitch + column, row >= first && row < last && column < width);
+  }
+}
+
+// A warp asks for STAGES panels of keys and as many of values ahead, of 4 KiB each, which nobody else reads.
 template <typename T, int D, int WARPS, int STAGES>
 __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
                                             const Results<T>& to, float scale, float softcap, const Strides& qs,
                                             const Strides& ks, const Strides& vs, const Sizes& s) {
-  constexpr int kRows = 4, kKeys = 4;
-  constexpr int kVec = D / 32 < 4 ? D / 32 : 4,
-                kVecs = D / 32 / kVec;  // columns of a lane: kVecs times kVec neighbours
+  using Lane = FourRows<D>;
+  constexpr int kPanel = 4096, kKeys = kPanel / (D * 4), kRows = Lane::kRows, kTurns = kKeys / Lane::kAtOnce;
   extern __shared__ __align__(16) float shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32;
   const Work w = work_of<kRows, WARPS>(s, lengths);
   const T *k_head = k + w.kv_head * ks.head, *v_head = v + w.kv_head * vs.head;
-  float* ring = shared + warp * STAGES * 2 * kKeys * D;
+  const float* ring = shared + warp * STAGES * 2 * kKeys * D;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  // The keys from `key` on and their values, as the `chunk`-th of this warp.
-  const auto fetch_chunk = [&](int chunk, int key, int block) {
-    const unsigned stage = ring_at + chunk % STAGES * 2 * kKeys * D * 4;
-#pragma unroll
-    for (int i = 0; i < D / 32 && key < w.to; ++i) {
-      const int at = (32 * i + lane) * 4, row = key + at / D, column = at % D;
-      const bool exists = row >= w.begin && row < w.to && column < s.width;
-      fetch16_or_zero(stage + at * 4, k_head + offset_of(s, ks, w, table != nullptr, block, row) + column, exists);
-      fetch16_or_zero(stage + (kKeys * D + at) * 4, v_head + offset_of(s, vs, w, table != nullptr, block, row) + column,
-                      exists);
+  // The keys from `key` on and their values.
+  const auto fetch = [&](int stage, int key, int block) {
+    const unsigned panel = ring_at + stage * 2 * kPanel;
+    if (key < w.to) {
+      const T* keys = k_head + offset_of(s, ks, w, table != nullptr, block, key);
+      const T* values = v_head + offset_of(s, vs, w, table != nullptr, block, key);
+      fetch_rows<D, kKeys>(panel, keys, ks.row, w.begin - key, w.to - key, s.width);
+      fetch_rows<D, kKeys>(panel + kPanel, values, vs.row, w.begin - key, w.to - key, s.width);
     }
     end_group();
   };
   const auto key_of = [&](int chunk) {
     return w.from + kStep * warp + chunk / (kStep / kKeys) * w.apart + chunk % (kStep / kKeys) * kKeys;
   };
-  for (int chunk = 0; chunk < STAGES; ++chunk) {
-    const int block = block_of(s, w, table, key_of(chunk));
-    check_block(s, w, table, key_of(chunk), block);
-    fetch_chunk(chunk, key_of(chunk), block);
+  int blocks[STAGES];
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) blocks[i] = block_of(s, w, table, key_of(i));
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) {
+    check_block(s, w, table, key_of(i), blocks[i]);
+    fetch(i, key_of(i), blocks[i]);
   }
-  const auto taken = [&](const float* from, float (&x)[kVecs* kVec]) {
-#pragma unroll
-    for (int c = 0; c < kVecs; ++c) {
-      const Vec<float, kVec> vector = load_vec<float, kVec>(from + (32 * c + lane) * kVec);
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) x[c * kVec + e] = vector.data[e];
-    }
-  };
-  int row[kRows];
-  Seen seen[kRows];
-  float rows[kRows][kVecs * kVec], sums[kRows][kVecs * kVec] = {}, top[kRows], total[kRows];
+  Lane has;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int at = w.first_row + r;
-    row[r] = r;
-    seen[r] = seen_by(s, w, at);
-    top[r] = -infinity<float>();
-    total[r] = 0;
     const T* from = q + w.batch * qs.batch + at / s.group * qs.row + (w.kv_head * s.group + at % s.group) * qs.head;
 #pragma unroll
-    for (int c = 0; c < kVecs; ++c) {
-      const int column = (32 * c + lane) * kVec;
-      const bool inside = at < s.queries * s.group && column < s.width;
-      const Vec<T, kVec> vector = inside ? load_vec<T, kVec>(from + column) : Vec<T, kVec>{};
+    for (int i = 0; i < Lane::kColumns / 4; ++i) {
+      const int column = Lane::column(i);
+      const bool exists = at < s.queries * s.group && column < s.width;
+      const Vec<T, 4> x = exists ? load_vec<T, 4>(from + column) : Vec<T, 4>{};
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) rows[r][c * kVec + e] = vector.data[e];
+      for (int e = 0; e < 4; ++e) has.rows[r][4 * i + e] = x.data[e];
     }
   }
-  int ahead = block_of(s, w, table, key_of(STAGES));
+  const Seen seen = seen_by(s, w, w.first_row + Lane::own_row());
+  int stage = 0, ahead = block_of(s, w, table, key_of(STAGES));
   for (int chunk = 0; key_of(chunk) < w.to; ++chunk) {
     const int key = key_of(chunk), next = key_of(chunk + STAGES), block = ahead;
-    const float* stage = ring + chunk % STAGES * 2 * kKeys * D;
-    float values[kKeys][kVecs * kVec], products[kRows][kKeys] = {};
+    const float *keys = ring + stage * 2 * kKeys * D + Lane::own_key() * D, *values = keys + kKeys * D;
+    float scores[kTurns];
     wait_for_groups<STAGES - 1>();
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      float keys[kVecs * kVec];
-      taken(stage + i * D, keys);
-      taken(stage + (kKeys + i) * D, values[i]);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int e = 0; e < kVecs * kVec; ++e) products[r][i] += rows[r][e] * keys[e];
-      }
+    for (int i = 0; i < kTurns; ++i) {
+      const int at = key + i * Lane::kAtOnce + Lane::own_key();
+      const bool is_seen = at >= seen.begin && at < seen.end && at < w.to;
+      const float product = has.multiply(keys + i * Lane::kAtOnce * D);
+      scores[i] = is_seen ? score_of(product, scale, softcap, Exact::kUnit) : -infinity<float>();
     }
+    has.weigh(scores);
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) has.add(scores[i], values + i * Lane::kAtOnce * D);
     __syncwarp();  // all of the warp have read these
     check_block(s, w, table, next, block);
-    fetch_chunk(chunk + STAGES, next, block);
+    fetch(stage, next, block);
     ahead = block_of(s, w, table, key_of(chunk + STAGES + 1));  // so that nobody waits for it
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float scores[kKeys], most = top[r];
-#pragma unroll
-      for (int i = 0; i < kKeys; ++i) {
-        float sum = products[r][i];
-#pragma unroll
-        for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-        const bool is_seen = key + i >= seen[r].begin && key + i < seen[r].end && key + i < w.to;
-        scores[i] = is_seen ? score_of(sum, scale, softcap, Exact::kUnit) : -infinity<float>();
-        most = fmaxf(most, scores[i]);
-      }
-      const float factor = expf(top[r] - base_of(most));
-      top[r] = most;
-      total[r] *= factor;
-#pragma unroll
-      for (int e = 0; e < kVecs * kVec; ++e) sums[r][e] *= factor;
-#pragma unroll
-      for (int i = 0; i < kKeys; ++i) {
-        const float weight = expf(scores[i] - base_of(most));
-        total[r] += weight;
-#pragma unroll
-        for (int e = 0; e < kVecs * kVec; ++e) sums[r][e] += weight * values[i][e];
-      }
-    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
+  has.add_keys();
+  let_next_grid_begin();
   wait_for_groups<0>();
   __syncthreads();  // nobody reads keys any more, in whose place sums are
-  let_next_grid_begin();
+  int row[kRows];
+  float tops[kRows], totals[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+    row[r] = r, tops[r] = Lane::of_row(r, has.top), totals[r] = Lane::of_row(r, has.total);
   const auto add = [&](float* all, const float (&by)[kRows], int rows, bool first) {
+    if (Lane::own_key() >= 4) return;  // others have the same
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= rows) break;
+    for (int i = 0; i < Lane::kKept * 4; ++i) {
+      const int r = Lane::first_kept() + i / 4;
+      const float factor = r == 0 ? by[0] : r == 1 ? by[1] : r == 2 ? by[2] : by[3];
+      Vec<float, 4>& to =
+          *reinterpret_cast<Vec<float, 4>*>(all + r * D + (i % 4 * Lane::kLanes + threadIdx.x % Lane::kLanes) * 4);
 #pragma unroll
-      for (int c = 0; c < kVecs; ++c) {
-        Vec<float, kVec>& to = *reinterpret_cast<Vec<float, kVec>*>(all + r * D + (32 * c + lane) * kVec);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) to.data[e] = sums[r][c * kVec + e] * by[r] + (first ? 0.0f : to.data[e]);
-      }
+      for (int e = 0; e < 4; ++e) to.data[e] = has.sums[4 * i + e] * factor + (first ? 0.0f : to.data[e]);
     }
   };
   Finish<Exact, kRows, D, D, WARPS> finish(shared, min(kRows, s.queries * s.group - w.first_row));
-  finish.add_warps(top, total, row, add);
+  finish.add_warps(tops, totals, row, add);
   finish.store(s, w, to, [](int column) { return column; });
 }
 

@@ -26,8 +26,8 @@ _MOST_SPLITS = 128
 # By width and rows of a block: steps that a warp asks for ahead, and blocks of a multiprocessor; the first whose shared
 # memory there is.
 _TUNED = {
-    (64, 4): ((4, 4),),
-    (128, 4): ((2, 3),),
+    (64, 4): ((2, 2),),
+    (128, 4): ((2, 2),),
     (256, 4): ((2, 2),),
     (64, 16): ((3, 3),),
     (128, 16): ((3, 2),),
@@ -58,8 +58,8 @@ decode_attention_fwd_fma = Kernel(
     T=DTYPES[2:],
     D=WIDTHS,
     WARPS=(4,),
-    STAGES=(2, 4),
-    BLOCKS=(2, 3, 4),
+    STAGES=(2,),
+    BLOCKS=(2,),
     where=_is_tuned,
 )
 decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
@@ -154,8 +154,8 @@ class Decode(Form[Problem]):
     def _shared(self, d: int, stages: int) -> int:
         """Bytes of shared memory; what warps add up lies in the place of all else afterwards."""
         warps = self.warps
-        if not self.by_mma:  # steps of 4 keys
-            return max(stages * warps * 8 * d * 4, (2 * warps + 1 + 2 * d) * self.tile * 4)
+        if not self.by_mma:  # panels of 4 KiB
+            return max(stages * warps * 2 * 4096, (2 * warps + 1 + 2 * d) * self.tile * 4)
         rows = self.tile * d * 2 if self.tile * d > 16 * 128 else 0  # of q, which are in registers else
         return max(stages * warps * 2 * STEP * d * 2 + rows, (2 * warps + 1 + 2 * (d + 8)) * self.tile * 4)
 

@@ -40,11 +40,12 @@ class Planned:
 
 @dataclass
 class Direction:
-    """What forward or backward chooses and launches, in order."""
+    """What forward or backward chooses and launches, in order; references: operators whose gradients PyTorch finds so."""
 
     name: str
     choices: list[forms.Choice[Any]] = field(default_factory=list)
     launches: list[Planned] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
 
 
 class _Recorder:
@@ -67,6 +68,11 @@ class _Recorder:
 
     def library(self, name: str) -> None:
         """PyTorch's own function is not run either."""
+
+    def reference(self, name: str) -> None:
+        """The gradients through an operator's reference would be computed by PyTorch."""
+        assert self.into is not None
+        self.into.references.append(name)
 
     def tensor_map(self, of: TensorMap) -> bytes:
         """What a kernel takes for a tensor map: it does not run."""

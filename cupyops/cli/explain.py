@@ -267,6 +267,8 @@ def _show(console: Console, direction: Direction, facts: Sequence[Facts], on: Ca
         console.print(chosen + Text(f"  {choice.chosen.summary}", "dim"), soft_wrap=True)
         for form, reason in choice.passed_over:
             console.print(Text(f"  not {form.name}: {reason}", "dim"), soft_wrap=True)
+    for name in direction.references:
+        console.print(Text(f"{name}: ") + Text("by PyTorch, through the reference", "bold green"), soft_wrap=True)
     for one in facts:
         console.print(Text(one.kernel, "bold") + Text(f"  {one.file}", "dim"), soft_wrap=True)
         table = Table(box=None, show_header=False, pad_edge=False)
@@ -328,7 +330,11 @@ def _as_json(directions: Sequence[Direction], facts: Sequence[Sequence[Facts]], 
         "card": on.name,
         "arch": on.arch,
         **{
-            direction.name: {"forms": forms(direction), "launches": [launch(one) for one in of]}
+            direction.name: {
+                "forms": forms(direction),
+                "launches": [launch(one) for one in of],
+                "references": direction.references,
+            }
             for direction, of in zip(directions, facts)
         },
     }

@@ -119,3 +119,12 @@ def test_as_a_function():
     forward, backward = explain(cupyops.gelu, (x,), {}, card("T4"))
     assert all(one.instance.name.startswith("gelu_fwd<float") for one in forward.launches) and forward.launches
     assert backward.launches and x.grad is not None
+
+
+def test_a_backward_by_the_reference_is_not_run():
+    """Of an operator without backward kernels; sizes whose scores would take 4 TiB."""
+    q, cache = (torch.empty(1, n, 64, 64, requires_grad=True) for n in (1 << 17, 1 << 17))
+    forward, backward = explain(cupyops.decode_attention, (q, cache, cache), {}, card("H100"))
+    assert forward.launches and not backward.launches and backward.references == ["cupyops::decode_attention"]
+    done = command("decode_attention", "--shape", "2x1x8x64", *2 * ("--shape", "2x99x8x64"), "--no-compile")
+    assert "cupyops::decode_attention: by PyTorch, through the reference" in done.output.split("backward ─")[1]

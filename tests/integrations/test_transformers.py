@@ -196,9 +196,22 @@ def test_logits_that_are_changed_on_their_way():
         cupyops.swap(llama(), exact=True, keep_logits=False)
     model = llama()
     model.loss_function = lambda logits, labels, **kwargs: logits.sum()
-    model_has_none = ("logits: kept, since no model of transformers has a loss of its own",)
-    assert cupyops.swap(model, keep_logits=False).settings[-1:] == model_has_none
-    assert cupyops.swap(torch.nn.Linear(2, 2), keep_logits=False).settings == model_has_none
+    kept = "logits: kept, since "
+    assert cupyops.swap(model, keep_logits=False).settings[-1] == kept + "its loss_function is not one of transformers"
+    nothing = (kept + "no model of transformers has a loss of its own",)
+    assert cupyops.swap(torch.nn.Linear(2, 2), keep_logits=False).settings == nothing
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    settings = cupyops.swap(bert, keep_logits=False).settings
+    assert settings[-1] == kept + "its forward computes the loss itself, without loss_function"
+    settings = cupyops.swap(llama(), skip="lm_head", keep_logits=False).settings
+    assert settings[-1] == kept + "lm_head stays as it is: skip names it"
 
     class Capped(transformers.LlamaForCausalLM):
         def forward(self, input_ids=None, labels=None, **kwargs):

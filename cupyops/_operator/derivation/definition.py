@@ -308,6 +308,10 @@ class Definition:
 
     def reference_gradient(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
         """The gradients as PyTorch finds them through the reference, run once more for that."""
+        instead = getattr(executors.get(self.given(args)[0].device.type), "reference", None)
+        if instead is not None:  # who asks what would run
+            instead(self.name)
+            return [torch.empty_like(value) if need else None for value, need in zip(args, needs)]
         return without(self.autocast, self._through_reference, grads, args, needs)  # type: ignore[no-any-return]
 
     def _through_reference(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:

@@ -66,12 +66,17 @@ def loss_of(rows: Tensor, classes: int) -> Callable[..., Tensor] | None:
     return loss
 
 
-def join(model: Module) -> tuple[str, Callable[[], None] | None]:
-    """Have a model whose loss function is ours make no logits when it trains: in words, and what takes that back."""
+def join(model: Module, why_kept: Callable[[Module], str | None]) -> tuple[str, Callable[[], None] | None]:
+    """Have a model whose loss function is ours make no logits when it trains: in words, and what takes that back.
+
+    why_kept: why a head is to stay as it is, None where it is not.
+    """
     name = _name(model)
     head = None if name is None else getattr(model, name)
     if name is None or head is None:
         return "its forward does more with them than give them to the loss, or the head is no Linear of its own", None
+    if (reason := why_kept(head)) is not None:
+        return f"{name} stays as it is: {reason}", None
     if "forward" in vars(head):
         return f"{name} has a forward of its own", None
     hooks = _Hooks(name, list(inspect.signature(model.forward).parameters).index("labels"))

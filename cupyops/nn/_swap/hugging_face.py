@@ -37,7 +37,7 @@ def settings(
     said += dict.fromkeys(_set_attention(models, resets))
     said += () if exact else dict.fromkeys(_set_experts(models, resets))
     said += dict.fromkeys(_set_losses(models, resets))
-    said += () if keep_logits else dict.fromkeys(_set_heads(models, resets))
+    said += () if keep_logits else dict.fromkeys(_set_heads(models, lambda head: choice(names[head]), resets))
     return said, resets
 
 
@@ -309,17 +309,33 @@ def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]
     return said
 
 
-def _set_heads(models: dict[Module, list[str]], resets: list[Callable[[], None]]) -> list[str]:
-    """Join heads and losses, of which `_set_losses` has set the losses."""
+def _set_heads(
+    models: Iterable[Module], why_kept: Callable[[Module], str | None], resets: list[Callable[[], None]]
+) -> list[str]:
+    """Join heads and losses, of which `_set_losses` has set the losses. why_kept: why a head stays as it is, or None."""
     said = []
     for model in models:
-        loss = vars(model).get("_loss_function")
-        if not isinstance(loss, Loss):
-            continue
-        found, reset = heads.join(model) if loss.is_known else (f"{loss.function.__name__} is another loss", None)
-        if reset is None:
-            said.append(f"logits: kept, since {found}")
-        else:
-            resets.append(reset)
-            said.append(f"logits: none when it trains; {found} and the loss are one fused_linear_cross_entropy")
+        if (refusal := _why_logits(model)) is None:
+            found, reset = heads.join(model, why_kept)
+            if reset is None:
+                refusal = found
+            else:
+                resets.append(reset)
+                said.append(f"logits: none when it trains; {found} and the loss are one fused_linear_cross_entropy")
+        if refusal:
+            said.append(f"logits: kept, since {refusal}")
     return said or [_NO_MODEL]
+
+
+def _why_logits(model: Module) -> str | None:
+    """Why the loss of a model takes logits, "" of a model that has no loss; None where it takes a head's rows as well."""
+    if "labels" not in inspect.signature(model.forward).parameters:
+        return ""
+    loss = vars(model).get("_loss_function")
+    if isinstance(loss, Loss):
+        return None if loss.is_known else f"{loss.function.__name__} is another loss"
+    if loss is not None:
+        return "its loss_function is not one of transformers"
+    if "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names:
+        return f"{getattr(model.loss_function, '__name__', 'its loss_function')} is another loss"
+    return "its forward computes the loss itself, without loss_function"
