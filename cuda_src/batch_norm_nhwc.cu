@@ -1,6 +1,6 @@
 // batch_norm.cu's equations for channels that lie side by side: rows of channels, (m, c), as of channels_last and of matrices;
 // and small planes, (n, c s), of which a channel has the `pixels` columns one after the other. A block has a tile of the
-// columns (batch_norm/column_tile.cuh). Where k rows together are whole vectors and one row is not, they are read as one row,
+// columns (common/tile/column_tile.cuh). Where k rows together are whole vectors and one row is not, they are read as one row,
 // (m / k, k c), of which a channel has k columns. The ways to compute it:
 //
 //     nhwc_cluster     the blocks of a cluster share a tile of columns. It is read from memory once, and the second time from

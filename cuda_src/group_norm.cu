@@ -11,6 +11,7 @@
 //     persistent       the registers of a block, or of the blocks of a cluster, hold a group, which is read once
 //     shared_memory    shared memory holds groups of small planes, which are read once
 //     two_pass         larger groups, and fp64: group_norm_two_pass.cu
+//     nhwc             channels that lie side by side, where the result is to lie so too: group_norm_nhwc.cu
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); in two passes 3 and 5. About 8 flops forward, 12 backward.
 //

@@ -18,6 +18,7 @@ from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.image_blocks import Side, blocks_of
 from cupyops.ops._add_norm_lowered import add_norm_lowered
+from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._layer_norm import layer_norm_lowered
 from cupyops.ops._relu import MASKED
 from cupyops.ops._rms_norm import rms_norm_lowered
@@ -597,6 +598,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.group_norm, m(5, 8, 7, 7), 2, m(8), m(8)),
         lambda m: (cupyops.group_norm, m(3, 2 * m.width, m.width + 1), 2, m(2 * m.width), m(2 * m.width)),
         lambda m: (cupyops.group_norm, m(2, m.width, 257), 1, m(m.width), m(m.width)),
+        lambda m: (group_norm_alike, _channels_last(m(2, 16, 9, 8)), 2, m(16), m(16), 1e-5),
+        lambda m: (group_norm_alike, _channels_last(m(1, 560, 23, 19)), 8, m(560), None, 1e-5),
     ],
     "norm": [
         lambda m: (cupyops.layer_norm, m(300, 33), (33,), m(33), m(33)),

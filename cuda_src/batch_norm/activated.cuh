@@ -7,6 +7,7 @@
 // tensors are whole vectors. What rounds to 0 counts as 0, so that the mask says of y what y says; NaN passes, as in PyTorch.
 #pragma once
 
+#include "common/reduce/gate.cuh"
 #include "common/tile/row_tile.cuh"
 
 // The greatest number that rounds to 0: half the least of T.
@@ -40,17 +41,7 @@ template <typename T> struct Activated {
   }
 };
 
-// grad_z = grad_y
-struct EveryGradient {
-  static constexpr bool kMasked = false;
-  struct Bits {
-    template <typename V> __device__ __forceinline__ const V& operator()(int, const V& grad_y) const { return grad_y; }
-  };
-
-  template <int U, typename There, typename At> __device__ __forceinline__ Bits load(There, At) const { return {}; }
-};
-
-// `grad_z` may be null; where it is not, the pass that writes grad_x writes it too.
+// A gate that lets pass what the mask says. `grad_z` may be null; where it is not, the pass that writes grad_x writes it too.
 template <typename T> struct MaskedGradients {
   static constexpr bool kMasked = true;
   const unsigned char* mask;

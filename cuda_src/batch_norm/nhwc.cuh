@@ -5,22 +5,9 @@
 
 #include "batch_norm/activated.cuh"
 #include "batch_norm/batch_norm.cuh"
-#include "batch_norm/column_tile.cuh"
+#include "common/tile/column_tile.cuh"
 
 template <typename T> constexpr int kClusterColumns = CLUSTER_VECTORS * kVecWidth<T>;
-
-// The sums of column i of this block's tile, in eight that a tree adds up, which is more exact than one after the other.
-template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
-  constexpr int kSums = 8;
-  Pair<A> sums[kSums] = {};
-  for (int y = 0; y < blockDim.y; y += kSums) {
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) {
-      if (y + k < blockDim.y) sums[k] = sums[k] + shared[swizzled((y + k) * slab + i)];
-    }
-  }
-  return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
-}
 
 // A barrier of all blocks that share a tile.
 __device__ __forceinline__ void wait_for_tile() {

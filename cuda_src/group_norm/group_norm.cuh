@@ -48,6 +48,7 @@ template <typename A> using Mean = Pair<A>;
 template <typename T> struct GroupAffine {
   acc_t<T> mean, scale, shift;
 
+  GroupAffine() = default;
   __device__ __forceinline__ GroupAffine(Mean<acc_t<T>> mu, acc_t<T> rstd, acc_t<T> weight, acc_t<T> bias)
       : mean(mu.first), scale(rstd * weight), shift(bias) {
     if (sizeof(T) == 2 || !isfinite(scale)) shift -= mean * scale, mean = 0;
@@ -87,6 +88,7 @@ template <typename T> struct GroupGradient {
   static constexpr bool kHalf = sizeof(T) == 2;
   A mean, rstd, weight, slope, rest;
 
+  GroupGradient() = default;
   __device__ __forceinline__ GroupGradient(A mean, A rstd, Pair<A> c, A w)
       : mean(mean),
         rstd(rstd),

@@ -1,5 +1,5 @@
 """Tiles of the columns of a matrix, for statistics of channels that lie side by side: the host's half of
-cuda_src/batch_norm/column_tile.cuh."""
+cuda_src/common/tile/column_tile.cuh."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ class Columns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def split(rows: int, size: int, itemsize: int, aligned: bool) -> Columns:
+def split(rows: int, size: int, itemsize: int, aligned: bool, matrices: int = 1) -> Columns:
     """How blocks share the columns of `rows` by `size` elements; `aligned`: every tensor begins at 16 bytes.
+
+    matrices: how many such there are, each of which has as many blocks.
 
     Both passes have this launch: a thread then goes from the end where it was last, which is still in the cache.
     """
@@ -69,7 +71,7 @@ def split(rows: int, size: int, itemsize: int, aligned: bool) -> Columns:
     pieces = size * itemsize // 16 if whole else size
     along = min(ALONG[whole], 1 << (pieces - 1).bit_length())
     tiles, across, blocks = ceil_div(pieces, along), THREADS // along, BLOCKS[whole] * TUNED_MULTIPROCESSORS
-    most = blocks // tiles or ceil_div(WAVES * blocks, tiles)
+    most = blocks // (tiles * matrices) or ceil_div(WAVES * blocks, tiles * matrices)
     splits = max(1, min(most, rows // (across * ROWS), 65535))
     return Columns((tiles, splits), (along, across), whole)
 

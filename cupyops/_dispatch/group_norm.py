@@ -9,6 +9,8 @@ from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from . import segments
 from .forms import Forms, Launch
 from .gpu import Gpu
+from .group_norm_nhwc import NhwcBackward, NhwcForward
+from .group_norm_nhwc import is_served as is_served
 from .group_norm_problem import (
     HALF_AND_FLOAT,
     PERSISTENT,
@@ -358,7 +360,7 @@ class TwoPass(GroupNormForm):
     summary = "blocks share a group; two passes; also fp64, and tensors that begin anywhere"
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        return None
+        return "channels lie side by side" if problem.nhwc else None
 
     def _plan(self, problem: Problem) -> Segments:
         return segments.split(problem.rows, 1, problem.size, problem.itemsize, problem.aligned)
@@ -415,10 +417,14 @@ def _split_planes(problem: Problem) -> tuple[int, tuple[int, int], Segments]:
 
 
 FORWARD = Forms(
-    "group_norm", "forward", [SubWarpForward(), PersistentForward(), SharedMemoryForward(), TwoPassForward()]
+    "group_norm",
+    "forward",
+    [SubWarpForward(), PersistentForward(), SharedMemoryForward(), TwoPassForward(), NhwcForward()],
 )
 BACKWARD = Forms(
-    "group_norm", "backward", [SubWarpBackward(), PersistentBackward(), SharedMemoryBackward(), TwoPassBackward()]
+    "group_norm",
+    "backward",
+    [SubWarpBackward(), PersistentBackward(), SharedMemoryBackward(), TwoPassBackward(), NhwcBackward()],
 )
 
 

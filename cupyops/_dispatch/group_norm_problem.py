@@ -56,6 +56,7 @@ class Problem(NamedTuple):
     itemsize: int
     aligned: bool  # every tensor begins at 16 bytes
     grad_x: bool = True  # wanted of backward
+    nhwc: bool = False  # channels lie side by side
 
     @property
     def size(self) -> int:
@@ -79,11 +80,11 @@ class Problem(NamedTuple):
         return short or (self.plane < SMALL_PLANE and self.plane % 16 != 0)
 
 
-def problem_of(x: Tensor, num_groups: int, *others: Tensor | None, grad_x: bool = True) -> Problem:
-    """That of a contiguous `x`, and of other tensors of its shape."""
+def problem_of(x: Tensor, num_groups: int, *others: Tensor | None, grad_x: bool = True, nhwc: bool = False) -> Problem:
+    """That of a contiguous `x`, or with `nhwc` one of channels_last, and of other tensors of its shape."""
     at_16_bytes = all(aligned(tensor) for tensor in (x, *others) if tensor is not None)
     rows, channels = x.shape[0] * num_groups, x.shape[1] // num_groups
-    return Problem(rows, num_groups, channels, spatial(x), x.element_size(), at_16_bytes, grad_x)
+    return Problem(rows, num_groups, channels, spatial(x), x.element_size(), at_16_bytes, grad_x, nhwc)
 
 
 def too_large(x: Tensor, num_groups: int) -> str | None:
@@ -92,7 +93,7 @@ def too_large(x: Tensor, num_groups: int) -> str | None:
 
 
 class Forward(NamedTuple):
-    """What forward computes from and to, all contiguous. mean, (rows, 2), is with the rest that its rounding leaves."""
+    """What forward computes from and to, all laid out alike. mean, (rows, 2), is with the rest that its rounding leaves."""
 
     x: Tensor
     weight: Tensor | None
@@ -131,6 +132,8 @@ class GroupNormForm(Form[Problem]):
         raise NotImplementedError
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.nhwc:
+            return "channels lie side by side"
         if problem.itemsize == 8:
             return "fp64 is computed in two passes alone"
         return None if problem.aligned else "a tensor does not begin at 16 bytes"

@@ -12,11 +12,13 @@ from .._util import arguments, torch_private
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
 from ..ops._batch_norm_act import batch_norm_act
-from ..ops._group_norm import group_norm
+from ..ops._group_norm import group_norm_alike
 from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
 from .measured import batch_norm_act_measured
 from .pointwise import moments_of
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
@@ -101,6 +103,9 @@ class BatchNormAct2d(torch.nn.BatchNorm2d):
 class GroupNorm(torch.nn.GroupNorm):
     """Normalisation over groups of the channels of each image; as `torch.nn.GroupNorm`, by `cupyops.group_norm`.
 
+    The result has the memory format of the input, on a GPU too, where PyTorch's is contiguous: a convolution of
+    channels_last reads it as it lies.
+
     Example:
         >>> cupyops.nn.GroupNorm(2, 6)(torch.zeros(2, 6, 4, 5)).shape
         torch.Size([2, 6, 4, 5])
@@ -108,9 +113,12 @@ class GroupNorm(torch.nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is Tensor and input.is_cuda and input.dtype in HALF and torch.is_autocast_enabled("cuda"):
-            # what autocast would cast and the kernels would lay out anew, at once
-            input = input.to(torch.float32, memory_format=torch.contiguous_format)
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+            # what autocast would cast and the kernels would lay out anew, at once; channels_last they read as it lies
+            last = _LAST.get(input.dim())
+            keeps = last is not None and input.is_contiguous(memory_format=last)
+            memory = torch.preserve_format if keeps else torch.contiguous_format
+            input = input.to(torch.float32, memory_format=memory)
+        return group_norm_alike(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):

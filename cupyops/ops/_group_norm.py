@@ -11,17 +11,23 @@ from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_empty, is_there, spatial
 from .._operator.floating import operator
 from .._util import arguments, torch_private
-from .._util.strides import suggested_format
+from .._util.strides import aligned, suggested_format
 from ..errors import InputError
 
 
 @operator("cupyops::group_norm", autocast="fp32", sharding=shardings.group_norm)
-def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, keeps_format: bool = False
+) -> Tensor:
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # as in layer_norm: PyTorch's double backward asks for it
     if torch_private.functorch_active() or torch_private.forward_mode():
         return _in_steps(x, num_groups, weight, bias, eps)
-    return torch.nn.functional.group_norm(x, num_groups, weight, bias, eps)
+    # no channels_last: on a CPU PyTorch 2.13 ends the process in its backward where x wants no gradient, and its variance
+    # cancels
+    flat = x.reshape(*x.shape[:2], spatial(x))
+    y = torch.nn.functional.group_norm(flat, num_groups, weight, bias, eps).reshape(x.shape)
+    return y.contiguous(memory_format=_memory_format(x, keeps_format))
 
 
 def _in_steps(x, num_groups, weight, bias, eps):
@@ -36,26 +42,31 @@ def _in_steps(x, num_groups, weight, bias, eps):
 
 
 @_group_norm.forward
-def forward(x, num_groups, weight, bias, eps):
-    memory = _memory_format(x)
-    x, weight, bias = contiguous(x, weight, bias)
+def forward(x, num_groups, weight, bias, eps, keeps_format):
+    memory = _memory_format(x, keeps_format)
+    as_it_lies = memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
+    (x,) = _laid_out(as_it_lies, x)
+    weight, bias = contiguous(weight, bias)
     y = torch.empty_like(x)
     rows = x.shape[0] * num_groups
     mean, rstd = (x.new_empty(shape, dtype=accumulator(x.dtype)) for shape in ((rows, 2), (rows,)))  # and its rounding
     if is_there(x):
-        problem = forms.problem_of(x, num_groups, y)
+        problem = forms.problem_of(x, num_groups, y, nhwc=as_it_lies is not torch.contiguous_format)
         forms.run_forward(problem, gpu(x.device), forms.Forward(x, weight, bias, y, mean, rstd, eps))
     return y.contiguous(memory_format=memory), (mean, rstd)
 
 
 @_group_norm.backward(reads={"bias": ()})
-def backward(saved, grad_y, x, num_groups, weight, bias, needs_grad):
-    memory = _memory_format(x)
-    grad_y, x, weight = contiguous(grad_y, x, weight)
+def backward(saved, grad_y, x, num_groups, weight, bias, keeps_format, needs_grad):
+    memory = _memory_format(x, keeps_format)
+    as_it_lies = memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
+    grad_y, x = _laid_out(as_it_lies, grad_y, x)
+    (weight,) = contiguous(weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight, grad_bias = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
     if is_there(x):
-        problem = forms.problem_of(x, num_groups, grad_y, grad_x, grad_x=grad_x is not None)
+        nhwc = as_it_lies is not torch.contiguous_format
+        problem = forms.problem_of(x, num_groups, grad_y, grad_x, grad_x=grad_x is not None, nhwc=nhwc)
         of = forms.Backward(grad_y, x, weight, *saved, grad_x, grad_weight, grad_bias)
         forms.run_backward(problem, gpu(x.device), of)
     elif grad_weight is not None and is_empty(x) and x.shape[0]:
@@ -63,8 +74,16 @@ def backward(saved, grad_y, x, num_groups, weight, bias, needs_grad):
     return None if grad_x is None else grad_x.contiguous(memory_format=memory), grad_weight, grad_bias
 
 
+def _laid_out(memory: torch.memory_format, *tensors: Tensor) -> list[Tensor]:
+    """Tensors of a memory format; with channels side by side they begin at 16 bytes, too."""
+    found = [one.contiguous(memory_format=memory) for one in tensors]
+    if memory is torch.contiguous_format:
+        return found
+    return [one if aligned(one) else one.clone(memory_format=memory) for one in found]
+
+
 @_group_norm.unsupported
-def unsupported(x, num_groups, weight, bias, eps):
+def unsupported(x, num_groups, weight, bias, eps, keeps_format):
     return forms.too_large(x, num_groups)
 
 
@@ -82,7 +101,8 @@ def group_norm(
         eps: added to the (biased) variance.
 
     Returns:
-        Tensor of the shape and dtype of `input`; on a GPU contiguous, as PyTorch's.
+        Tensor of the shape and dtype of `input`; on a GPU contiguous, as PyTorch's. `cupyops.nn.GroupNorm` keeps
+        channels_last.
 
     Raises:
         InputError: an argument is no tensor, or of a wrong shape, dtype or device; `num_groups` does not divide the
@@ -94,6 +114,12 @@ def group_norm(
     """
     _check(input, num_groups, weight, bias, eps)
     return _group_norm(input, num_groups, weight, bias, float(eps))
+
+
+def group_norm_alike(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """group_norm whose result has the memory format of `input`, on a GPU too: channels_last is read as it lies."""
+    _check(input, num_groups, weight, bias, eps)
+    return _group_norm(input, num_groups, weight, bias, float(eps), True)
 
 
 def _check(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
@@ -129,6 +155,6 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
             raise InputError(f"{name} is {value.dtype}, but input is {input.dtype}; expected one dtype")
 
 
-def _memory_format(x: Tensor) -> torch.memory_format:
+def _memory_format(x: Tensor, keeps: bool) -> torch.memory_format:
     """Of the result: PyTorch keeps that of the input on a CPU alone."""
-    return suggested_format(x) if x.device.type == "cpu" else torch.contiguous_format
+    return suggested_format(x) if keeps or x.device.type == "cpu" else torch.contiguous_format

@@ -63,6 +63,7 @@ def test_every_form_is_reached():
     """Each form can compute one of the problems, in fp32."""
     for forms in (group_norm.FORWARD, group_norm.BACKWARD):
         problems = [group_norm.problem_of(torch.empty(shape), groups) for shape, groups in PROBLEMS]
+        problems.append(group_norm.problem_of(torch.empty(2, 16, 8, 9), 2, nhwc=True))
         assert {name for of in problems for name in computing(forms, of)} == {form.name for form in forms.list}
 
 

@@ -91,6 +91,20 @@ class Annotated(Base):
         return z
 
 
+class Documented(Base):
+    """A docstring of several lines, and calls of what the module has imported."""
+
+    def forward(self, x):
+        """The sum of the residual
+        and of both parts.
+        """
+        x = x + self.first(self.one(x))
+        x = x + self.second(self.two(x))
+        if x.dtype == torch.float16:
+            x = torch.clamp(x, min=-65000.0, max=65000.0)
+        return x
+
+
 class Super(Base):
     """A closure: `__class__`."""
 
@@ -146,7 +160,7 @@ def same(found, expected):
         )
 
 
-BLOCKS = [Block, Steps, Decorated, Annotated, Super]
+BLOCKS = [Block, Steps, Decorated, Annotated, Documented, Super]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -165,6 +179,18 @@ def test_same_numbers(block):
     same(found, expected)
     swapped.undo()
     assert type(model.blocks[0]) is block and not any(sums.NEXT in vars(one) for one in model.blocks)
+
+
+def test_a_residual_that_is_not_contiguous():
+    """As of an encoder of sound, whose convolutions leave time last."""
+    torch.manual_seed(0)
+    model, x = Model(Documented), torch.randn(2, 16, 5).transpose(1, 2)
+    model.stem = nn.Identity()
+    expected, *_ = step(without(model), x, count=True)
+    cupyops.swap(model)
+    found, called, _ = step(model, x, count=True)
+    assert called["add_norm_lowered"] == 5
+    same(found, expected)
 
 
 def rms():
@@ -525,6 +551,22 @@ def test_text_that_is_not_what_runs(change):
         Other.forward.__code__ = code.replace(co_consts=tuple(2.5 if one == 1.5 else one for one in code.co_consts))
     swapped = cupyops.swap(Model(Other))
     assert any("residual sums" in one.what for one in swapped.replaced) is not change
+
+
+def test_a_file_that_has_changed_since_it_was_imported(monkeypatch):
+    """Its text says nothing of the model: what it says there is left alone, and nothing fails."""
+    import inspect
+
+    monkeypatch.setattr(inspect, "getsourcelines", lambda function: (["def step():\n", "    return 1\n"], 1))
+
+    class Other(Base):
+        def forward(self, x):
+            x = x + self.first(self.one(x)) * 0.5
+            return x + self.second(self.two(x))
+
+    swapped = cupyops.swap(Model(Other))
+    assert not any("residual sums" in one.what or "half" in one.what for one in swapped.replaced)
+    assert {one.name for one in swapped.replaced} >= {"blocks.0.one", "last", "head"}
 
 
 def test_tracebacks_name_the_line():

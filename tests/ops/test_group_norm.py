@@ -1,11 +1,27 @@
 import pytest
 import torch
-from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch, misaligned, sliced, transposed
 
 import cupyops
+from cupyops._util.strides import suggested_format
+from cupyops.ops._group_norm import group_norm_alike
 
 NAN, INF = float("nan"), float("inf")
 F = torch.nn.functional
+
+
+LAST = torch.channels_last
+
+
+def alike(x, num_groups, weight=None, bias=None, eps=1e-5):
+    """Ours, laid out as x is."""
+    return group_norm_alike(x, num_groups, weight, bias, eps)
+
+
+def alike_by_torch(x, num_groups, weight=None, bias=None, eps=1e-5):
+    """PyTorch's of channels_last loses digits on a CPU, and ends the process where x wants no gradient."""
+    y = F.group_norm(x.flatten(2), num_groups, weight, bias, eps).reshape(x.shape)
+    return y.contiguous(memory_format=suggested_format(x))
 
 
 class TestGroupNorm(OperatorContract):
@@ -80,6 +96,47 @@ class TestGroupNorm(OperatorContract):
         yield Sample(x.requires_grad_(), 3, make(6), make(1).detach().expand(6).requires_grad_())
 
 
+class TestChannelsLast(OperatorContract):
+    """Read and written as they lie, in a result alike."""
+
+    function = staticmethod(alike)
+    torch_function = staticmethod(alike_by_torch)
+    kernels = {
+        "group_norm_fwd_nhwc_partials",
+        "group_norm_fwd_nhwc_finalize",
+        "group_norm_fwd_nhwc",
+        "group_norm_bwd_nhwc_partials",
+        "group_norm_bwd_nhwc_finalize",
+        "group_norm_bwd_nhwc",
+        "group_norm_bwd_parameters",
+    }
+    too_large = "2^31 elements of a group"
+
+    def samples(self, make: Make):
+        """Groups that end in another tile of columns; several splits of the pixels; a tile that is not full; volumes."""
+        yield from self.small_samples(make)
+        for shape, groups in (((3, 24, 5, 13), 1), ((1, 96, 4, 33), 6), ((1, 560, 23, 19), 8)):
+            yield Sample(last(make, *shape), groups, make(shape[1]), make(shape[1]))
+        yield Sample(last(make, 1, 16, 3, 6, 7), 2)
+
+    def small_samples(self, make: Make):
+        yield Sample(last(make, 2, 16, 8, 9), 2, make(16), make(16))
+        yield Sample(last(make, 1, 8, 12, 11), 2, make(8), eps=0.1)
+
+    def layouts(self, make: Make):
+        yield from self.samples(make)
+        for change in (transposed, sliced, misaligned):
+            yield Sample(
+                change(last(make, 2, 16, 8, 9)), 2, change(make(16)), make(1).detach().expand(16).requires_grad_()
+            )
+
+
+def last(make: Make, *shape: int):
+    """Of channels_last."""
+    x = make(*shape).detach().to(memory_format=LAST if len(shape) == 4 else torch.channels_last_3d)
+    return x.requires_grad_(make.requires_grad)
+
+
 def gradients(function, grad_y, x, *args):
     leaves = [t.detach().requires_grad_() for t in (x, *args[1:])]
     y = function(leaves[0], args[0], *leaves[1:])
@@ -129,6 +186,35 @@ def test_mean_far_from_zero(dtype, shape):
         y = cupyops.group_norm(x, 2)
     truth = F.group_norm(x.double() - 1000, 2)
     torch.testing.assert_close(y.double(), truth, rtol=0, atol=4000 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_special_values_of_channels_last(device, dtype):
+    """What is not finite stays in its group; a mean far from zero costs no digits."""
+    x = (100 + torch.randn(2, 16, 12, 9)).to(device, dtype).to(memory_format=LAST)
+    grad_y, weight, bias = (torch.randn(shape).to(device, dtype) for shape in (x.shape, 16, 16))
+    truth = gradients(alike_by_torch, grad_y.double(), x.double(), 2, weight.double(), bias.double())
+    with cupyops.simulate():
+        ours, theirs = (gradients(f, grad_y, x, 2, weight, bias) for f in (alike, alike_by_torch))
+    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+        assert_as_good_as_torch(a, b, c, what)
+    assert all(one.is_contiguous(memory_format=LAST) for one in ours[:2])
+    for value in (NAN, INF, -INF):
+        x[0, 0, 3, 3] = value
+        with cupyops.simulate():
+            ours, theirs = (gradients(f, grad_y, x, 2, weight, bias) for f in (alike, alike_by_torch))
+        for a, b in zip(ours, theirs):
+            torch.testing.assert_close(a.isnan(), b.isnan())
+
+
+def test_channels_last_that_no_kernel_reads_as_it_lies():
+    """Short groups, and channels that are no whole vectors: copied, and the result is channels_last as well."""
+    for shape, groups in (((2, 16, 3, 4), 4), ((2, 6, 30, 30), 2)):
+        x = torch.randn(shape).to(memory_format=LAST)
+        with cupyops.simulate(), cupyops.trace() as trace:
+            y = alike(x, groups)
+        assert y.is_contiguous(memory_format=LAST) and not any("nhwc" in one.kernel for one in trace.launches())
+        torch.testing.assert_close(y, F.group_norm(x, groups))
 
 
 def check_cluster(shape, kernels):
@@ -284,14 +370,18 @@ def test_half_input_with_float_parameters_on_a_cpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
     "shape", [(32, 512, 32, 32), (32, 512, 31, 33), (8, 256, 128, 128), (2, 64, 1000), (1, 32, 3, 333, 333)], ids=str
 )
-def test_large(shape, dtype):
+def test_large(shape, last, dtype):
     """As good as PyTorch, of every size of group."""
     args = [torch.randn(s, device="cuda").to(dtype) for s in (shape, shape)]
+    if last and len(shape) == 4:
+        args = [one.to(memory_format=LAST) for one in args]
     weight, bias = (torch.randn(shape[1], device="cuda").to(dtype) for _ in range(2))
-    ours, theirs = (gradients(f, *args, 32, weight, bias) for f in (cupyops.group_norm, F.group_norm))
+    functions = alike if last else cupyops.group_norm, F.group_norm
+    ours, theirs = (gradients(f, *args, 32, weight, bias) for f in functions)
     truth = gradients(F.group_norm, *[t.double() for t in args], 32, weight.double(), bias.double())
     for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
         assert_as_good_as_torch(a, b, c, what)

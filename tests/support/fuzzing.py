@@ -19,6 +19,7 @@ import cupyops
 from cupyops._dispatch.scaled import E5M2, PAIRS
 from cupyops._kernel.kernel import FLOATING
 from cupyops.ops._add_norm_lowered import add_norm_lowered
+from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._linear_lowered import linear_lowered
 from cupyops.ops._packed_attention import packed_attention, parts_of
 from cupyops.testing.call import Call
@@ -256,6 +257,21 @@ def group_normalised(draw: st.DrawFn) -> Call:
     # without a weight PyTorch's own backward of a bias raises
     bias = None if weight is None else draw(st.one_of(st.none(), tensors((channels,), dtype)))
     return Call(draw(tensors(shape, dtype)), groups, weight, bias, draw(st.sampled_from([1e-5, 0.1])))
+
+
+@st.composite
+def group_normalised_alike(draw: st.DrawFn) -> Call:
+    """Of channels_last, most in rows of whole vectors."""
+    dtype, groups = draw(_dtypes), draw(st.sampled_from([1, 2, 4]))
+    channels = groups * draw(st.sampled_from([3, 4, 8, 40]))
+    shape = (draw(st.integers(0, 2)), channels, draw(st.sampled_from([1, 5, 33])), draw(st.sampled_from([1, 16, 19])))
+    x = draw(tensors(shape, dtype, special=False)).to(memory_format=torch.channels_last)
+    weight, bias = (draw(tensors((channels,), dtype)) for _ in range(2))
+    return Call(x, groups, weight, bias, draw(st.sampled_from([1e-5, 0.1])))
+
+
+def _alike(x: Any, *more: Any) -> Any:
+    return F.group_norm(x.flatten(2), *more).reshape(x.shape)
 
 
 @st.composite
@@ -539,6 +555,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
         batch_normalised_and_activated(),
     ),
     "group_norm": (cupyops.group_norm, F.group_norm, group_normalised()),
+    "group_norm_alike": (group_norm_alike, _alike, group_normalised_alike()),
     "embedding": (cupyops.embedding, F.embedding, lookups()),
     "amax": (cupyops.amax, torch.amax, maxima()),
     "sum": (cupyops.sum, torch.sum, sums()),

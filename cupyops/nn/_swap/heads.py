@@ -7,11 +7,9 @@ weight. The forward hands what the head gives to the loss and into its output al
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
-import textwrap
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +21,7 @@ from torch.nn import Linear, Module, Parameter
 
 from ...errors import InputError
 from ...ops._fused_linear_cross_entropy import fused_linear_cross_entropy
+from . import texts
 
 _HALF = (torch.float16, torch.bfloat16)
 SCRATCH = 512 << 20
@@ -142,17 +141,17 @@ def _without(output: Any, rows: Tensor) -> Any:
 
 def _name(model: Module) -> str | None:
     """The head's name, if the forward gives its logits to the loss function and into the output, and does nothing else."""
-    function = inspect.unwrap(type(model).forward)
-    with contextlib.suppress(OSError, TypeError, SyntaxError):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        heads = {node: _head_of(node, model) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        calls = [node for node, head in heads.items() if head is not None]
-        if len(calls) != 1 or "labels" not in inspect.signature(model.forward).parameters:
-            return None
-        match above[calls[0]]:
-            case ast.Assign(targets=[ast.Name(id=name)]) if _is_plain(name, tree, above):
-                return heads[calls[0]]
+    tree = texts.parsed(inspect.unwrap(type(model).forward))
+    if tree is None:
+        return None
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    heads = {node: _head_of(node, model) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    calls = [node for node, head in heads.items() if head is not None]
+    if len(calls) != 1 or "labels" not in inspect.signature(model.forward).parameters:
+        return None
+    match above[calls[0]]:
+        case ast.Assign(targets=[ast.Name(id=name)]) if _is_plain(name, tree, above):
+            return heads[calls[0]]
     return None
 
 

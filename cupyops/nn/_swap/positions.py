@@ -10,13 +10,14 @@ import ast
 import functools
 import inspect
 import re
-import textwrap
 import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
+
+from . import texts
 
 NAME = "positions"
 _CREATE = ("create_causal_mask", "create_sliding_window_causal_mask")
@@ -52,9 +53,8 @@ def are_counted(forward: types.FunctionType) -> bool:
     parameters = inspect.signature(forward).parameters
     if "position_ids" not in parameters or parameters["position_ids"].default is not None:
         return False
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
+    tree = texts.parsed(inspect.unwrap(forward))
+    if tree is None:
         return False
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in _COUNTED]
     stores = [node.id for node in names if not isinstance(node.ctx, ast.Load)]

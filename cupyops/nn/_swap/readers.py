@@ -12,7 +12,6 @@ import builtins
 import dis
 import functools
 import inspect
-import textwrap
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import nn
+from . import texts
 from .tracing import Unknown
 
 _LAYERS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, nn.Linear, nn.Conv2d)
@@ -99,12 +99,9 @@ def _parsed(cls: Any) -> tuple[types.FunctionType, ast.FunctionDef]:
     function = inspect.unwrap(cls.forward)
     if not isinstance(function, types.FunctionType) or function.__module__.split(".")[0] == "torch":
         raise Unknown("its forward is none that somebody has written")
-    try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    except (OSError, TypeError, SyntaxError, ValueError) as error:
-        raise Unknown("its text is not there") from error
-    if not isinstance(tree, ast.FunctionDef):
-        raise Unknown("its forward is no function")
+    tree = texts.parsed(function)
+    if tree is None:
+        raise Unknown("its text is not there, or is not what runs")
     for decorator in tree.decorator_list:
         of = decorator.func if isinstance(decorator, ast.Call) else decorator
         if not _is_of_transformers(_value(of, function)):

@@ -1,87 +1,22 @@
 """The text of a forward, with calls in the place of residual sums that norms read, and of activations of layers."""
 
 from __future__ import annotations
-import __future__
 
 import ast
 import functools
 import inspect
 import itertools
-import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+from . import texts
 
 CALLED: dict[str, Callable[..., Any]] = {}
 """What a text calls: `added(norm, a, b)` for a + b, `after(block)` for the norm that reads what a block returns, and
 `activated(act, layer, x)` for act(layer(x))."""
 _PREFIX = "_cupyops_"  # of these among a function's globals
 _DEPTH = 3  # of decorators
-
-
-def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
-    """The text of a function, if that is what it runs."""
-    try:
-        lines, start = inspect.getsourcelines(function)
-        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
-    if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
-        return None
-    ast.increment_lineno(tree, start - 1)
-    code = _compiled(tree, function)
-    return tree if code is not None and _are_same(code, function.__code__) else None
-
-
-def _compiled(tree: ast.FunctionDef, function: types.FunctionType) -> types.CodeType | None:
-    """The code of a text, inside a function that has what is around it as its arguments."""
-    free = [ast.arg(name) for name in function.__code__.co_freevars]
-    inner = ast.FunctionDef(tree.name, _without_values(tree.args), tree.body, [], None)
-    around = ast.FunctionDef("around", ast.arguments([], free, None, [], [], None, []), [inner], [], None)
-    for one in (inner, around):
-        one.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
-    module = ast.fix_missing_locations(ast.copy_location(ast.Module([around], []), tree))
-    flags = function.__code__.co_flags & _FUTURE
-    try:
-        code = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    for _ in range(2):
-        code = next((one for one in code.co_consts if isinstance(one, types.CodeType)), None)  # type: ignore[assignment]
-        if code is None:
-            return None
-    return code
-
-
-_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-
-
-def _without_values(args: ast.arguments) -> ast.arguments:
-    """Parameters without annotations; their defaults count for how many there are alone."""
-
-    def plain(given: list[ast.arg]) -> list[ast.arg]:
-        return [ast.arg(one.arg) for one in given]
-
-    nothing: list[ast.expr] = [ast.Constant(None) for _ in args.defaults]
-    keyword: list[ast.expr | None] = [None if one is None else ast.Constant(None) for one in args.kw_defaults]
-    vararg, kwarg = (None if one is None else ast.arg(one.arg) for one in (args.vararg, args.kwarg))
-    return ast.arguments(
-        plain(args.posonlyargs), plain(args.args), vararg, plain(args.kwonlyargs), keyword, kwarg, nothing
-    )  # type: ignore[arg-type]
-
-
-def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether two codes do the same, wherever their text is."""
-    names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
-    if any(getattr(one, name) != getattr(other, name) for name in names) or len(one.co_consts) != len(other.co_consts):
-        return False
-    for a, b in zip(one.co_consts, other.co_consts):
-        if isinstance(a, types.CodeType) and isinstance(b, types.CodeType):
-            if not _are_same(a, b):
-                return False
-        elif type(a) is not type(b) or repr(a) != repr(b):
-            return False
-    return True
 
 
 @functools.lru_cache(maxsize=256)
@@ -93,10 +28,10 @@ def with_sums(
     inner = inspect.unwrap(function)
     if not isinstance(inner, types.FunctionType) or not isinstance(function, types.FunctionType):
         return None
-    tree = _parsed(inner)
+    tree = texts.parsed(inner)
     if tree is None or not _join(tree, acts, layers) | _rewrite(tree, norms):
         return None
-    code = _compiled(tree, inner)
+    code = texts.compiled(tree, inner)
     if code is None:
         return None
     inner.__globals__.update({f"{_PREFIX}{name}": function for name, function in CALLED.items()})
@@ -137,7 +72,7 @@ def _around(function: types.FunctionType, inner: Any, made: types.FunctionType, 
 def _rewrite(tree: ast.FunctionDef, norms: tuple[str, ...]) -> bool:
     """Put calls of `added` into a text; whether there are some."""
     me, found = tree.args.args[0].arg, False
-    for body in _bodies(tree):
+    for body in texts.bodies(tree):
         for at, statement in enumerate(body):
             total = getattr(statement, "value", None)
             if not isinstance(total, ast.BinOp) or not isinstance(total.op, ast.Add):
@@ -165,7 +100,7 @@ def _rewrite(tree: ast.FunctionDef, norms: tuple[str, ...]) -> bool:
 def _join(tree: ast.FunctionDef, acts: tuple[str, ...], layers: tuple[str, ...]) -> bool:
     """Put calls of `activated` into a text, for `self.act(self.layer(x))` in one statement or two; whether there are any."""
     me, found = tree.args.args[0].arg, False
-    for body in _bodies(tree):
+    for body in texts.bodies(tree):
         for at, (one, following) in enumerate(itertools.pairwise(body)):
             name, act = _target(one), getattr(following, "value", None)
             given = _given(act, me, acts)
@@ -192,17 +127,6 @@ def _given(node: Any, me: str, names: tuple[str, ...]) -> ast.expr | None:
     if not isinstance(of, ast.Attribute) or of.attr not in names or not isinstance(of.value, ast.Name):
         return None
     return node.args[0] if of.value.id == me else None
-
-
-def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The lists of statements in a text, those of functions inside left out."""
-    for field in ("body", "orelse", "finalbody"):
-        body = getattr(tree, field, None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-            yield body
-            for one in body:
-                if not isinstance(one, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-                    yield from _bodies(one)
 
 
 def _target(statement: ast.stmt) -> str | None:
@@ -239,7 +163,7 @@ def _is_last(body: list[ast.stmt], name: str) -> bool:
 
 def first(function: Any, norms: tuple[str, ...]) -> str | None:
     """The norm that a forward calls with its first argument."""
-    tree = _parsed(inspect.unwrap(function))
+    tree = texts.parsed(inspect.unwrap(function))
     if tree is None or len(tree.args.args) < 2:
         return None
     return _reader(tree.body, tree.args.args[1].arg, tree.args.args[0].arg, norms)
