@@ -130,6 +130,26 @@ class TestChannelsLast(OperatorContract):
                 change(last(make, 2, 16, 8, 9)), 2, change(make(16)), make(1).detach().expand(16).requires_grad_()
             )
 
+    @pytest.mark.gpu
+    def test_more_than_2_31(self):
+        """The same images over and over: 2^32 elements of a half type whose sums do not overflow."""
+        torch.manual_seed(0)
+        count, parameters = 4096, [torch.randn(64, device="cuda").bfloat16().requires_grad_() for _ in range(2)]
+        few, grad_y = (torch.randn(4, 64, 64, 64, device="cuda").bfloat16().to(memory_format=LAST) for _ in range(2))
+        many = lambda one: one.movedim(1, -1).expand(count, 4, 64, 64, 64).flatten(0, 1).movedim(-1, 1)
+        x = many(few).requires_grad_()
+        assert x.is_contiguous(memory_format=LAST) and x.numel() == 1 << 32
+        with cupyops.trace() as trace:
+            y = alike(x, 32, *parameters)
+        assert {one.kernel.partition("<")[0] for one in trace.launches()} <= self.kernels
+        found = y.detach(), *torch.autograd.grad(y, (x, *parameters), many(grad_y))
+        truth = gradients(alike_by_torch, grad_y.double(), few.double(), 32, *(one.double() for one in parameters))
+        for at in (0, count // 2 - 1, count // 2, count - 1):
+            for ours, exact in zip(found[:2], truth):
+                torch.testing.assert_close(ours[4 * at : 4 * at + 4].double(), exact, rtol=8e-3, atol=8e-3)
+        for ours, exact in zip(found[2:], truth[2:]):
+            torch.testing.assert_close(ours.double() / count, exact, rtol=1e-2, atol=5e-2)
+
 
 def last(make: Make, *shape: int):
     """Of channels_last."""
