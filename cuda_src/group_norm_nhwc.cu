@@ -7,6 +7,11 @@
 // Every row of every tensor is whole vectors. Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T), of which the
 // second reading is partly from the L2 cache.
 //
+// Reached on an H200, us forward / backward, with 32 groups; in brackets PyTorch's and the copy to channels_last that follows:
+// 32x128x64x64 fp32 64 / 99 (324 / 254), 32x256x32x32 bf16 28 / 39 (148 / 149), 32x512x8x8 fp32 18 / 20 (37 / 41, of which
+// launches are most), 8x256x128x128 bf16 70 / 126 (620 / 418): 2.1 to 3.1 TB/s of these bytes, where a copy has 4.2. A training step
+// of a UNet of diffusers, as a CUDA graph, takes 32.5 ms, its kernels 34.3 instead of 42.9.
+//
 // Python defines COLUMN_THREADS, NHWC_BLOCKS and NHWC_BLOCKS_UNALIGNED: see column_tile.cuh.
 #include "common/tile/column_tile.cuh"
 #include "group_norm/group_norm.cuh"
