@@ -153,7 +153,7 @@ def figures(path: Path = RESULTS) -> str:
         return ""
     results = read(path)
     others = report.peers(results)
-    summary = report.summary(results)
+    summary = list(report.summary(results))
     if not {"compile", "max-autotune"} & set(others):
         summary = [line.replace("the better of PyTorch and torch.compile", "PyTorch") for line in summary]
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
