@@ -12,7 +12,7 @@ from .._util import arguments, torch_private
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
 from ..ops._batch_norm_act import batch_norm_act
-from ..ops._group_norm import group_norm_alike
+from ..ops._group_norm import group_norm, group_norm_alike
 from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
 from .measured import batch_norm_act_measured
@@ -112,7 +112,9 @@ class GroupNorm(torch.nn.GroupNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if type(input) is Tensor and input.is_cuda and input.dtype in HALF and torch.is_autocast_enabled("cuda"):
+        if type(input) is not Tensor:  # a subclass, or a stand-in that traces
+            return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        if input.is_cuda and input.dtype in HALF and torch.is_autocast_enabled("cuda"):
             # what autocast would cast and the kernels would lay out anew, at once; channels_last they read as it lies
             last = _LAST.get(input.dim())
             keeps = last is not None and input.is_contiguous(memory_format=last)
