@@ -70,9 +70,12 @@ def plans(enabled: bool = True) -> Iterator[None]:
 
 
 def forget_all() -> None:
-    """Forget every plan and every signature seen."""
+    """Forget every plan and every signature seen; of functions that are gone, too."""
     for one in list(_all):
         one.forget()
+    with _changing:
+        for number in [number for number, (owner, *_) in _everywhere.items() if owner() is None]:
+            _everywhere.pop(number)
 
 
 observed.call_when_settings_change(forget_all)
