@@ -10,14 +10,12 @@
 // Reached on an H200, us forward / backward, with 32 groups; in brackets PyTorch's and the copy to channels_last that follows:
 // 32x128x64x64 fp32 64 / 99 (324 / 254), 32x256x32x32 bf16 28 / 39 (148 / 149), 32x512x8x8 fp32 18 / 20 (37 / 41, of which
 // launches are most), 8x256x128x128 bf16 70 / 126 (620 / 418): 2.1 to 3.1 TB/s of these bytes, where a copy has 4.2. A training step
-// of a UNet of diffusers, as a CUDA graph, takes 32.5 ms, its kernels 34.3 instead of 42.9.
+// of a UNet of diffusers takes 32.5 ms as a CUDA graph; in eager mode, by a profiler, its kernels take 34.3 ms instead of 42.9.
 //
-// Python defines COLUMN_THREADS, NHWC_BLOCKS and NHWC_BLOCKS_UNALIGNED: see column_tile.cuh.
+// Python defines COLUMN_THREADS, NHWC_BLOCKS and NHWC_BLOCKS_UNALIGNED, see column_tile.cuh, and GROUP_WARPS: warps of a block of
+// the kernels between the passes, each of which has a group.
 #include "common/tile/column_tile.cuh"
 #include "group_norm/group_norm.cuh"
-
-// Warps of a block of the kernels between the passes, each of which has a group.
-constexpr int kGroupWarps = 4;
 
 // The tile of a block, and where the tensors of its image begin.
 template <typename T> struct ImageTile : ColumnTile<T, true> {
@@ -52,13 +50,13 @@ __global__ void __launch_bounds__(COLUMN_THREADS, NHWC_BLOCKS)
   }
 }
 
-// mean and rstd of each group, of the partials of `splits` splits and `each` channels. Grid: ceil(rows / kGroupWarps). Block:
-// (kWarp, kGroupWarps).
-__global__ void __launch_bounds__(kWarp* kGroupWarps)
+// mean and rstd of each group, of the partials of `splits` splits and `each` channels. Grid: ceil(rows / GROUP_WARPS). Block:
+// (kWarp, GROUP_WARPS).
+__global__ void __launch_bounds__(kWarp* GROUP_WARPS)
     group_norm_fwd_nhwc_finalize(const float* __restrict__ partials, Mean<float>* __restrict__ mean,
                                  float* __restrict__ rstd, long long rows, int groups, int each, long long pixels,
                                  int splits, float eps) {
-  const long long row = blockIdx.x * (long long)kGroupWarps + threadIdx.y, image = row / groups;
+  const long long row = blockIdx.x * (long long)GROUP_WARPS + threadIdx.y, image = row / groups;
   if (row >= rows) return;
   const long long channels = groups * (long long)each, first = row % groups * each;
   const int all = splits * each;
@@ -124,14 +122,14 @@ __global__ void __launch_bounds__(COLUMN_THREADS, NHWC_BLOCKS)
 }
 
 // c2 and c1 of each group, of the `splits` sums of each of its `each` channels. weight may be null. Grid: ceil(rows /
-// kGroupWarps). Block: (kWarp, kGroupWarps).
+// GROUP_WARPS). Block: (kWarp, GROUP_WARPS).
 template <typename T>
-__global__ void __launch_bounds__(kWarp* kGroupWarps)
+__global__ void __launch_bounds__(kWarp* GROUP_WARPS)
     group_norm_bwd_nhwc_finalize(const float* __restrict__ sums, const T* __restrict__ weight,
                                  const Mean<float>* __restrict__ mean, const float* __restrict__ rstd,
                                  Pair<float>* __restrict__ common, long long rows, int groups, int each,
                                  long long pixels, int splits) {
-  const long long row = blockIdx.x * (long long)kGroupWarps + threadIdx.y;
+  const long long row = blockIdx.x * (long long)GROUP_WARPS + threadIdx.y;
   if (row >= rows) return;
   const long long first = row % groups * each;
   const int all = splits * each;

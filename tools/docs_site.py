@@ -153,14 +153,11 @@ def figures(path: Path = RESULTS) -> str:
         return ""
     results = read(path)
     others = report.peers(results)
-    summary = list(report.summary(results))
-    if not {"compile", "max-autotune"} & set(others):
-        summary = [line.replace("the better of PyTorch and torch.compile", "PyTorch") for line in summary]
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
     lines = [
         f"### On {results.machine.get('gpu', 'a GPU')}",
         "",
-        *(f"- {line}" for line in summary),
+        *(f"- {line}" for line in report.summary(results)),
         "",
     ]
     lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -16,12 +16,13 @@ from .images import spatial
 
 SHORTEST = 512  # elements of a group: of a shorter one the rest that a mean's rounding leaves may count
 MOST_IMAGES = 65535  # of a grid
-GROUPS = 4  # of a block between the passes: kGroupWarps
+GROUP_WARPS = 4  # of a block between the passes, each of which has a group
 
 DEFINE = {
     "COLUMN_THREADS": column_tiles.THREADS,
     "NHWC_BLOCKS": column_tiles.BLOCKS[True],
     "NHWC_BLOCKS_UNALIGNED": column_tiles.BLOCKS[False],
+    "GROUP_WARPS": GROUP_WARPS,
 }
 
 
@@ -68,7 +69,7 @@ def _plan(problem: Problem) -> Columns:
 
 
 def _between(kernel: Kernel, problem: Problem) -> Any:
-    return kernel[ceil_div(problem.rows, GROUPS), (32, GROUPS)]
+    return kernel[ceil_div(problem.rows, GROUP_WARPS), (32, GROUP_WARPS)]
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:

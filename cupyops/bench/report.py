@@ -69,7 +69,7 @@ def peers(results: Results) -> list[str]:
 
 def summary(results: Results) -> Iterator[str]:
     """What the rows come to, in sentences: the answer first."""
-    better = "the better of PyTorch and torch.compile"
+    better = "the better of PyTorch and torch.compile" if "compile" in peers(results) else "PyTorch"
     if rows := results.slowest_rows():
         behind = sum(speedup < BEHIND for speedup, _ in rows)
         yield (

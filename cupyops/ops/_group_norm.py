@@ -44,7 +44,7 @@ def _in_steps(x, num_groups, weight, bias, eps):
 @_group_norm.forward
 def forward(x, num_groups, weight, bias, eps, keeps_format):
     memory = _memory_format(x, keeps_format)
-    as_it_lies = memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
+    as_it_lies = _read_in(memory, x, num_groups)
     (x,) = _laid_out(as_it_lies, x)
     weight, bias = contiguous(weight, bias)
     y = torch.empty_like(x)
@@ -59,7 +59,7 @@ def forward(x, num_groups, weight, bias, eps, keeps_format):
 @_group_norm.backward(reads={"bias": ()})
 def backward(saved, grad_y, x, num_groups, weight, bias, keeps_format, needs_grad):
     memory = _memory_format(x, keeps_format)
-    as_it_lies = memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
+    as_it_lies = _read_in(memory, x, num_groups)
     grad_y, x = _laid_out(as_it_lies, grad_y, x)
     (weight,) = contiguous(weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
@@ -72,6 +72,11 @@ def backward(saved, grad_y, x, num_groups, weight, bias, keeps_format, needs_gra
     elif grad_weight is not None and is_empty(x) and x.shape[0]:
         grad_weight.fill_(float("nan"))  # images without pixels: 0 times their rstd, which is NaN
     return None if grad_x is None else grad_x.contiguous(memory_format=memory), grad_weight, grad_bias
+
+
+def _read_in(memory: torch.memory_format, x: Tensor, num_groups: int) -> torch.memory_format:
+    """In which format kernels read and write: that of the result where a form takes it, else contiguous."""
+    return memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
 
 
 def _laid_out(memory: torch.memory_format, *tensors: Tensor) -> list[Tensor]:

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import io
 import itertools
 import pickle
@@ -555,8 +556,6 @@ def test_text_that_is_not_what_runs(change):
 
 def test_a_file_that_has_changed_since_it_was_imported(monkeypatch):
     """Its text says nothing of the model: what it says there is left alone, and nothing fails."""
-    import inspect
-
     monkeypatch.setattr(inspect, "getsourcelines", lambda function: (["def step():\n", "    return 1\n"], 1))
 
     class Other(Base):
