@@ -1,0 +1,35 @@
+"""Steps of a program: calls that stay PyTorch's, and groups of stores that become one kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .unit import Unit
+from .values import Buffer, Store
+
+if TYPE_CHECKING:
+    from .render import Bundle, Rendered
+    from .trace import Trace
+
+
+class Call(Unit):
+    """A call of the graph as it is. `outputs`: path in the result -> buffer, or name of what is no tensor.
+
+    `serial`: it draws random numbers or acts on something besides its results, so such calls keep their order.
+    """
+
+    def __init__(self, node: Any, order: int, args: Any, kwargs: dict[str, Any], *, serial: bool) -> None:
+        super().__init__(order)
+        self.node, self.args, self.kwargs, self.serial = node, args, kwargs, serial
+        self.outputs: dict[tuple[int, ...], Buffer | str] = {}
+
+
+class Group(Unit):
+    """Stores that one kernel computes."""
+
+    def __init__(self, order: int) -> None:
+        super().__init__(order)
+        self.stores: list[Store] = []
+        self.reads: set[str] = set()  # names of buffers
+        self.trace: Trace | None = None
+        self.kernel: Rendered | Bundle | None = None

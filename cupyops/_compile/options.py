@@ -1,0 +1,50 @@
+"""What `torch.compile(model, backend="cupyops", options={...}, mode=...)` takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import InputError
+
+MODES = (None, "default", "reduce-overhead")
+
+
+def strict() -> bool:
+    """Whether a failure of this backend raises, where otherwise PyTorch runs the graph."""
+    return os.environ.get("CUPYOPS_STRICT", "").strip() not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the backend.
+
+    Attributes:
+        cudagraphs: run each graph as CUDA graphs, by PyTorch's own cudagraph trees; `mode="reduce-overhead"` says the same.
+    """
+
+    cudagraphs: bool = False
+
+    @classmethod
+    def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> Options:
+        """From the keywords that torch.compile hands to a backend.
+
+        Raises:
+            InputError: an option or mode that there is not, or a value of the wrong type.
+        """
+        if mode not in MODES:
+            raise InputError(
+                f'mode is {mode!r}, expected "default" or "reduce-overhead": the others choose among Triton\'s templates'
+            )
+        known = {field.name: field.type for field in fields(cls)}
+        given = dict(options or {})
+        for name, value in given.items():
+            if name not in known:
+                raise InputError(f"options has {name!r}, expected one of {', '.join(sorted(known))}")
+            if not isinstance(value, bool):
+                raise InputError(f"options[{name!r}] is {value!r}, expected True or False")
+        if mode == "reduce-overhead":
+            given.setdefault("cudagraphs", True)
+        return cls(**given)

@@ -1,0 +1,605 @@
+"""The instructions of a kernel as CUDA C, with its grid and block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .index import Affine, Reject, Variable
+from .rules.numbers import literal
+from .trace import Instruction, Mask, Trace
+from .values import COMPUTED, STORED, Buffer, Reduction, Store, is_column
+
+# Blocks are counted for one number of multiprocessors, that of an H100 or H200, on every GPU: so sums have the same bits.
+MULTIPROCESSORS = 132
+THREADS = 2048  # resident on a multiprocessor
+MOST_ARGUMENTS = 40  # pointers that a launch of bundled kernels takes
+OPERATION = {"sum": "Sum", "max": "Max", "min": "Min"}
+INDENT = "  "
+
+
+def start(reduction: Reduction) -> str:
+    """What a reduction begins with."""
+    kind = COMPUTED[reduction.dtype]
+    return {"sum": f"({kind})0", "max": f"lowest<{kind}>()", "min": f"highest<{kind}>()"}[reduction.op]
+
+
+class Rendered:
+    """A kernel: its text, the buffers that it takes, the stores that it writes, grid and block."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._merge_loops()
+        self.inner: Variable | None = self.order["c"][-1] if self.order["c"] else None
+        self.outputs = [s for s in trace.stores if s.needed]
+        self._shape()
+        self.text = self._text()
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    def _merge_loops(self) -> None:
+        """Neighbouring loop variables that every expression uses as one become one."""
+        self.merged: dict[Variable, Variable | None] = {}
+        self.order: dict[str, list[Variable]] = {}
+        expressions = list(self.trace.expressions)
+        for kind, given in self.trace.order.items():
+            variables, k = list(given), 0
+            while k + 1 < len(variables):
+                outer, inner = variables[k], variables[k + 1]
+                if any(e.terms.get(outer, 0) != e.terms.get(inner, 0) * inner.size for e in expressions):
+                    k += 1
+                    continue
+                both = Variable(f"{outer.name}{inner.name}", outer.size * inner.size, outer.kind)
+                expressions = [
+                    Affine({both if v is inner else v: c for v, c in e.terms.items() if v is not outer}, e.const)
+                    for e in expressions
+                ]
+                self.merged[outer], self.merged[inner] = None, both
+                variables[k : k + 2] = [both]
+                k = max(k - 1, 0)
+            self.order[kind] = variables
+
+    def _plain(self, expression: Affine) -> Affine:
+        """The expression in merged variables."""
+        while any(v in self.merged for v in expression.terms):
+            terms: dict[Variable, int] = {}
+            for v, c in expression.terms.items():
+                to = self.merged.get(v, v)
+                if to is not None:
+                    terms[to] = terms.get(to, 0) + c
+            expression = Affine(terms, expression.const)
+        return expression
+
+    def _shape(self) -> None:
+        """Grid, block, and how many elements a thread has at a time."""
+        trace = self.trace
+        buffers = [*trace.buffers.values(), *(s.buffer for s in self.outputs)]
+        large = [b for b in buffers if b.numel >= trace.rows * trace.columns // 2] or buffers
+        smallest = min((b.dtype.itemsize for b in large if b.dtype.itemsize > 1), default=4)
+        self.vector = min(8, 16 // smallest)
+        while (self.inner.size if self.inner else 1) % self.vector:
+            self.vector //= 2
+        total = trace.rows * trace.columns * trace.batch
+        self.wide = total >= 2**31 - 1 or any(_extent(b) >= 2**31 - 1 for b in buffers)
+        self.sums = [r for r in trace.reductions if is_column(r)]
+        self.iterations, self.static, self.many_rows, self.tiles = 1, True, False, 1
+        {"flat": self._shape_flat, "row": self._shape_rows, "column": self._shape_columns}[trace.space.kind]()
+        self.threads_of_block = self.block
+
+    def _shape_flat(self) -> None:
+        columns = self.trace.columns
+        self.threads, self.rows_of_block = 256, 1
+        while self.threads > 64 and columns < MULTIPROCESSORS * self.threads * self.vector:
+            self.threads //= 2
+        self.grid = (max(1, math.ceil(columns / (self.threads * self.vector))), 1)
+        self.block = self.threads
+
+    def _shape_rows(self) -> None:
+        trace, rows = self.trace, self.trace.rows
+        chunks = math.ceil(trace.columns / self.vector)
+        reduces = any(not is_column(r) for r in trace.reductions)
+        if chunks <= 32:
+            self.threads = 1 << (chunks - 1).bit_length()
+        elif chunks <= (96 if reduces else 64):
+            self.threads = 32
+        else:
+            self.threads = min(1024, 32 * math.ceil(chunks / 2 / 32))
+            if self.threads * 8 < chunks:
+                self.threads = 1024
+        self.iterations = math.ceil(chunks / self.threads)
+        self.static = self.iterations <= (4 if self.sums else 8)
+        if self.sums and not self.static:
+            raise Reject("rows too long to keep column sums")
+        self.block = max(self.threads, 128) if self.threads <= 32 else self.threads
+        self.rows_of_block = self.block // self.threads
+        if rows < MULTIPROCESSORS * self.rows_of_block:
+            while self.rows_of_block > 1 and self.rows_of_block > math.ceil(rows / MULTIPROCESSORS):
+                self.rows_of_block //= 2
+            self.rows_of_block = max(self.rows_of_block, math.ceil(32 / self.threads))
+            self.block = self.threads * self.rows_of_block
+        self.grid = (math.ceil(rows / self.rows_of_block), 1)
+        resident = MULTIPROCESSORS * THREADS // self.block
+        parameters = any(one.what == "load" and one.level == 2 for code in trace.code.values() for one in code)
+        if not self.sums and self.static and self.grid[0] >= 2 * resident and parameters:
+            self.grid, self.many_rows = (resident, 1), True  # parameters are read once for several rows
+        if self.sums:
+            self.grid, self.many_rows = (min(self.grid[0], self._parts()), 1), True
+
+    def _shape_columns(self) -> None:
+        trace = self.trace
+        parts = any(r.parts is not None for r in self.sums)
+        many = trace.batch * trace.columns > MULTIPROCESSORS * 256
+        if not parts and not many:  # adds up parts: narrow tiles, or few blocks would work
+            self.vector = min(self.vector, 4)
+        widest = 32 if parts or many else 8
+        self.threads = min(widest, 1 << (math.ceil(trace.columns / self.vector) - 1).bit_length())
+        self.tiles = math.ceil(trace.columns / (self.threads * self.vector))
+        self.block = 256
+        self.rows_of_block = self.block // self.threads
+        if not parts:
+            while self.rows_of_block > 1 and self.rows_of_block // 2 >= trace.rows:
+                self.rows_of_block //= 2
+            self.block = self.threads * self.rows_of_block
+        self.grid = (self.tiles * trace.batch, self._parts() if parts else 1)
+        self.many_rows = True
+
+    def parts(self) -> int:
+        """How many parts of column sums this kernel makes best."""
+        trace = self.trace
+        if trace.space.kind == "row":
+            most = max(MULTIPROCESSORS, MULTIPROCESSORS * 512 // self.block)
+            return max(1, min(most, math.ceil(trace.rows / (self.rows_of_block * 2))))
+        wanted = math.ceil(MULTIPROCESSORS * 4 / self.grid[0])
+        return max(1, min(wanted, math.ceil(trace.rows / (self.rows_of_block * 8))))
+
+    def _parts(self) -> int:
+        return next(r.parts for r in self.sums if r.parts is not None)
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def _text(self) -> str:
+        self.integer = "long long" if self.wide else "int"
+        written = {s.buffer.name for s in self.outputs}
+        self.arguments = list(self.trace.buffers.values())
+        known = {b.name for b in self.arguments}
+        for store in self.outputs:
+            if store.buffer.name not in known:
+                known.add(store.buffer.name)
+                self.arguments.append(store.buffer)
+        self.pointer = {b.name: f"g{k}" for k, b in enumerate(self.arguments)}
+        self.parameters = [
+            f"{'' if b.name in written else 'const '}{STORED[b.dtype]}* __restrict__ g{k}"
+            for k, b in enumerate(self.arguments)
+        ]
+        self.body = self._body()
+        lines = "\n".join(INDENT + line for line in self.body)
+        head = f"__global__ void __launch_bounds__({self.block}) kernel(\n    {', '.join(self.parameters)}) {{"
+        return f"{head}\n{lines}\n}}\n"
+
+    def _body(self) -> list[str]:
+        trace, kind = self.trace, self.trace.space.kind
+        self.hoisted: list[str] = []
+        self.kept: dict[Any, str] = {}
+        out = [f"const int lane = threadIdx.x % {self.threads}, team = threadIdx.x / {self.threads};"]
+        if kind == "column":
+            out.append(f"const int tile = blockIdx.x % {self.tiles};")
+            out += self._coordinates("b", f"(int)(blockIdx.x / {self.tiles})")
+        for one in self.sums:
+            name, v, n = trace.reductions[one], self.vector, self.iterations
+            out.append(f"{COMPUTED[one.dtype]} {name}_a[{n}][{v}];")
+            out.append(f"for (int i = 0; i < {n}; i++) for (int j = 0; j < {v}; j++) {name}_a[i][j] = {start(one)};")
+        of_rows = [r for r in trace.reductions if not is_column(r)]
+        if of_rows and self.threads > 32:
+            turns = 2 if self.many_rows else 1
+            out.append(f"__shared__ alignas(8) char held[{turns}][{trace.stages}][{len(of_rows)}][32][8];")
+        body: list[str] = []
+        for stage in range(trace.stages + 1):
+            row, inner = (trace.code.get((stage, part), []) for part in ("row", "inner"))
+            body += self._row_section(row)
+            if inner:
+                body += self._inner_section(inner)
+                reduced = [one.data[0] for one in inner if one.what == "accumulate" and not is_column(one.data[0])]
+                body += self._reduce(reduced, stage)
+        if kind == "flat":
+            return out + body
+        out += self.hoisted
+        out += self._over_rows([line for line in body if line])
+        return out + (self._after_rows() if self.sums else [])
+
+    def _over_rows(self, body: list[str]) -> list[str]:
+        trace = self.trace
+        axis = self._axis()
+        out = []
+        if self.many_rows:
+            out.append("int turn = 0;")
+            if trace.space.kind == "column":
+                out.append("#pragma unroll 4" if len(trace.buffers) <= 3 else "#pragma unroll 2")
+            step = f"gridDim.{axis} * {self.rows_of_block}"
+            begin = f"blockIdx.{axis} * {self.rows_of_block}"
+            if self.wide:
+                begin, step = f"(long long){begin}", f"(long long){step}"
+            out.append(f"for ({self.integer} row0 = {begin}; row0 < {trace.rows}; row0 += {step}, turn++) {{")
+        else:
+            cast = "(long long)" if self.wide else ""
+            out.append(f"{{ const {self.integer} row0 = {cast}blockIdx.x * {self.rows_of_block};")
+        if self._ragged():
+            out.append(f"const bool live = row0 + team < {trace.rows};")
+            out.append(f"const {self.integer} row = live ? row0 + team : {trace.rows - 1};")
+        else:
+            out.append(f"const {self.integer} row = row0 + team;")
+        return [*out, *self._coordinates("r", "row"), *body, "}"]
+
+    def _axis(self) -> str:
+        return "y" if self.trace.space.kind == "column" else "x"
+
+    def _ragged(self) -> bool:
+        return self.trace.space.kind != "flat" and self.trace.rows % self.rows_of_block != 0
+
+    def _coordinates(self, kind: str, position: str) -> list[str]:
+        """The loop variables of a kind from their common position."""
+        variables = self.order[kind]
+        lines, step = [], 1
+        for k in range(len(variables) - 1, -1, -1):
+            v = variables[k]
+            text = f"({position})" if step == 1 else f"({position}) / {step}"
+            if k:
+                text = f"({text}) % {v.size}"
+            lines.append(f"const {self.integer} {v.name} = {text};")
+            step *= v.size
+        return lines
+
+    def _reduce(self, reductions: Sequence[Reduction], stage: int) -> list[str]:
+        """From the values of threads to those of rows."""
+        names = [(self.trace.reductions[r], COMPUTED[r.dtype], OPERATION[r.op]) for r in reductions]
+        threads = self.threads
+        if threads <= 32:
+            return [f"const {kind} {name} = reduce<{op}, {threads}>({name}_t);" for name, kind, op in names]
+        sums = {top: total for total, top in self.trace.online.items()}
+        if any(r in sums for r in reductions):
+            return [line for r in reductions for line in self._reduce_online(r, sums.get(r))]
+        turn = "turn & 1" if self.many_rows else "0"
+        lines = [
+            f"{kind}* {name}_h = ({kind}*)held[{turn}][{stage}][{k}]; to_shared<{op}>({name}_t, {name}_h);"
+            for k, (name, kind, op) in enumerate(names)
+        ]
+        lines += ["__syncthreads();"] if names else []
+        return lines + [f"const {kind} {name} = from_shared<{op}, {threads}>({name}_h);" for name, kind, op in names]
+
+    def _reduce_online(self, top: Reduction, total: Reduction | None) -> list[str]:
+        """The maximum of a row, and the sum of exponentials that each thread has about its own maximum."""
+        name, kind, op, threads = self.trace.reductions[top], COMPUTED[top.dtype], OPERATION[top.op], self.threads
+        lines = [
+            f"__shared__ {kind} {name}_h[32]; __syncthreads(); to_shared<{op}>({name}_t, {name}_h); __syncthreads();",
+            f"const {kind} {name} = from_shared<{op}, {threads}>({name}_h);",
+        ]
+        if total is not None:
+            s = self.trace.reductions[total]
+            lines += [
+                f"__shared__ {kind} {s}_h[32];",
+                f"{s}_t = {name}_t == {name} ? {s}_t : {s}_t * exp({name}_t - {name});",
+                f"to_shared<Sum>({s}_t, {s}_h); __syncthreads();",
+                f"const {kind} {s} = from_shared<Sum, {threads}>({s}_h);",
+            ]
+        return lines
+
+    # -- expressions ---------------------------------------------------------------------------------------------------
+
+    def _c(self, expression: Affine, each: bool) -> str:
+        """The expression in C; `each`: of one of the columns of a thread, which is called cj."""
+        names = {self.inner: "cj"} if each and self.inner is not None else None
+        return self._plain(expression).text(names)
+
+    def _condition(self, mask: Mask, each: bool) -> str:
+        parts = []
+        for expression, low, high in mask:
+            plain = self._plain(expression)
+            text = self._c(expression, each and not self._same_for_all(plain, low, high))
+            if low > plain.least:
+                parts.append(f"{text} >= {low}")
+            if high <= plain.most:
+                parts.append(f"{text} < {high}")
+        return " && ".join(f"({p})" for p in parts)
+
+    def _same_for_all(self, plain: Affine, low: int, high: int) -> bool:
+        """Whether a condition holds for all columns of a thread or for none."""
+        v, inner = self.vector, self.inner
+        if inner is None or plain.terms.get(inner, 0) != 1 or any(t.kind == "o" for t in plain.terms):
+            return False
+        aligned = not any(c % v for t, c in plain.terms.items() if t is not inner)
+        return aligned and not (plain.const % v or low % v or high % v)
+
+    def _expression(self, text: Any, each: bool) -> str:
+        if isinstance(text, str):
+            return text
+        if text[0] == "within":
+            _, expression, low, high, value, other = text
+            condition = self._condition(((expression, low, high),), each) or "true"
+            return f"({condition}) ? {value} : {other}"
+        _, expression, at, value, other = text
+        return f"({self._c(expression, each)} == {at}) ? {value} : {other}"
+
+    def _statement(self, one: Instruction, each: bool) -> str:
+        """An instruction for a single element."""
+        writers: dict[str, Callable[..., str]] = {
+            "expression": self._write_expression,
+            "range": self._write_range,
+            "integer": self._write_integer,
+            "index": self._write_index,
+            "load": self._write_load,
+        }
+        return writers[one.what](one.data, each)
+
+    def _write_expression(self, data: Any, each: bool) -> str:
+        kind, name, text = data
+        return f"const {kind} {name} = {self._expression(text, each)};"
+
+    def _write_range(self, data: Any, each: bool) -> str:
+        name, value, expression = data
+        kind, at = value.computed, self._c(expression, each)
+        start_, step = literal(value.start, value.dtype), literal(value.step, value.dtype)
+        return f"const {kind} {name} = {start_} + ({kind})({at}) * {step};"
+
+    def _write_integer(self, data: Any, each: bool) -> str:
+        v, expression, operator, divisor = data
+        text = self._c(expression, each)
+        if expression.least < 0:  # in what a mask hides
+            name = "floor_quotient" if operator == "/" else "floor_remainder"
+            return f"const {self.integer} {v.name} = {name}(({self.integer})({text}), {divisor});"
+        return f"const {self.integer} {v.name} = ({text}) {operator} {divisor};"
+
+    def _write_index(self, data: Any, each: bool) -> str:
+        v, at, size, wraps = data
+        return f"const {self.integer} {v.name} = checked_index<{str(wraps).lower()}>({at}, {size}ll);"
+
+    def _write_load(self, data: Any, each: bool) -> str:
+        name, buffer, offset, mask = data
+        kind, condition = COMPUTED[buffer.dtype], self._condition(mask, each)
+        value = f"load({self.pointer[buffer.name]}[{self._c(offset, each)}])"
+        if condition:
+            value = f"({condition}) ? {value} : ({kind})0"
+        return f"const {kind} {name} = {value};"
+
+    # -- sections ------------------------------------------------------------------------------------------------------
+
+    def _row_section(self, code: Sequence[Instruction]) -> list[str]:
+        out = []
+        for one in code:
+            if one.what != "store":
+                out.append(self._statement(one, False))
+                continue
+            store, offset, name = one.data
+            guard = " && ".join(["lane == 0", *(["live"] if self._ragged() else [])])
+            out.append(f"if ({guard}) {self._assign(store, offset, name, False)}")
+        return out
+
+    def _assign(self, store: Store, offset: Affine, name: str, each: bool) -> str:
+        kind = STORED[store.buffer.dtype]
+        return f"{self.pointer[store.buffer.name]}[{self._c(offset, each)}] = store<{kind}>({name});"
+
+    def _access(self, offset: Affine, mask: Mask = ()) -> str:
+        """How the columns of a thread lie in memory: "vector", "one" (the same element for all) or "each"."""
+        plain, v, inner = self._plain(offset), self.vector, self.inner
+        masks = [(self._plain(e), low, high) for e, low, high in mask]
+        computed = [t for e in (plain, *(m[0] for m in masks)) for t in e.terms if t.kind == "o"]
+        if any(self.trace.level_of[t] >= 2 for t in computed):
+            return "each"
+        own = [m for m in masks if m[0].terms.get(inner, 0)]  # type: ignore[arg-type]
+        if not all(self._same_for_all(*m) for m in own):
+            return "each"
+        coefficient = plain.terms.get(inner, 0)  # type: ignore[arg-type]
+        if coefficient == 0:
+            return "each" if own else "one"
+        aligned = plain.const % v == 0 and all(c % v == 0 for t, c in plain.terms.items() if t is not inner)
+        return "vector" if coefficient == 1 and v > 1 and aligned else "each"
+
+    def _inner_section(self, code: Sequence[Instruction]) -> list[str]:
+        """A loop over the columns of a thread: vector loads, the elements one by one, vector stores."""
+        before = self._accumulators(code)
+        loads: list[str] = []
+        inner: list[str] = []
+        stores: list[str] = []
+        live = "if (live) " if self._ragged() else ""
+        for one in code:
+            if one.what == "load":
+                self._inner_load(one, before, loads, inner)
+            elif one.what == "store":
+                store, offset, name = one.data
+                kind, pointer = STORED[store.buffer.dtype], self.pointer[store.buffer.name]
+                if self._access(offset) == "vector":
+                    vector = f"w{len(stores)}"
+                    loads.append(f"Vector<{kind}, {self.vector}> {vector};")
+                    inner.append(f"{vector}.v[j] = store<{kind}>({name});")
+                    at = f"{pointer} + {self._c(offset, False)}"
+                    stores.append(f"{live}*(Vector<{kind}, {self.vector}>*)({at}) = {vector};")
+                else:
+                    inner.append(live + self._assign(store, offset, name, True))
+            elif one.what == "accumulate":
+                inner.append(self._accumulate(one.data[0], one.data[1], live))
+            else:
+                inner.append(self._statement(one, True))
+        column = f" const {self.integer} cj = {self.inner.name} + j;" if self.inner is not None else ""
+        lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}"]
+        lines += [*(INDENT + line for line in inner), "}", *stores]
+        return before + self._over_columns(lines)
+
+    def _accumulators(self, code: Sequence[Instruction]) -> list[str]:
+        out, names = [], self.trace.reductions
+        for one in code:
+            if one.what == "accumulate" and not is_column(one.data[0]):
+                reduction = one.data[0]
+                out.append(f"{COMPUTED[reduction.dtype]} {names[reduction]}_t = {start(reduction)};")
+                for total, top in self.trace.online.items():
+                    if top is reduction:
+                        out.append(f"{COMPUTED[reduction.dtype]} {names[total]}_t = 0;")
+        return out
+
+    def _accumulate(self, reduction: Reduction, name: str, live: str) -> str:
+        kind, names = COMPUTED[reduction.dtype], self.trace.reductions
+        to = f"{names[reduction]}_a[it][j]" if is_column(reduction) else f"{names[reduction]}_t"
+        total = next((names[t] for t, top in self.trace.online.items() if top is reduction), None)
+        if total is not None:
+            return f"online({to}, {total}_t, ({kind}){name});"
+        guard = live if is_column(reduction) else ""
+        return f"{guard}{to} = {OPERATION[reduction.op]}::of({to}, ({kind}){name});"
+
+    def _inner_load(self, one: Instruction, before: list[str], loads: list[str], inner: list[str]) -> None:
+        name, buffer, offset, mask = one.data
+        how = self._access(offset, mask)
+        if how != "vector":
+            (loads if how == "one" else inner).append(self._statement(one, how == "each"))
+            return
+        trace, stored, computed = self.trace, STORED[buffer.dtype], COMPUTED[buffer.dtype]
+        vector = f"Vector<{stored}, {self.vector}>"
+        condition = self._condition(mask, False)
+        read = f"*(const {vector}*)({self.pointer[buffer.name]} + {self._c(offset, False)})"
+        keeps = self.static and (trace.space.kind == "row" or (trace.space.kind == "column" and one.level == 2))
+        if not keeps:
+            filled = (
+                f"if ({condition}) {name}_v = {read}; else {name}_v = {{}};" if condition else f"{name}_v = {read};"
+            )
+            loads.append(f"{vector} {name}_v; {filled}")
+            inner.append(f"const {computed} {name} = load({name}_v.v[j]);")
+            return
+        key = (buffer.name, self._plain(offset), tuple((self._plain(e), low, high) for e, low, high in mask))
+        if key not in self.kept:
+            kept = self.kept[key] = f"k{len(self.kept)}"
+            line = f"{kept}[it] = {read};"
+            if self.many_rows and one.level == 2 and not mask:
+                self.hoisted += [f"{vector} {kept}[{self.iterations}];", *self._over_columns([line])]
+            else:
+                before.append(f"{vector} {kept}[{self.iterations}];")
+                loads.append(f"if ({condition}) {line} else {kept}[it] = {{}};" if condition else line)
+        inner.append(f"const {computed} {name} = load({self.kept[key]}[it].v[j]);")
+
+    def _over_columns(self, lines: Sequence[str]) -> list[str]:
+        """A loop over the groups of columns that a thread has."""
+        kind, t, v, columns = self.trace.space.kind, self.threads, self.vector, self.trace.columns
+        cast = "(long long)" if self.wide else "(int)"
+        first = {
+            "flat": f"({cast}blockIdx.x * {t} + lane)",
+            "column": f"({cast}tile * {t} + lane)",
+            "row": f"({cast}it * {t} + lane)",
+        }[kind]
+        covered = {"flat": self.grid[0] * t * v, "column": self.tiles * t * v, "row": self.iterations * t * v}[kind]
+        at = f"const {self.integer} at = {first} * {v};"
+        body = [*self._coordinates("c", "at"), *lines]
+        body = [at, *body] if covered == columns else [at, f"if (at < {columns}) {{", *body, "}"]
+        if kind == "row" and self.iterations > 1:
+            unroll = "#pragma unroll" if self.static else "#pragma unroll 4"
+            return [unroll, f"for (int it = 0; it < {self.iterations}; it++) {{", *body, "}"]
+        return ["{ const int it = 0;", *body, "}"]
+
+    def _after_rows(self) -> list[str]:
+        """Sums of columns over the rows of a block, then what follows from them."""
+        trace, t, v, rows = self.trace, self.threads, self.vector, self.rows_of_block
+        out = []
+        if rows > 1:
+            for one in self.sums:
+                op, name = OPERATION[one.op], trace.reductions[one]
+                out.append(f"over_rows<{op}, {t}, {v}, {rows}, {self.iterations}>({name}_a);")
+        lines = [f"const int part = blockIdx.{self._axis()};", "#pragma unroll", f"for (int j = 0; j < {v}; j++) {{"]
+        if self.inner is not None:
+            lines.append(f"const {self.integer} cj = {self.inner.name} + j;")
+        for one in self.sums:
+            name = trace.reductions[one]
+            lines.append(f"const {COMPUTED[one.dtype]} {name} = {name}_a[it][j];")
+        for instruction in trace.code.get(("after", "after"), []):
+            if instruction.what == "store":
+                store, offset, name = instruction.data
+                lines.append(self._assign(store, offset, name, True))
+            else:
+                lines.append(self._statement(instruction, True))
+        lines.append("}")
+        return [*out, "if (team == 0) {", *self._over_columns(lines), "}"]
+
+    # -- bundles -------------------------------------------------------------------------------------------------------
+
+    def as_run(self) -> str | None:
+        """The loop body for one run over memory, of a length that the launch says; None for what is no such run."""
+        loops = self.order["c"]
+        if self.trace.space.kind != "flat" or len(loops) > 1 or self.wide or self.trace.columns > 1 << 24:
+            return None
+        for code in self.trace.code.values():
+            for one in code:
+                if one.what == "load":
+                    offset, mask = self._plain(one.data[2]), one.data[3]
+                elif one.what == "store":
+                    offset, mask = self._plain(one.data[1]), ()
+                elif one.what == "expression" and isinstance(one.data[2], str):
+                    continue
+                else:
+                    return None
+                if mask or offset.const or any(v is not self.inner or c != 1 for v, c in offset.terms.items()):
+                    return None
+        return "|".join(self.parameters) + "\n" + "\n".join(self._run())
+
+    def _run(self) -> list[str]:
+        """The body of `as_run`, in which `block` and `length` are variables."""
+        code = self.trace.code.get((0, "row"), []), self.trace.code.get((0, "inner"), [])
+        loads: list[str] = []
+        inner: list[str] = []
+        stores: list[str] = []
+        for one in (*code[0], *code[1]):
+            if one.what == "load":
+                self.static = False
+                self._inner_load(one, [], loads, inner)
+            elif one.what == "store":
+                store, _, name = one.data
+                kind, pointer = STORED[store.buffer.dtype], self.pointer[store.buffer.name]
+                loads.append(f"Vector<{kind}, {self.vector}> w{len(stores)};")
+                inner.append(f"w{len(stores)}.v[j] = store<{kind}>({name});")
+                stores.append(f"*(Vector<{kind}, {self.vector}>*)({pointer} + at) = w{len(stores)};")
+            else:
+                inner.append(self._statement(one, True))
+        self.static = True
+        names = self._coordinates("c", "at")
+        column = f" const int cj = {self.inner.name} + j;" if self.inner is not None else ""
+        return [
+            f"const int at = (block * {BUNDLED} + threadIdx.x) * {self.vector};",
+            "if (at < length) {",
+            *names,
+            *loads,
+            "#pragma unroll",
+            f"for (int j = 0; j < {self.vector}; j++) {{{column}",
+            *inner,
+            "}",
+            *stores,
+            "}",
+        ]
+
+
+BUNDLED = 128  # threads of a block of bundled kernels
+
+
+class Bundle:
+    """Several runs over memory of the same text, which do not wait for each other, as one launch."""
+
+    def __init__(self, kernels: Sequence[Rendered]) -> None:
+        first = kernels[0]
+        self.arguments: list[Buffer] = [b for k in kernels for b in k.arguments]
+        self.outputs: list[Store] = [s for k in kernels for s in k.outputs]
+        self.block = BUNDLED
+        parameters, lines, begin = [], [], 0
+        names = [p.rsplit(" ", 1)[1] for p in first.parameters]
+        for n, kernel in enumerate(kernels):
+            blocks = math.ceil(kernel.trace.columns / (BUNDLED * kernel.vector))
+            parameters += [f"{p.rsplit(' ', 1)[0]} p{n}_{k}" for k, p in enumerate(kernel.parameters)]
+            given = " ".join(f"{name} = p{n}_{k};" for k, name in enumerate(names))
+            which = f"if (block < {begin + blocks})" if n + 1 < len(kernels) else ""
+            lines.append(
+                f"{'else ' if n else ''}{which} {{ block -= {begin}; length = {kernel.trace.columns}; {given} }}"
+            )
+            begin += blocks
+        declared = [
+            f"{p.replace(' __restrict__', '').rsplit(' ', 1)[0]} {p.rsplit(' ', 1)[1]};" for p in first.parameters
+        ]
+        body = ["int block = blockIdx.x, length;", *declared, *lines, *first._run()]
+        self.grid = (begin, 1)
+        head = f"__global__ void __launch_bounds__({self.block}) kernel(\n    {', '.join(parameters)}) {{"
+        self.text = head + "\n" + "\n".join(INDENT + line for line in body) + "\n}\n"
+
+
+def _extent(buffer: Buffer) -> int:
+    """Elements between the first and the last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides)) if buffer.numel else 0

@@ -1,0 +1,114 @@
+"""Rules of operators that read elements where an index tensor says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..builder import Builder, Result
+from ..index import Affine
+from ..values import Gather, Index, OneHot, Value
+from .registry import rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.gather.default)
+def gather(build: Builder, result: Result, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Any:
+    """Elements whose coordinate in `dim` is that of the index tensor."""
+    if not x.shape or not x.numel or index.dtype is not torch.int64:
+        return NotImplemented
+    dim %= len(x.shape)
+
+    def place(at: Index, coordinate: Affine) -> Index:
+        return (*at[:dim], coordinate, *at[dim + 1 :])
+
+    return Gather(
+        build.used(x, x.shape),
+        build.used(index, index.shape),
+        result.shape,
+        x.shape[dim],
+        lambda at: at,
+        place,
+        wraps=False,
+    )
+
+
+@rule(aten.embedding.default)
+def embedding(
+    build: Builder,
+    result: Result,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Rows of a table."""
+    if not weight.numel or len(weight.shape) != 2:
+        return NotImplemented
+    return Gather(
+        build.used(weight, weight.shape),
+        build.used(indices, indices.shape),
+        result.shape,
+        weight.shape[0],
+        lambda at: at[:-1],
+        lambda at, coordinate: (coordinate, at[-1]),
+        wraps=False,
+    )
+
+
+@rule(aten.index_select.default)
+def index_select(build: Builder, result: Result, x: Value, dim: int, index: Value) -> Any:
+    """Slices of a dimension, by number."""
+    if not x.shape or not x.numel or len(index.shape) != 1:
+        return NotImplemented
+    dim %= len(x.shape)
+    return Gather(
+        build.used(x, x.shape),
+        build.used(index, index.shape),
+        result.shape,
+        x.shape[dim],
+        lambda at: (at[dim],),
+        lambda at, coordinate: (*at[:dim], coordinate, *at[dim + 1 :]),
+        wraps=False,
+    )
+
+
+@rule(aten.index.Tensor)
+def index(build: Builder, result: Result, x: Value, indices: Any) -> Any:
+    """`x[..., index, ...]` by one tensor of integers."""
+    given = [(d, one) for d, one in enumerate(indices) if one is not None]
+    if len(given) != 1 or not x.numel:
+        return NotImplemented
+    dim, one = given[0]
+    if one.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    rank = len(one.shape)
+    return Gather(
+        build.used(x, x.shape),
+        build.used(one, one.shape),
+        result.shape,
+        x.shape[dim],
+        lambda at: at[dim : dim + rank],
+        lambda at, coordinate: (*at[:dim], coordinate, *at[dim + rank :]),
+    )
+
+
+@rule(aten.scatter.value, aten.scatter.src)
+def scatter(
+    build: Builder, result: Result, x: Value, dim: int, index: Value, value: Any = None, src: Any = None
+) -> Any:
+    """x with one element of each row replaced."""
+    if not x.shape or not x.numel:
+        return NotImplemented
+    dim %= len(x.shape)
+    number = value if src is None else src
+    if len(index.shape) != len(x.shape) or index.shape[dim] != 1 or index.dtype is not torch.int64:
+        return NotImplemented
+    if any(a != b for k, (a, b) in enumerate(zip(index.shape, x.shape)) if k != dim):
+        return NotImplemented
+    if isinstance(number, Value) and (number.shape != index.shape or number.dtype != x.dtype):
+        return NotImplemented
+    return OneHot(build.used(x, x.shape), dim, build.used(index, x.shape), number)

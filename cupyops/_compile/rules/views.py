@@ -1,0 +1,307 @@
+"""Rules of operators that show or move elements without computing: they are maps of the index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..builder import Builder, Result
+from ..index import Affine, Compute, flatten, unflatten
+from ..values import Concatenation, Index, IndexMap, Placed, Value, View
+from .pointwise import converted
+from .registry import rule
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def _view(result: Result, x: Value, map: IndexMap) -> View:
+    """A view in eager too."""
+    return View(x, result.shape, map, alias=True)
+
+
+def reshaped(x: Value, shape: Sequence[int], *, alias: bool = False) -> View:
+    """x in another shape, in row-major order."""
+    shape = tuple(shape)
+
+    def map(index: Index, compute: Compute) -> Index:
+        return unflatten(flatten(index, shape), x.shape, compute)
+
+    return View(x, shape, map, alias=alias)
+
+
+@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+def view(build: Builder, result: Result, x: Value, size: Any = None, shape: Any = None) -> Any:
+    """x in another shape."""
+    return reshaped(x, result.shape, alias=True)
+
+
+@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(build: Builder, result: Result, x: Value, dim: Any = None) -> Any:
+    """Without dimensions of size 1."""
+    return reshaped(x, result.shape, alias=True)
+
+
+@rule(aten.unsqueeze.default)
+def unsqueeze(build: Builder, result: Result, x: Value, dim: int) -> Any:
+    """With a dimension of size 1 more."""
+    dim %= len(x.shape) + 1
+    return _view(result, x, lambda index, compute: index[:dim] + index[dim + 1 :])
+
+
+def permuted(result: Result, x: Value, dims: Sequence[int]) -> View:
+    """Dimension d of the result is dimension dims[d] of x."""
+    back = [0] * len(dims)
+    for d, of in enumerate(dims):
+        back[of % len(dims)] = d
+    return _view(result, x, lambda index, compute: tuple(index[b] for b in back))
+
+
+@rule(aten.permute.default)
+def permute(build: Builder, result: Result, x: Value, dims: Any) -> Any:
+    """Dimensions in another order."""
+    return permuted(result, x, dims)
+
+
+@rule(aten.transpose.int)
+def transpose(build: Builder, result: Result, x: Value, dim0: int, dim1: int) -> Any:
+    """Two dimensions exchanged."""
+    dims = list(range(len(x.shape)))
+    if dims:
+        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    return permuted(result, x, dims)
+
+
+@rule(aten.t.default)
+def t(build: Builder, result: Result, x: Value) -> Any:
+    """A matrix transposed."""
+    return permuted(result, x, list(range(len(x.shape)))[::-1])
+
+
+@rule(aten.expand.default)
+def expand(build: Builder, result: Result, x: Value, size: Any, implicit: bool = False) -> Any:
+    """Dimensions of size 1 repeated."""
+    lead = len(result.shape) - len(x.shape)
+    return _view(
+        result, x, lambda index, compute: tuple(Affine() if s == 1 else i for s, i in zip(x.shape, index[lead:]))
+    )
+
+
+def bounds(size: int, start: Any, end: Any) -> tuple[int, int]:
+    """First index and the one past the last, as slices of Python count them."""
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(first, last)
+
+
+@rule(aten.slice.Tensor)
+def slice_(
+    build: Builder, result: Result, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """Every `step`-th index from `start` on."""
+    dim %= len(x.shape)
+    first, _ = bounds(x.shape[dim], start, end)
+    return _view(result, x, lambda index, compute: (*index[:dim], index[dim] * step + first, *index[dim + 1 :]))
+
+
+@rule(aten.select.int)
+def select(build: Builder, result: Result, x: Value, dim: int, index: int) -> Any:
+    """One index of a dimension."""
+    if not isinstance(index, int):
+        return NotImplemented
+    dim, at = dim % len(x.shape), index % x.shape[dim]
+    return _view(result, x, lambda index, compute: (*index[:dim], Affine(const=at), *index[dim:]))
+
+
+@rule(aten.split.Tensor, aten.split_with_sizes.default)
+def split(
+    build: Builder, results: list[Result], x: Value, split_size: Any = None, split_sizes: Any = None, dim: int = 0
+) -> Any:
+    """Parts along a dimension."""
+    dim %= len(x.shape)
+    found, first = [], 0
+    for one in results:
+
+        def map(index: Index, compute: Compute, first: int = first) -> Index:
+            return (*index[:dim], index[dim] + first, *index[dim + 1 :])
+
+        found.append(_view(one, x, map))
+        first += one.shape[dim]
+    return found
+
+
+@rule(aten.unbind.int)
+def unbind(build: Builder, results: list[Result], x: Value, dim: int = 0) -> Any:
+    """Each index of a dimension."""
+    return [select(build, one, x, dim, k) for k, one in enumerate(results)]
+
+
+@rule(aten.diagonal.default)
+def diagonal(build: Builder, result: Result, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Elements whose two coordinates differ by `offset`."""
+    rank = len(x.shape)
+    one, two = dim1 % rank, dim2 % rank
+
+    def map(index: Index, compute: Compute) -> Index:
+        rest = list(index[:-1])
+        at = {one: index[-1] + max(-offset, 0), two: index[-1] + max(offset, 0)}
+        return tuple(at[d] if d in at else rest.pop(0) for d in range(rank))
+
+    return _view(result, x, map)
+
+
+@rule(aten.unfold.default)
+def unfold(build: Builder, result: Result, x: Value, dimension: int, size: int, step: int) -> Any:
+    """Windows of a dimension, whose elements become the last one."""
+    if not x.shape:
+        return NotImplemented
+    dim = dimension % len(x.shape)
+    return _view(result, x, lambda index, compute: (*index[:dim], index[dim] * step + index[-1], *index[dim + 1 : -1]))
+
+
+@rule(aten.alias.default, aten.detach.default, *([aten.lift.default] if hasattr(aten, "lift") else []))
+def alias(build: Builder, result: Result, x: Value) -> Any:
+    """All of x."""
+    return _view(result, x, lambda index, compute: index)
+
+
+@rule(aten.lift_fresh_copy.default)
+def lift_fresh_copy(build: Builder, result: Result, x: Value) -> Any:
+    """A copy of a constant."""
+    return converted(build, result, x, rounds=False)
+
+
+# -- copies that are maps of the index too -----------------------------------------------------------------------------
+
+
+@rule(aten.flip.default)
+def flip(build: Builder, result: Result, x: Value, dims: Any) -> Any:
+    """Dimensions backwards."""
+    flipped = {d % len(x.shape) for d in dims} if x.shape else set()
+    return View(
+        x,
+        result.shape,
+        lambda index, compute: tuple(
+            -i + (s - 1) if d in flipped else i for d, (i, s) in enumerate(zip(index, x.shape))
+        ),
+    )
+
+
+@rule(aten.repeat.default)
+def repeat(build: Builder, result: Result, x: Value, repeats: Any) -> Any:
+    """The tensor as a tile."""
+    lead = len(result.shape) - len(x.shape)
+
+    def map(index: Index, compute: Compute) -> Index:
+        return tuple(
+            Affine() if s == 1 else i.divmod(s, compute)[1] if size != s else i
+            for i, s, size in zip(index[lead:], x.shape, result.shape[lead:])
+        )
+
+    return View(x, result.shape, map) if x.numel else NotImplemented
+
+
+@rule(aten.cat.default)
+def cat(build: Builder, result: Result, tensors: Any, dim: int = 0) -> Any:
+    """Tensors one after another."""
+    parts = [p for p in tensors if not (len(p.shape) == 1 and p.shape[0] == 0 and len(result.shape) > 1)]
+    parts = [p for p in parts if p.numel] or parts[:1]
+    if len(parts) > 8 or not result.shape:
+        return NotImplemented
+    dim %= len(result.shape)
+    made = []
+    for p in parts:
+        part = converted(build, _like(p, result.dtype), p, rounds=True) if p.dtype != result.dtype else p
+        made.append(build.used(part, part.shape))
+    return Concatenation(made, dim, result.shape, result.dtype)
+
+
+def _like(x: Value, dtype: torch.dtype) -> Result:
+    return Result.like(x.shape, dtype)
+
+
+@rule(aten.constant_pad_nd.default)
+def constant_pad_nd(build: Builder, result: Result, x: Value, pad: Any, value: Any = 0) -> Any:
+    """A number around x; negative widths cut."""
+    if not isinstance(value, (bool, int, float)):
+        return NotImplemented
+    found: Value = x
+    for k in range(len(pad) // 2):
+        dim, low, high = len(x.shape) - 1 - k, int(pad[2 * k]), int(pad[2 * k + 1])
+        if low < 0 or high < 0:
+            found = _cut(found, dim, max(-low, 0), found.shape[dim] + min(low, 0) + min(high, 0))
+            low, high = max(low, 0), max(high, 0)
+        if low or high:
+            shape = (*found.shape[:dim], found.shape[dim] + low + high, *found.shape[dim + 1 :])
+            source = build.used(found, found.shape)
+            found = Placed(source, dim, low, shape, result.dtype, value)
+    return found if isinstance(found, Placed) else converted(build, result, found, rounds=False)
+
+
+def _cut(x: Value, dim: int, first: int, size: int) -> View:
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    return View(x, shape, lambda index, compute: (*index[:dim], index[dim] + first, *index[dim + 1 :]))
+
+
+@rule(aten.slice_scatter.default)
+def slice_scatter(
+    build: Builder,
+    result: Result,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Any:
+    """x with a slice replaced."""
+    if step != 1 or not src.numel:
+        return NotImplemented
+    dim %= len(x.shape)
+    first, _ = bounds(x.shape[dim], start, end)
+    return (
+        Placed(build.used(src, src.shape), dim, first, x.shape, result.dtype, other=build.used(x, x.shape))
+        if src.dtype == x.dtype
+        else NotImplemented
+    )
+
+
+@rule(aten.slice_backward.default)
+def slice_backward(
+    build: Builder, result: Result, grad_output: Value, input_sizes: Any, dim: int, start: int, end: int, step: int
+) -> Any:
+    """Zeros with a slice that is the gradient."""
+    if step != 1 or not grad_output.numel:
+        return NotImplemented
+    dim %= len(input_sizes)
+    first, _ = bounds(result.shape[dim], start, end)
+    return Placed(build.used(grad_output, grad_output.shape), dim, first, result.shape, result.dtype)
+
+
+def _row(x: Value, dim: int) -> View:
+    """x with a dimension of size 1 before `dim`."""
+    return View(x, (*x.shape[:dim], 1, *x.shape[dim:]), lambda index, compute: index[:dim] + index[dim + 1 :])
+
+
+@rule(aten.select_scatter.default)
+def select_scatter(build: Builder, result: Result, x: Value, src: Value, dim: int, index: int) -> Any:
+    """x with one index of a dimension replaced."""
+    dim %= len(x.shape)
+    if src.dtype != x.dtype or not isinstance(index, int):
+        return NotImplemented
+    one = _row(build.used(src, src.shape), dim)
+    return Placed(one, dim, index % x.shape[dim], x.shape, result.dtype, other=build.used(x, x.shape))
+
+
+@rule(aten.select_backward.default)
+def select_backward(build: Builder, result: Result, grad_output: Value, input_sizes: Any, dim: int, index: int) -> Any:
+    """Zeros with one index of a dimension that is the gradient."""
+    dim %= len(result.shape)
+    one = _row(build.used(grad_output, grad_output.shape), dim)
+    return Placed(one, dim, index % result.shape[dim], result.shape, result.dtype)
+
+
+def summed_size(shape: Sequence[int], dims: Sequence[int]) -> int:
+    """Number of elements that share a result."""
+    return math.prod(shape[d] for d in dims)

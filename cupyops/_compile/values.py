@@ -1,0 +1,354 @@
+"""Tensors of a graph as lazy values: code until something stores them.
+
+A `Buffer` lies in memory. Each other value says how an element follows from elements of its operands; a `Store` marks one
+that a kernel writes to memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .index import Affine, Compute, Variable
+from .unit import Unit
+
+Index = tuple[Affine, ...]
+IndexMap = Callable[[Index, Compute], Index]
+
+# C type in which an operator computes a dtype: halves in float, integers in their own width
+COMPUTED = {
+    torch.float16: "float",
+    torch.bfloat16: "float",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bool: "bool",
+    torch.uint8: "unsigned char",
+    torch.int8: "signed char",
+    torch.int16: "short",
+    torch.int32: "int",
+    torch.int64: "long long",
+}
+STORED = COMPUTED | {torch.float16: "f16", torch.bfloat16: "bf16"}
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """Dtype in which sums of a dtype are kept."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class Value:
+    """A tensor of the graph. `meta` is its FakeTensor, where the graph has one."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        operands: Sequence[Any] = (),
+        strides: Sequence[int] | None = None,
+    ) -> None:
+        self.shape, self.dtype, self.operands = tuple(shape), dtype, list(operands)
+        self.strides = tuple(strides) if strides is not None else dense_strides(self.shape)
+        self.numel = math.prod(self.shape)
+        self.store: Store | None = None
+        self.uses = 0
+        self.meta: Any = None
+
+    @property
+    def computed(self) -> str:
+        """C type of an element in registers."""
+        return COMPUTED[self.dtype]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """Operands that are values; the others are Python numbers."""
+        return [one for one in self.operands if isinstance(one, Value)]
+
+
+class Buffer(Value):
+    """A tensor in memory, under a name of the program.
+
+    `unit` computes it, None for an input. `aliases` are the names of the buffers whose memory it may share.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        strides: Sequence[int],
+        device: torch.device,
+        unit: Unit | None = None,
+    ) -> None:
+        super().__init__(shape, dtype, strides=strides)
+        self.name, self.unit, self.device = name, unit, device
+        self.aliases: frozenset[str] = frozenset()
+
+
+class Constant(Value):
+    """A tensor of one number."""
+
+    def __init__(self, number: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(shape, dtype)
+        self.number = number
+
+
+class Range(Value):
+    """`start + step * i`, of one dimension."""
+
+    def __init__(self, start: Any, step: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(shape, dtype)
+        self.start, self.step = start, step
+
+
+class Pointwise(Value):
+    """An expression of C for each element: `text` has {0}, {1} for the operands, which are converted to `compute`.
+
+    `heavy`: expensive enough to be stored when more elements than it has use it. `widens`: a cast and nothing else.
+    `rounds`: the result is rounded to its dtype even where no kernel stores it.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        operands: Sequence[Any],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        compute: Sequence[torch.dtype] | torch.dtype | None = None,
+        *,
+        heavy: bool = False,
+        widens: bool = False,
+        rounds: bool = False,
+    ) -> None:
+        super().__init__(shape, dtype, operands)
+        given = compute if compute is not None else dtype
+        self.compute = [given] * len(self.operands) if isinstance(given, torch.dtype) else list(given)
+        self.text, self.heavy, self.widens, self.rounds = text, heavy, widens, rounds
+
+
+class View(Value):
+    """Elements of another value: `map` turns an index of this one into an index there.
+
+    `alias`: in eager it shares the memory of its base, and its strides in the graph are strides there.
+    """
+
+    def __init__(self, base: Value, shape: Sequence[int], map: IndexMap, *, alias: bool = False) -> None:
+        super().__init__(shape, base.dtype, [base])
+        self.map, self.alias = map, alias
+
+    @property
+    def base(self) -> Value:
+        """The value whose elements it shows."""
+        return self.inputs[0]
+
+
+class Concatenation(Value):
+    """Values one after another along `dim`."""
+
+    def __init__(self, parts: Sequence[Value], dim: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(shape, dtype, parts)
+        self.dim = dim
+
+
+class Placed(Value):
+    """The first operand where `low <= index[dim] < low + size`, elsewhere `fill` or the second operand."""
+
+    def __init__(
+        self,
+        source: Value,
+        dim: int,
+        low: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        fill: Any = 0,
+        other: Value | None = None,
+    ) -> None:
+        super().__init__(shape, dtype, [source] if other is None else [source, other])
+        self.dim, self.low, self.fill = dim, low, fill
+
+
+class Gather(Value):
+    """Elements of `source` whose coordinate in `dim` is read from an index tensor.
+
+    `map` turns an index of the result into an index of the index tensor, `place` (index, coordinate) into one of `source`.
+    `wraps`: negative coordinates count from the end.
+    """
+
+    def __init__(
+        self,
+        source: Value,
+        index: Value,
+        shape: Sequence[int],
+        size: int,
+        map: Callable[[Index], Index],
+        place: Callable[[Index, Affine], Index],
+        wraps: bool = True,
+    ) -> None:
+        super().__init__(shape, source.dtype, [source, index])
+        self.size, self.map, self.place, self.wraps = size, map, place, wraps
+
+
+class OneHot(Value):
+    """`base`, but `value` where the coordinate in `dim` equals the element of `index`, which has size 1 there."""
+
+    def __init__(self, base: Value, dim: int, index: Value, value: Any) -> None:
+        super().__init__(base.shape, base.dtype, [base, index, value])
+        self.dim, self.value = dim, value
+
+
+class Reduction(Value):
+    """`op` ("sum", "max", "min") of the operand over `dims`, none of which is kept.
+
+    With `parts`, one result for each of as many groups of rows, which come first in its shape: a second reduction adds them.
+    """
+
+    def __init__(
+        self, op: str, source: Value, dims: Sequence[int], dtype: torch.dtype, parts: int | None = None
+    ) -> None:
+        self.dims = tuple(dims)
+        self.kept = tuple(s for d, s in enumerate(source.shape) if d not in self.dims)
+        super().__init__(self.kept if parts is None else (parts, *self.kept), dtype, [source])
+        self.op, self.parts = op, parts
+        self.largest: Reduction | None = None  # of a sum of exponentials, the maximum that is subtracted
+
+    @property
+    def source(self) -> Value:
+        """The value that is reduced."""
+        return self.inputs[0]
+
+    def set_parts(self, parts: int) -> None:
+        """Fix the number of parts, once the kernel that computes them is known."""
+        self.parts = parts
+        self.shape = (parts, *self.kept)
+        self.strides, self.numel = dense_strides(self.shape), math.prod(self.shape)
+
+
+class Store:
+    """A value that a kernel writes to `buffer`. `target`: the buffer is an input of the graph, which is overwritten."""
+
+    def __init__(self, value: Value, order: int, name: str, device: torch.device, target: Buffer | None = None) -> None:
+        self.value, self.order, self.target = value, order, target
+        strides = value.strides if is_dense(value) else dense_strides(value.shape)
+        self.buffer = target or Buffer(name, value.shape, value.dtype, strides, device)
+        self.group: Unit | None = None
+        self.needed = target is not None  # something outside of its kernel reads it
+        if target is None:
+            value.store = self
+
+
+def memory_order(value: Value) -> list[int]:
+    """Dimensions, outermost in memory first."""
+    return sorted(range(len(value.shape)), key=lambda d: (-value.strides[d], d))
+
+
+def is_dense(value: Value) -> bool:
+    """Whether the strides lay its elements out without gaps and overlaps."""
+    step = 1
+    for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
+        if value.strides[d] != step:
+            return False
+        step *= value.shape[d]
+    return True
+
+
+def layout(value: Value) -> Value:
+    """The value whose strides show the order in memory: itself, or the operand of its shape that it is made of."""
+    if isinstance(value, (View, Pointwise)) and value.meta is None:
+        same = [v for v in value.inputs if v.shape == value.shape and not isinstance(v, Constant)]
+        return layout(same[0]) if same else value
+    return value
+
+
+def is_column(reduction: Reduction) -> bool:
+    """Whether it reduces over rows: the innermost dimension in memory is kept."""
+    if reduction.parts is not None:
+        return True
+    source = reduction.source
+    order = [d for d in memory_order(layout(source)) if source.shape[d] > 1]
+    return bool(order) and order[-1] not in reduction.dims
+
+
+def broadcast(value: Value, shape: Sequence[int]) -> Value:
+    """The value expanded to a shape."""
+    shape = tuple(shape)
+    if value.shape == shape:
+        return value
+    if isinstance(value, Constant):
+        return Constant(value.number, shape, value.dtype)
+    lead = len(shape) - len(value.shape)
+
+    def expand(index: Index, compute: Compute) -> Index:
+        return tuple(Affine() if s == 1 else i for s, i in zip(value.shape, index[lead:]))
+
+    return View(value, shape, expand)
+
+
+def leaves(value: Value, seen: set[int] | None = None) -> Iterator[Buffer | Store]:
+    """The buffers and stores whose memory is read to compute a value."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Buffer):
+        yield value
+    elif value.store is not None:
+        yield value.store
+    else:
+        for one in value.inputs:
+            yield from leaves(one, seen)
+
+
+def buffer_of(leaf: Buffer | Store) -> Buffer:
+    """Where a leaf lies."""
+    return leaf if isinstance(leaf, Buffer) else leaf.buffer
+
+
+def cost(value: Value, elements: int, seen: set[int] | None = None) -> tuple[int, bool]:
+    """(number of tensors of at least half of `elements` that are read, whether something heavy is computed)."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return 0, False
+    seen.add(id(value))
+    if isinstance(value, Buffer) or value.store is not None:
+        return int(value.numel * 2 > elements), False
+    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and value.numel * 2 > elements
+    for one in value.inputs:
+        more, also = cost(one, elements, seen)
+        reads, heavy = reads + more, heavy or also
+    return reads, heavy
+
+
+def tensors(tree: Any) -> Iterator[Value]:
+    """The values in nested arguments of a call."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from tensors(one)
+    elif isinstance(tree, dict):
+        for one in tree.values():
+            yield from tensors(one)
+
+
+def viewed(value: Value) -> Value:
+    """What a chain of views shows: the first value that is none, or that lies in memory."""
+    while isinstance(value, View) and value.store is None:
+        value = value.base
+    return value
+
+
+def new_variable(name: str, size: int) -> Variable:
+    """A variable that the kernel computes."""
+    return Variable(name, size, "o")
