@@ -25,10 +25,10 @@ COMPILERS = 8  # threads that NVRTC runs in
 
 
 @functools.lru_cache(maxsize=4096)
-def kernel_of(text: str, exact: bool) -> Kernel:
+def kernel_of(text: str, name: str, exact: bool) -> Kernel:
     """The kernel of a text: equal texts are one kernel, so equal layers of a model share theirs."""
     options = ("--fmad=false",) if exact else ()
-    return Kernel(INCLUDE + text, "kernel", strided=True, options=options)
+    return Kernel(INCLUDE + text, name, strided=True, options=options)
 
 
 class Program:
@@ -148,7 +148,7 @@ class _Writer:
             self.body.append((line, [], [b.name]))
         if not any(s.buffer.numel for s in kernel.outputs):
             return
-        compiled = kernel_of(kernel.text, self.lowering.exact)
+        compiled = kernel_of(kernel.text, kernel.name, self.lowering.exact)
         self.program.kernels.append(compiled)
         grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[0]
         name = f"k{self.number}"

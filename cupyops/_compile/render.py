@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +16,24 @@ from .values import COMPUTED, STORED, Buffer, Reduction, Store, is_column
 # Blocks are counted for one number of multiprocessors, that of an H100 or H200, on every GPU: so sums have the same bits.
 MULTIPROCESSORS = 132
 THREADS = 2048  # resident on a multiprocessor
+WARP_ROW = 1024  # columns up to which a warp has a row
 MOST_ARGUMENTS = 40  # pointers that a launch of bundled kernels takes
 OPERATION = {"sum": "Sum", "max": "Max", "min": "Min"}
 INDENT = "  "
+UNNAMED = {
+    "for",
+    "if",
+    "load",
+    "store",
+    "to_shared",
+    "alignas",
+    "gridDim",
+    "sizeof",
+    "of",
+    "add",
+    "mul",
+    "sub",
+}  # say little
 
 
 def start(reduction: Reduction) -> str:
@@ -101,14 +118,13 @@ class Rendered:
         reduces = any(not is_column(r) for r in trace.reductions)
         if chunks <= 32:
             self.threads = 1 << (chunks - 1).bit_length()
-        elif chunks <= (96 if reduces else 64):
+        elif trace.columns <= WARP_ROW and reduces and not self.sums:
             self.threads = 32
-        else:
-            self.threads = min(1024, 32 * math.ceil(chunks / 2 / 32))
-            if self.threads * 8 < chunks:
-                self.threads = 1024
+        else:  # groups of columns that a thread has: 16 elements
+            groups = max(2, 16 // self.vector)
+            self.threads = min(1024, 32 * math.ceil(chunks / groups / 32))
         self.iterations = math.ceil(chunks / self.threads)
-        self.static = self.iterations <= (4 if self.sums else 8)
+        self.static = self.iterations * self.vector <= (32 if self.sums else 64)
         if self.sums and not self.static:
             raise Reject("rows too long to keep column sums")
         self.block = max(self.threads, 128) if self.threads <= 32 else self.threads
@@ -132,7 +148,7 @@ class Rendered:
         many = trace.batch * trace.columns > MULTIPROCESSORS * 256
         if not parts and not many:  # adds up parts: narrow tiles, or few blocks would work
             self.vector = min(self.vector, 4)
-        widest = 32 if parts or many else 8
+        widest = 256 // self.vector if parts or many else 8
         self.threads = min(widest, 1 << (math.ceil(trace.columns / self.vector) - 1).bit_length())
         self.tiles = math.ceil(trace.columns / (self.threads * self.vector))
         self.block = 256
@@ -173,13 +189,13 @@ class Rendered:
             for k, b in enumerate(self.arguments)
         ]
         self.body = self._body()
-        lines = "\n".join(INDENT + line for line in self.body)
-        head = f"__global__ void __launch_bounds__({self.block}) kernel(\n    {', '.join(self.parameters)}) {{"
-        return f"{head}\n{lines}\n}}\n"
+        self.name = _name(self.trace.space.kind, self.body)
+        return _function(self.name, self.block, self.parameters, self.body)
 
     def _body(self) -> list[str]:
         trace, kind = self.trace, self.trace.space.kind
         self.hoisted: list[str] = []
+        self.keeping = True
         self.kept: dict[Any, str] = {}
         out = [f"const int lane = threadIdx.x % {self.threads}, team = threadIdx.x / {self.threads};"]
         if kind == "column":
@@ -394,12 +410,21 @@ class Rendered:
         return "vector" if coefficient == 1 and v > 1 and aligned else "each"
 
     def _inner_section(self, code: Sequence[Instruction]) -> list[str]:
-        """A loop over the columns of a thread: vector loads, the elements one by one, vector stores."""
+        """A loop over the columns of a row."""
         before = self._accumulators(code)
+        lines = self._elements(code, before, [], live="if (live) " if self._ragged() else "")
+        return before + self._over_columns(lines)
+
+    def _elements(
+        self, code: Sequence[Instruction], before: list[str], first: Sequence[str], *, live: str
+    ) -> list[str]:
+        """The columns that a thread has at a time: vector loads, the elements one by one, vector stores.
+
+        `first` begins the work on an element; what belongs before the loop over columns is appended to `before`.
+        """
         loads: list[str] = []
         inner: list[str] = []
         stores: list[str] = []
-        live = "if (live) " if self._ragged() else ""
         for one in code:
             if one.what == "load":
                 self._inner_load(one, before, loads, inner)
@@ -419,9 +444,8 @@ class Rendered:
             else:
                 inner.append(self._statement(one, True))
         column = f" const {self.integer} cj = {self.inner.name} + j;" if self.inner is not None else ""
-        lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}"]
-        lines += [*(INDENT + line for line in inner), "}", *stores]
-        return before + self._over_columns(lines)
+        lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}", *first]
+        return [*lines, *(INDENT + line for line in inner), "}", *stores]
 
     def _accumulators(self, code: Sequence[Instruction]) -> list[str]:
         out, names = [], self.trace.reductions
@@ -454,6 +478,7 @@ class Rendered:
         condition = self._condition(mask, False)
         read = f"*(const {vector}*)({self.pointer[buffer.name]} + {self._c(offset, False)})"
         keeps = self.static and (trace.space.kind == "row" or (trace.space.kind == "column" and one.level == 2))
+        keeps = keeps and self.keeping
         if not keeps:
             filled = (
                 f"if ({condition}) {name}_v = {read}; else {name}_v = {{}};" if condition else f"{name}_v = {read};"
@@ -493,24 +518,16 @@ class Rendered:
     def _after_rows(self) -> list[str]:
         """Sums of columns over the rows of a block, then what follows from them."""
         trace, t, v, rows = self.trace, self.threads, self.vector, self.rows_of_block
-        out = []
+        out = [f"const int part = blockIdx.{self._axis()};"]
         if rows > 1:
             for one in self.sums:
                 op, name = OPERATION[one.op], trace.reductions[one]
                 out.append(f"over_rows<{op}, {t}, {v}, {rows}, {self.iterations}>({name}_a);")
-        lines = [f"const int part = blockIdx.{self._axis()};", "#pragma unroll", f"for (int j = 0; j < {v}; j++) {{"]
-        if self.inner is not None:
-            lines.append(f"const {self.integer} cj = {self.inner.name} + j;")
-        for one in self.sums:
-            name = trace.reductions[one]
-            lines.append(f"const {COMPUTED[one.dtype]} {name} = {name}_a[it][j];")
-        for instruction in trace.code.get(("after", "after"), []):
-            if instruction.what == "store":
-                store, offset, name = instruction.data
-                lines.append(self._assign(store, offset, name, True))
-            else:
-                lines.append(self._statement(instruction, True))
-        lines.append("}")
+        self.keeping = False  # columns that are read now are read for the first time
+        first = [
+            f"const {COMPUTED[r.dtype]} {trace.reductions[r]} = {trace.reductions[r]}_a[it][j];" for r in self.sums
+        ]
+        lines = self._elements(trace.code.get(("after", "after"), []), [], first, live="")
         return [*out, "if (team == 0) {", *self._over_columns(lines), "}"]
 
     # -- bundles -------------------------------------------------------------------------------------------------------
@@ -596,8 +613,21 @@ class Bundle:
         ]
         body = ["int block = blockIdx.x, length;", *declared, *lines, *first._run()]
         self.grid = (begin, 1)
-        head = f"__global__ void __launch_bounds__({self.block}) kernel(\n    {', '.join(parameters)}) {{"
-        self.text = head + "\n" + "\n".join(INDENT + line for line in body) + "\n}\n"
+        self.name = _name("runs", body)
+        self.text = _function(self.name, self.block, parameters, body)
+
+
+def _function(name: str, block: int, parameters: Sequence[str], body: Sequence[str]) -> str:
+    lines = "\n".join(INDENT + line for line in body)
+    return f"__global__ void __launch_bounds__({block}) {name}(\n    {', '.join(parameters)}) {{\n{lines}\n}}\n"
+
+
+def _name(kind: str, body: Sequence[str]) -> str:
+    """Name of a kernel: what it runs over, the first of the functions that it calls, and a digest of its text."""
+    text = "\n".join(body)
+    called = [one for one in dict.fromkeys(re.findall(r"\b([a-z]\w+)\(", text)) if one not in UNNAMED]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return "_".join([kind, *called[:4], digest])
 
 
 def _extent(buffer: Buffer) -> int:

@@ -8,6 +8,7 @@ Tracing is also the test of a fusion: stores that cannot share a kernel raise `R
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -41,6 +42,9 @@ from .values import (
 
 MOST_SPLITS = 24  # of loop variables in one kernel
 IN_REGISTERS = 8192  # columns of a row that a block keeps; longer rows are read again in each stage
+
+# functions that have a version as exact as a half needs
+FAST = re.compile(r"\b(exp|div|sigmoid|silu|silu_gradient|tanh|gelu|gelu_gradient|gelu_tanh|gelu_tanh_gradient)\(")
 
 Mask = tuple[tuple[Affine, int, int], ...]  # (expression, low, high): low <= expression < high
 Place = Literal["row", "full", "after"]  # one element for each row, for each element, after all rows
@@ -77,10 +81,23 @@ class Trace:
         self, stores: Sequence[Store], digits: dict[int, list[Variable]] | None = None, *, exact: bool = False
     ) -> None:
         self.stores, self.exact = list(stores), exact
+        self.precise = set() if exact else self._precise()
         self.inside = {s.value: s for s in stores if s.target is None}
         self.space = Space.of(self.stores)
         self.digits = digits if digits is not None else {}
         self._run()
+
+    def _precise(self) -> set[Value]:
+        """The values that some store of more than a half's digits is computed from."""
+        found: set[Value] = set()
+        stack = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
+        stack += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
+        while stack:
+            one = stack.pop()
+            if one not in found and not isinstance(one, Buffer):
+                found.add(one)
+                stack += one.inputs
+        return found
 
     def _run(self) -> None:
         for _ in range(MOST_SPLITS):
@@ -424,6 +441,8 @@ class Trace:
             names.append(name)
             level = joined(level, at)
         text = value.text.format(*names)
+        if not self.exact and value not in self.precise and value.computed == "float":
+            text = FAST.sub(r"fast_\1(", text)
         computed = value.compute[0] if value.compute else value.dtype
         if value.dtype in HALVES:
             if value.rounds or self.exact:

@@ -52,7 +52,6 @@ HEAVY = {
     "lgamma": "lgamma",
     "erfinv": "erfinv",
 }
-FAST = {"exp", "sigmoid", "silu", "tanh", "exp2"}  # have a version as exact as a half needs
 
 
 def _unary(name: str, function: str, heavy: bool) -> None:
@@ -62,8 +61,7 @@ def _unary(name: str, function: str, heavy: bool) -> None:
             return x if name in ROUNDING and x.dtype == result.dtype else NotImplemented
         if result.dtype is torch.bool and name != "sgn":
             return NotImplemented
-        fast = "fast_" if result.dtype in HALVES and name in FAST else ""
-        return build.pointwise(result, f"{fast}{function}({{0}})", [x], heavy=heavy)
+        return build.pointwise(result, f"{function}({{0}})", [x], heavy=heavy)
 
 
 for _name, _function in {**CHEAP, **ROUNDING, **HEAVY}.items():
@@ -297,24 +295,21 @@ def clamp_max(build: Builder, result: Result, x: Any, max: Any) -> Any:
 @rule(aten.gelu.default)
 def gelu(build: Builder, result: Result, x: Value, approximate: str = "none") -> Any:
     """x times the normal distribution function, or its approximation by tanh."""
-    fast = "fast_" if result.dtype in HALVES else ""
     name = "gelu_tanh" if approximate == "tanh" else "gelu"
-    return build.pointwise(result, f"{fast}{name}({{0}})", [x], heavy=True)
+    return build.pointwise(result, f"{name}({{0}})", [x], heavy=True)
 
 
 @rule(aten.gelu_backward.default)
 def gelu_backward(build: Builder, result: Result, grad_output: Value, x: Value, approximate: str = "none") -> Any:
     """Gradient of gelu."""
-    fast = "fast_" if result.dtype in HALVES else ""
     name = "gelu_tanh_gradient" if approximate == "tanh" else "gelu_gradient"
-    return build.pointwise(result, f"({{0}} * {fast}{name}({{1}}))", [grad_output, x], heavy=True)
+    return build.pointwise(result, f"({{0}} * {name}({{1}}))", [grad_output, x], heavy=True)
 
 
 @rule(aten.silu_backward.default)
 def silu_backward(build: Builder, result: Result, grad_output: Value, x: Value) -> Any:
     """Gradient of silu."""
-    fast = "fast_" if result.dtype in HALVES else ""
-    return build.pointwise(result, f"({{0}} * {fast}silu_gradient({{1}}))", [grad_output, x], heavy=True)
+    return build.pointwise(result, "({0} * silu_gradient({1}))", [grad_output, x], heavy=True)
 
 
 @rule(aten.sigmoid_backward.default)
