@@ -19,7 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
 from .. import _simulate
-from . import cudagraphs
+from . import cudagraphs, patterns
 from .decompositions import decompositions
 from .lowering import Unsupported, device_of
 from .options import Options, strict
@@ -52,7 +52,7 @@ def backend(
         partition_fn=partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
-    )(graph, inputs)
+    )(patterns.apply(graph), inputs)
 
 
 def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:

@@ -118,7 +118,7 @@ class Rendered:
         reduces = any(not is_column(r) for r in trace.reductions)
         if chunks <= 32:
             self.threads = 1 << (chunks - 1).bit_length()
-        elif trace.columns <= WARP_ROW and reduces and not self.sums:
+        elif chunks <= (96 if reduces else 64) or (trace.columns <= WARP_ROW and reduces and not self.sums):
             self.threads = 32
         else:  # groups of columns that a thread has: 16 elements
             groups = max(2, 16 // self.vector)

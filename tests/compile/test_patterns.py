@@ -1,0 +1,102 @@
+"""Patterns of Dynamo's graph that become operators of this library: they are found, and give what eager gives."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from compiled import compiled
+
+import cupyops
+from cupyops._compile.backend import programs
+
+HALF = torch.bfloat16
+
+
+def relative(found, true):
+    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()
+
+
+def called():
+    """Names of the operators of this library in the programs that were made last."""
+    return [
+        str(node.target) for program in programs for node, _ in program.lowering.left if "cupyops" in str(node.target)
+    ]
+
+
+class Block(nn.Module):
+    """Two convolutions with batch_norm and relu, and a residual connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (nn.Conv2d(16, 16, 3, padding=1, bias=False).to(HALF) for _ in range(2))
+        self.norm_one, self.norm_two = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
+
+    def forward(self, x):
+        y = F.relu(self.norm_one(self.one(x)), inplace=True)
+        y = self.norm_two(self.two(y))
+        y += x
+        return F.relu(y, inplace=True)
+
+
+def trained(module, x, grad, run):
+    x = x.clone().requires_grad_()
+    y = run(x)
+    y.backward(grad.to(y.dtype))
+    return [y.detach(), x.grad, *(p.grad for p in module.parameters()), *module.buffers()]
+
+
+def test_batch_norm_and_relu_with_the_running_statistics_of_eager():
+    torch.manual_seed(0)
+    module = Block().to(memory_format=torch.channels_last)
+    eager, exact = copy.deepcopy(module), copy.deepcopy(module).double()
+    x = torch.randn(8, 16, 8, 8).to(HALF).contiguous(memory_format=torch.channels_last)
+    grad = torch.randn(8, 16, 8, 8)
+    want, true = trained(eager, x, grad, eager), trained(exact, x.double(), grad, exact)
+    programs.clear()
+    with cupyops.simulate("sm_90"):
+        found = trained(module, x, grad, compiled(module))
+    assert called().count("cupyops.batch_norm_act.default") == 2
+    for a, b, c in zip(want, found, true, strict=True):
+        assert relative(b, c) <= 4 * relative(a, c) + 1e-6
+
+
+@pytest.mark.parametrize("kind", ["causal", "all", "window"])
+def test_a_mask_that_depends_on_no_input_is_known_while_compiling(kind):
+    def attend(q, k, v):
+        i = torch.arange(q.shape[2])
+        distance = i[:, None] - i[None, :]
+        mask = {"causal": distance >= 0, "all": distance < 100, "window": (distance >= 0) & (distance < 5)}[kind]
+        k, v = (x[:, :, None].expand(2, 2, 2, 16, 16).reshape(2, 4, 16, 16) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None].expand(2, -1, -1, -1))
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, heads, 16, 16).to(HALF) for heads in (4, 2, 2)]
+    results = []
+    programs.clear()
+    for dtype, run in ((torch.float64, attend), (HALF, attend), (HALF, compiled(attend))):
+        given = [x.to(dtype).requires_grad_() for x in tensors]
+        with cupyops.simulate("sm_90"):
+            y = run(*given)
+            y.float().square().sum().backward()
+        results.append([y.detach(), *(x.grad for x in given)])
+    for true, want, found in zip(*results, strict=True):
+        assert relative(found, true) <= 4 * relative(want, true) + 1e-3
+    masks = [
+        node.args[3]
+        for program in programs
+        for node, _ in program.lowering.left
+        if str(node.target) == "cupyops.scaled_dot_product_attention.default"
+    ]
+    assert len(masks) == 1
+    assert (masks[0] is None) == (kind != "window")
+
+
+def test_a_counter_that_nothing_reads_still_counts():
+    module = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())
+    with cupyops.simulate("sm_90"):
+        run = compiled(module)
+        for _ in range(3):
+            run(torch.randn(2, 4, 3, 3))
+    assert module[0].num_batches_tracked == 3
