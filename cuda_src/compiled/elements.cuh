@@ -270,15 +270,21 @@ struct Min {
   template <class T> static INLINE T idle(T a) { return a; }
 };
 
-// top: the largest element so far, sum: that of exp(element - top)
-template <class A> INLINE void online(A& top, A& sum, A a) {
-  if (a <= top || top != top) {
-    sum += top == a ? (A)1 : exp(a - top);
-  } else {
-    sum = (sum == 0 ? (A)0 : sum * exp(top - a)) + 1;
-    top = a;
+// top: the largest element so far, sum: that of exp(element - top); N more elements. A NaN stays in both.
+#define ONLINE(NAME, EXP)                                                      \
+  template <int N, class A> INLINE void NAME(A& top, A& sum, const A (&a)[N]) { \
+    A highest = a[0];                                                          \
+    _Pragma("unroll") for (int j = 1; j < N; j++) highest = maximum(highest, a[j]); \
+    if (!(highest <= top)) {                                                   \
+      sum = sum == 0 ? (A)0 : sum * EXP(top - highest);                        \
+      top = highest;                                                           \
+    }                                                                          \
+    if (top == -infinity<A>()) return;                                         \
+    _Pragma("unroll") for (int j = 0; j < N; j++) sum += EXP(a[j] - top);      \
   }
-}
+ONLINE(online, exp)
+INLINE double fast_exp(double a) { return exp(a); }
+ONLINE(fast_online, fast_exp)
 
 // over T neighbouring lanes of a warp
 template <class Op, int T, class A> INLINE A reduce(A a) {

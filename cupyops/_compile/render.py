@@ -121,7 +121,7 @@ class Rendered:
         elif chunks <= (96 if reduces else 64) or (trace.columns <= WARP_ROW and reduces and not self.sums):
             self.threads = 32
         else:  # groups of columns that a thread has: 16 elements
-            groups = max(2, 16 // self.vector)
+            groups = max(2, (16 if reduces else 4) // self.vector)
             self.threads = min(1024, 32 * math.ceil(chunks / groups / 32))
         self.iterations = math.ceil(chunks / self.threads)
         self.static = self.iterations * self.vector <= (32 if self.sums else 64)
@@ -148,7 +148,7 @@ class Rendered:
         many = trace.batch * trace.columns > MULTIPROCESSORS * 256
         if not parts and not many:  # adds up parts: narrow tiles, or few blocks would work
             self.vector = min(self.vector, 4)
-        widest = 256 // self.vector if parts or many else 8
+        widest = min(64, 256 // self.vector) if parts or many else 8
         self.threads = min(widest, 1 << (math.ceil(trace.columns / self.vector) - 1).bit_length())
         self.tiles = math.ceil(trace.columns / (self.threads * self.vector))
         self.block = 256
@@ -445,7 +445,21 @@ class Rendered:
                 inner.append(self._statement(one, True))
         column = f" const {self.integer} cj = {self.inner.name} + j;" if self.inner is not None else ""
         lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}", *first]
-        return [*lines, *(INDENT + line for line in inner), "}", *stores]
+        return [*lines, *(INDENT + line for line in inner), "}", *self._online(code, lines), *stores]
+
+    def _online(self, code: Sequence[Instruction], lines: list[str]) -> list[str]:
+        """Maximum and sum of exponentials of a thread so far; `lines` gets room for the columns that it has now."""
+        out = []
+        for one in code:
+            total = next(
+                (t for t, top in self.trace.online.items() if one.what == "accumulate" and top is one.data[0]), None
+            )
+            if total is not None:
+                name, sum_ = self.trace.reductions[one.data[0]], self.trace.reductions[total]
+                fast = "" if self.trace.exact or total in self.trace.precise else "fast_"
+                lines.insert(0, f"{COMPUTED[total.dtype]} {name}_x[{self.vector}];")
+                out.append(f"{fast}online({name}_t, {sum_}_t, {name}_x);")
+        return out
 
     def _accumulators(self, code: Sequence[Instruction]) -> list[str]:
         out, names = [], self.trace.reductions
@@ -463,7 +477,7 @@ class Rendered:
         to = f"{names[reduction]}_a[it][j]" if is_column(reduction) else f"{names[reduction]}_t"
         total = next((names[t] for t, top in self.trace.online.items() if top is reduction), None)
         if total is not None:
-            return f"online({to}, {total}_t, ({kind}){name});"
+            return f"{names[reduction]}_x[j] = {name};"
         guard = live if is_column(reduction) else ""
         return f"{guard}{to} = {OPERATION[reduction.op]}::of({to}, ({kind}){name});"
 

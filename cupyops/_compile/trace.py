@@ -88,13 +88,13 @@ class Trace:
         self._run()
 
     def _precise(self) -> set[Value]:
-        """The values that some store of more than a half's digits is computed from."""
+        """The values of more than a half's digits that some store of as many is computed from."""
         found: set[Value] = set()
         stack = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
         stack += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
         while stack:
             one = stack.pop()
-            if one not in found and not isinstance(one, Buffer):
+            if one not in found and one.dtype not in HALVES and not isinstance(one, Buffer):
                 found.add(one)
                 stack += one.inputs
         return found
