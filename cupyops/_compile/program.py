@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from .._kernel.kernel import Kernel
+from . import calls
 from .kernel_group import Call, Group
 from .lowering import Lowering, Name
 from .schedule import Schedule
@@ -161,7 +162,7 @@ class _Writer:
         arguments = [self._argument(a, reads) for a in unit.args]
         arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
         function = f"f{self.number}"
-        self.scope[function] = unit.node.target
+        self.scope[function] = calls.function_of(unit)
         call = f"{function}({', '.join(arguments)})"
         if () in unit.outputs:
             self._receive(unit.outputs[()], call, reads)

@@ -77,6 +77,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         return {known.op: tables.decomposition(known.of) for known in _known.values() if "op" in known.__dict__}
 
 
+def inside(op: Any) -> Callable[..., Any] | None:
+    """What an op of ours does below autograd, on tensors that have memory; None for another op, and for one in place.
+
+    Unlike the op's, its results may share memory with the arguments.
+    """
+    name = op._schema.name if isinstance(op, torch._ops.OpOverload) else ""
+    for end in ("_backward", ""):
+        found = _known.get(name.removesuffix(end))
+        if found is not None and not found.of.mutated and name == f"{found.name}{end}":
+            return found.backward_below if end else found.forward_with_defaults
+    return None
+
+
 class Registration:
     """The ops of one Definition, registered when they are first asked for: here, in torch.ops or by torch.compile.
 
@@ -201,19 +214,25 @@ class Registration:
 
     def _forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         args = self.of.bind(args, kwargs)
-        if self.of.mutated:
-            return self._forward_of_copies(args)
+        return self._forward_of_copies(args) if self.of.mutated else _fresh(self.forward_below(*args), args)
+
+    def forward_with_defaults(self, *args: Any) -> list[Tensor]:
+        """`forward_below`, without trailing arguments that equal their defaults."""
+        return self.forward_below(*self.of.bind(args, {}))
+
+    def forward_below(self, *args: Any) -> list[Tensor]:
+        """The outputs, the new values of what is updated, and what is saved."""
         copies = [value.clone() if index in self._updated(args) else value for index, value in enumerate(args)]
         updated = [copies[index] for index in self._updated(args)]
         if self.of.why_not(args) is None:
             with suppress(NoKernel):
                 outputs, saved = self.of.run_forward(copies)
-                return _fresh([*outputs, *updated, *saved], args)
+                return [*outputs, *updated, *saved]
         # as elsewhere, where PyTorch takes its functions apart above autograd: below it has other rules for symbolic sizes,
         # of which that of nll_loss gives another shape
         with torch_private.above_autograd(), torch.no_grad():
             found = self.of.run_reference(copies)
-        return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
+        return [*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)]
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
         copies = self._with_copies(args)
@@ -224,17 +243,21 @@ class Registration:
         return _fresh([*self.of.changed(copies), *unsaved(self.of, args)], args)
 
     def _backward(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
+        return _fresh(self.backward_below(grads, outputs, saved, *rest), (*grads, *outputs, *saved, *rest[:-1]))
+
+    def backward_below(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
+        """The gradients that are needed."""
         *args, needs = rest
         if self._refused_now(args) is not None:
             found = self._by_reference(grads, by_reference(args), needs)
             found = self._laid_out(found, grads, outputs, saved, args, needs)
-            return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
+            return [grad for grad in found if grad is not None]
         all_outputs = self.of.kept(needs).all_outputs(outputs)
         found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
             raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}; return one for each")
-        return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
+        return [grad for grad in found if grad is not None]
 
     def _refused_now(self, args: Sequence[Any]) -> str | None:
         """Why the kernels do not serve these sizes, which a graph may have been made for; None where they do."""
