@@ -24,6 +24,7 @@ from .decompositions import decompositions
 from .lowering import Unsupported, device_of
 from .options import Options, strict
 from .program import Program
+from .reuse import DONATED, donated
 from .sizes import Sizes, Symbols
 
 log = logging.getLogger("cupyops.compile")
@@ -65,6 +66,7 @@ def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
     parts = min_cut_rematerialization_partition(joint, *args, **kwargs)
     for part in parts:
         part.meta[EXACT] = exact
+    parts[1].meta[DONATED] = donated(*parts)
     return parts
 
 

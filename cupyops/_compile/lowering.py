@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from . import rules
 from .builder import Builder, Result
 from .kernel_group import Call
+from .reuse import DONATED
 from .sizes import SYMBOLIC, Sizes
 from .values import (
     COMPUTED,
@@ -70,6 +71,7 @@ class Lowering(Builder):
     def __init__(self, graph: GraphModule, sizes: Sizes | None = None, *, exact: bool = False) -> None:
         super().__init__(sizes or Sizes(), device_of(graph))
         self.graph, self.exact = graph, exact
+        self.donated: set[str] = set()  # names of inputs that may be overwritten
         self.calls: list[Call] = []
         self.inputs: list[Buffer | Name] = []
         self.outputs: list[Any] = []
@@ -103,6 +105,8 @@ class Lowering(Builder):
         if isinstance(meta, torch.Tensor) and self.sizes.knows(meta):
             buffer = self._buffer(name, meta)
             self.inputs.append(buffer)
+            if node.name in self.graph.meta.get(DONATED, ()):
+                self.donated.add(name)
             return buffer
         self.inputs.append(Name(name))
         if isinstance(meta, SYMBOLIC) and self.sizes.knows(meta):

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from .._kernel.kernel import Kernel
+from .._util import torch_private
 from . import calls
 from .kernel_group import Call, Group
 from .lowering import Lowering, Name
@@ -50,6 +51,7 @@ class Program:
             "restrided": restrided,
             "aligned": aligned,
             "empty": torch.empty_strided,
+            "keeps_graph": torch_private.keeps_graph,
             **self.lowering.constants,
         }
         self.source = _Writer(self).text()
@@ -121,6 +123,7 @@ class _Writer:
         groups = [u for u in self.program.schedule.units if isinstance(u, Group)]
         in_kernels = {b.name for g in groups if g.kernel for b in g.kernel.arguments}
         self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
+        overwritten = {s.buffer.name for s in self.lowering.stores if s.overwrites}
         for b in inputs:
             if not isinstance(b, Buffer) or b.name not in in_kernels:
                 continue
@@ -129,6 +132,8 @@ class _Writer:
             if b.shape:
                 lines.append(f"if {b.name}.stride() != {b.strides}: {b.name} = restrided({b.name}, {b.strides})")
             lines.append(f"if {b.name}.data_ptr() & 15: {b.name} = aligned({b.name})")
+            if b.name in overwritten:  # backward may run again, and needs it then
+                lines.append(f"if keeps_graph(): {b.name} = aligned({b.name})")
         return lines
 
     def _written_back(self) -> list[str]:
@@ -142,7 +147,7 @@ class _Writer:
     def _launch(self, unit: Group) -> None:
         kernel = unit.kernel
         assert kernel is not None
-        made = [s.buffer for s in kernel.outputs if s.target is None]
+        made = [s.buffer for s in kernel.outputs if s.target is None and not s.overwrites]
         for b in made:
             device = self._constant(b.device)
             line = f"{b.name} = empty({tuple(b.shape)}, {tuple(b.strides)}, dtype={b.dtype}, device={device})"

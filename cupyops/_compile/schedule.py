@@ -11,6 +11,7 @@ from .index import Reject
 from .kernel_group import Call, Group
 from .lowering import Lowering
 from .render import MOST_ARGUMENTS, Bundle, Rendered
+from .reuse import Reuse
 from .trace import Trace
 from .unit import Unit
 from .values import Buffer, Constant, Pointwise, Range, Reduction, Store, buffer_of, leaves, tensors, viewed
@@ -45,6 +46,8 @@ class Schedule:
             self._visit(one)
         self._drop_unneeded()
         self._fix_parts()
+        exact, names = lowering.exact, lowering.donated
+        Reuse(self.groups, lowering.calls, self.reads, lowering.outputs, names, self._runs_after, exact)
         for group in self.groups:
             trace = Trace(group.stores, exact=lowering.exact)
             trace.by_rows()

@@ -176,7 +176,7 @@ class Trace:
         self.buffers: dict[str, Buffer] = {}
         self.level_of: dict[Variable, int] = {}
         self.read_at: dict[str, list[tuple[Affine, Mask, Stage]]] = {}
-        self.written_at: dict[str, tuple[Affine, Stage]] = {}
+        self.written_at: dict[str, tuple[Affine, Stage, str]] = {}
         self.bf16: set[str] = {"0.e+00f"}  # names of values that are a bf16 as they stand: stored without rounding
         self.rows, self.columns, self.batch = (space.size(d) for d in (space.rows, space.columns, space.batch))
         self.coordinates = [Affine()] * len(space.shape)
@@ -318,10 +318,10 @@ class Trace:
 
     def _check_writes(self) -> None:
         """A kernel that overwrites what it reads reads each element in the thread that writes it, and not afterwards."""
-        for name, (offset, stage) in self.written_at.items():
+        for name, (offset, stage, place) in self.written_at.items():
             for read, mask, when in self.read_at.get(name, ()):
-                late = when == "after" or (stage != "after" and int(when) > int(stage))
-                if read != offset or mask or late:
+                late = stage != "after" and (when == "after" or int(when) > int(stage))
+                if read != offset or mask or late or place == "row":  # which all threads of a row read
                     raise Reject("it overwrites what other threads read")
 
     def _reductions_of(self, value: Value) -> set[Reduction]:
@@ -539,7 +539,7 @@ class Trace:
             return
         offset = _offset(store.buffer, index)
         self.expressions.append(offset)
-        self.written_at[store.buffer.name] = offset, self.stage
+        self.written_at[store.buffer.name] = offset, self.stage, place
         if name in self.bf16 and store.buffer.dtype is torch.bfloat16:
             name = f"Exact{{{name}}}"
         self._emit("store", {"full": 3, "row": 1, "after": 2}[place], (store, offset, name))

@@ -244,6 +244,7 @@ class Store:
         self.buffer = target or Buffer(name, value.shape, value.dtype, strides, device)
         self.group: Unit | None = None
         self.needed = target is not None  # something outside of its kernel reads it
+        self.overwrites = False  # the buffer is another's, which is dead
         if target is None:
             value.store = self
 

@@ -1,0 +1,121 @@
+"""Memory of values that are dead: a kernel may write its result over an input that nothing reads afterwards.
+
+The gradient of logits, for one, takes the place of the logits, which are as large as all other activations of a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .index import Reject
+from .kernel_group import Call, Group
+from .trace import Trace
+from .unit import Unit
+from .values import Buffer, Reduction, Store, Value, buffer_of, leaves, tensors, viewed
+
+DONATED = "cupyops_donated"  # in a graph's meta: names of placeholders whose memory the graph may overwrite
+LEAST = 1 << 20  # bytes from which on it is worth it
+
+
+def donated(forward: GraphModule, backward: GraphModule) -> set[str]:
+    """Names of backward's placeholders that only it holds: results of forward that are neither its inputs nor the user's."""
+    given = {_storage(node) for node in forward.graph.find_nodes(op="placeholder")}
+    placeholders = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    results = [node for node in forward.graph.output_node().args[0] if isinstance(node, Node)]  # type: ignore[union-attr]
+    users = [_storage(node) for node in results if node.name not in placeholders]
+    saved = [node for node in results if node.name in placeholders and node.op != "placeholder"]
+    storages = [_storage(node) for node in saved]
+    return {
+        node.name
+        for node, storage in zip(saved, storages)
+        if storage is not None and storage not in given and storage not in users and storages.count(storage) == 1
+    }
+
+
+def _storage(node: Node) -> int | None:
+    meta = node.meta.get("val")
+    return meta.untyped_storage()._cdata if isinstance(meta, torch.Tensor) else None
+
+
+class Reuse:
+    """Decides for each group which stores overwrite which dead buffers.
+
+    Args:
+        groups, calls: the units of the program, whose order `runs_after` knows.
+        reads: what each store reads.
+        outputs: what the graph returns.
+        donated: names of inputs that may be overwritten.
+    """
+
+    def __init__(
+        self,
+        groups: list[Group],
+        calls: list[Call],
+        reads: dict[Store, dict[str, Any]],
+        outputs: list[Any],
+        donated: set[str],
+        runs_after: Callable[[Unit, Unit], bool],
+        exact: bool,
+    ) -> None:
+        self.reads, self.donated, self.runs_after, self.exact = reads, donated, runs_after, exact
+        self.readers: dict[str, set[Unit]] = {}
+        self.shared: set[str] = set()  # buffers that something else shares memory with, or that are returned
+        for group in groups:
+            for store in group.stores:
+                for leaf in reads[store].values():
+                    self._read(leaf, group)
+        for call in calls:
+            for value in tensors((call.args, call.kwargs)):
+                for leaf in leaves(viewed(value)):
+                    self._read(leaf, call)
+            for made in call.outputs.values():
+                if isinstance(made, Buffer) and made.aliases:
+                    self.shared |= {made.name, *made.aliases}
+        for one in outputs:
+            if isinstance(one, Value):
+                self.shared |= {buffer_of(leaf).name for leaf in leaves(viewed(one))}
+        for group in sorted(groups, key=lambda g: g.order):
+            self._group(group)
+
+    def _read(self, leaf: Any, unit: Unit) -> None:
+        self.readers.setdefault(buffer_of(leaf).name, set()).add(unit)
+
+    def _group(self, group: Group) -> None:
+        found = {buffer_of(leaf).name: buffer_of(leaf) for s in group.stores for leaf in self.reads[s].values()}
+        own = {store.buffer.name for store in group.stores}
+        dead = [b for b in found.values() if b.name not in own and self._is_dead_after(b, group)]
+        for store in group.stores:
+            if not store.needed or store.target is not None or isinstance(store.value, Reduction):
+                continue
+            for buffer in dead:
+                if self._overwrites(group, store, buffer):
+                    dead.remove(buffer)
+                    break
+
+    def _is_dead_after(self, buffer: Buffer, group: Group) -> bool:
+        if buffer.name in self.shared or (buffer.unit is None and self._is_input(buffer)):
+            return False
+        others = self.readers[buffer.name] - {group}
+        return all(self.runs_after(group, unit) for unit in others)
+
+    def _is_input(self, buffer: Buffer) -> bool:
+        """Whether it is an input that is not donated; what kernels make has no unit either, but a name of its own."""
+        return buffer.meta is not None and buffer.name not in self.donated
+
+    def _overwrites(self, group: Group, store: Store, buffer: Buffer) -> bool:
+        own = store.buffer
+        alike = (own.shape, own.strides, own.dtype) == (buffer.shape, buffer.strides, buffer.dtype)
+        if not alike or own.numel * own.dtype.itemsize < LEAST or own.name in self.shared:
+            return False
+        store.buffer, store.overwrites = buffer, True
+        try:
+            Trace(group.stores, exact=self.exact)
+        except Reject:
+            store.buffer, store.overwrites = own, False
+            return False
+        self.readers[buffer.name] = self.readers.get(own.name, set())
+        return True
