@@ -28,9 +28,7 @@ log = logging.getLogger("cupyops.compile")
 Kind = Literal["forward", "backward", "inference"]
 MOST_KEPT = 64
 MOST_SIZES = 64  # for which a graph keeps programs: those that were called last
-REPORT = (
-    "CUPYOPS_STRICT=1 raises it as an error; please report that traceback with the graph, which TORCH_LOGS=aot_graphs prints"
-)
+REPORT = "CUPYOPS_STRICT=1 raises it as an error; please report that traceback with the graph, which TORCH_LOGS=aot_graphs prints"
 
 programs: list[Program] = []  # of this process, newest last
 listeners: list[Callable[[Runner], None]] = []  # are told of each graph
@@ -194,5 +192,3 @@ def summary(program: Program) -> str:
     text = f"{len(program.kernels)} kernels, {distinct} of them distinct"
     left = _left(program)
     return f"{text}; {left}" if left else text
-
-
