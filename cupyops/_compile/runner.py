@@ -28,6 +28,8 @@ log = logging.getLogger("cupyops.compile")
 Kind = Literal["forward", "backward", "inference"]
 MOST_KEPT = 64
 MOST_SIZES = 64  # for which a graph keeps programs: those that were called last
+AT_ONCE = 8  # sizes that get a program at their first call
+MOST_SEEN = 4096  # sizes without a program whose calls are counted
 REPORT = "CUPYOPS_STRICT=1 raises it as an error; please report that traceback with the graph, which TORCH_LOGS=aot_graphs prints"
 
 programs: list[Program] = []  # of this process, newest last
@@ -50,6 +52,8 @@ class Runner:
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self.only: Program | None = None  # of a graph without symbols on a GPU
         self.reason = self._unfit()
+        self._calls: OrderedDict[tuple[Any, ...], int] = OrderedDict()  # of sizes without a program
+        self._made = 0
         self._preparing = threading.RLock()
         self._boxed_call = True
         if self.reason is not None:
@@ -104,6 +108,7 @@ class Runner:
             except Exception as error:
                 self._fail(error)
                 return None
+            self._made += 1
             self.programs[sizes.key] = program
             if len(self.programs) > MOST_SIZES:
                 self.programs.popitem(last=False)
@@ -146,17 +151,34 @@ class Runner:
         sizes = self.symbols.sizes(args)
         program = self.programs.get(sizes.key)
         if program is None:
-            return self.prepare(sizes)
+            return self.prepare(sizes) if self._is_worth_it(sizes.key) else None
         if self.symbols.places:
             with self._preparing:
                 if sizes.key in self.programs:
                     self.programs.move_to_end(sizes.key)
         return program
 
+    def _is_worth_it(self, key: tuple[Any, ...]) -> bool:
+        """Whether sizes get a program: the more there have been, the more often they must have been called before.
+
+        So sizes that change at each call do not compile at each call, and a cycle of more sizes than are kept ends soon.
+        """
+        with self._preparing:
+            if self._made < AT_ONCE:
+                return True
+            count = self._calls.pop(key, 0)
+            if count >= 2 ** (self._made // MOST_SIZES):
+                return True
+            self._calls[key] = count + 1
+            if len(self._calls) > MOST_SEEN:
+                self._calls.popitem(last=False)
+            return False
+
     def _looked_at(self, program: Program | None, args: list[Any]) -> Any:
         """A call inside `cupyops.trace()`, or with `CUPYOPS_DEBUG=1`."""
         if program is None:
-            reason = self.reason or f"tensors on {self.device}"
+            alone = self.device.type == "cpu" and not _simulate.simulating()
+            reason = self.reason or ("tensors on cpu" if alone else "sizes that were not called often enough yet")
             with self._traced("reference", reason):
                 return self._by_pytorch(args)
         with self._traced("kernel", _left(program)):
