@@ -30,7 +30,10 @@ MOST_KEPT = 64
 MOST_SIZES = 64  # for which a graph keeps programs: those that were called last
 AT_ONCE = 8  # sizes that get a program at their first call
 MOST_SEEN = 4096  # sizes without a program whose calls are counted
-REPORT = "CUPYOPS_STRICT=1 raises it as an error; please report that traceback with the graph, which TORCH_LOGS=aot_graphs prints"
+REPORT = (
+    "CUPYOPS_STRICT=1 raises it as an error; please report that traceback, with the graph, which TORCH_LOGS=aot_graphs "
+    "prints"
+)
 
 programs: list[Program] = []  # of this process, newest last
 listeners: list[Callable[[Runner], None]] = []  # are told of each graph

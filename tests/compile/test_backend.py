@@ -1,4 +1,4 @@
-"""What `torch.compile(backend="cupyops")` must hold besides numbers: options, failures, sizes, threads, gradients, resets."""
+"""What `torch.compile(backend="cupyops")` must hold besides numbers: failures, sizes, threads, gradients, resets."""
 
 import functools
 import os
@@ -96,16 +96,21 @@ def test_exact_rounds_halves_after_each_operator(simulated):
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
+def warned(call):
+    """The backend's warnings during a call in the simulator."""
+    with cupyops.simulate("sm_90"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    return [str(one.message) for one in told if "backend cupyops" in str(one.message)]
+
+
 def test_a_failure_of_lowering_is_one_warning_and_pytorchs_result(monkeypatch):
     def fail(*_):
         raise ValueError("no such thing")
 
     monkeypatch.setattr(Lowering, "_by_rule", fail)
     compiled = fast(lambda x: x * 2)
-    with cupyops.simulate("sm_90"), pytest.warns(UserWarning, match="backend cupyops") as told:
-        for _ in range(3):
-            same(compiled(torch.ones(4)), torch.full((4,), 2.0))
-    said = [str(one.message) for one in told if "backend cupyops" in str(one.message)]
+    said = warned(lambda: [same(compiled(torch.ones(4)), torch.full((4,), 2.0)) for _ in range(3)])
     assert len(said) == 1
     for word in ("ValueError: no such thing", "aten.mul.Tensor", "float32[4]", "CUPYOPS_STRICT=1", "aot_graphs"):
         assert word in said[0]
@@ -121,10 +126,7 @@ def test_a_failure_is_an_error_where_it_is_asked_for(monkeypatch):
 def test_a_kernel_that_nvrtc_refuses_is_one_warning_and_pytorchs_result(monkeypatch):
     monkeypatch.setattr("cupyops._compile.program.INCLUDE", '#include "compiled/elements.cuh"\nnonsense;\n')
     compiled = fast(lambda x: (x * 2.125).sum())
-    with cupyops.simulate("sm_90"), pytest.warns(UserWarning, match="backend cupyops") as told:
-        for _ in range(3):
-            same(compiled(torch.ones(4)), torch.tensor(8.5))
-    said = [str(one.message) for one in told if "backend cupyops" in str(one.message)]
+    said = warned(lambda: [same(compiled(torch.ones(4)), torch.tensor(8.5)) for _ in range(3)])
     assert len(said) == 1 and "CompileError" in said[0] and "nonsense" in said[0]
 
 
@@ -489,7 +491,7 @@ def test_compiled_optimizers(kind, simulated):
     ours, theirs = copied([rand(5, 3), rand(4)]), copied([rand(5, 3), rand(4)])
     one, other = kind(ours, lr=0.1), kind(theirs, lr=0.1)
     step = fast(one.step)
-    for time in range(3):
+    for _ in range(3):
         for p, q in zip(ours, theirs):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()

@@ -248,9 +248,8 @@ def test_threads_have_parameters_of_their_own(driver):
     wrong = []
 
     def call(value):
-        for _ in range(3):
-            if not fast(torch.full((4, 32), float(value))).eq(8 * value).all():
-                wrong.append(value)
+        found = [fast(torch.full((4, 32), float(value))) for _ in range(3)]
+        wrong.extend(one for one in found if not one.eq(8 * value).all())
 
     threads = [threading.Thread(target=call, args=(value,)) for value in range(4)]
     for one in threads:
