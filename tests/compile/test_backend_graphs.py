@@ -1,5 +1,7 @@
 """CUDA graphs by PyTorch's cudagraph trees: what they are told of each graph, and on a GPU that replays are right."""
 
+import itertools
+
 import pytest
 import torch
 import torch._inductor.compile_fx as inductor
@@ -197,7 +199,7 @@ def test_results_of_the_last_generation_are_said_to_be_overwritten():
 def test_each_replay_draws_other_numbers():
     compiled = fast(lambda x: nn.functional.dropout(x, 0.5))
     masks = [(compiled(torch.ones(4096, device="cuda")) == 0).cpu() for _ in range(5)]
-    assert all(not torch.equal(one, other) for one, other in zip(masks, masks[1:]))
+    assert all(not torch.equal(one, other) for one, other in itertools.pairwise(masks))
 
 
 @pytest.mark.gpu
