@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from . import ops as ops
     from . import optim as optim
     from . import testing as testing
+    from ._compile.explanation import explain_compile as explain_compile
     from ._expression.linear_epilogue import linear_epilogue as linear_epilogue
     from .nn._swap import swap as swap
     from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
@@ -71,8 +72,9 @@ def _library() -> None:
         importlib.import_module(".optim", __name__)
         swap = importlib.import_module(".nn._swap", __name__).swap
         linear_epilogue = importlib.import_module("._expression.linear_epilogue", __name__).linear_epilogue
+        explain_compile = importlib.import_module("._compile.explanation", __name__).explain_compile
     globals().update({name: value for name, value in vars(ops).items() if not name.startswith("_")})
-    globals().update(swap=swap, linear_epilogue=linear_epilogue)
+    globals().update(swap=swap, linear_epilogue=linear_epilogue, explain_compile=explain_compile)
 
 
 _by_need.loaded_by(_library)

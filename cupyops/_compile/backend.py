@@ -1,15 +1,13 @@
 """`torch.compile(model, backend="cupyops")`: from Dynamo's graph to programs, by way of AOTAutograd.
 
 Dynamo traces the model and guards what it assumed. AOTAutograd makes graphs of ATen calls without mutation, forward and
-backward, and decides what backward computes again. Each of them becomes a `Program`. A graph that this backend cannot make
-one of is run by PyTorch, with a warning.
+backward, and decides what backward computes again. Each of them gets a `Runner`. A graph that this backend cannot make a
+program of is run by PyTorch, with a warning.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,21 +16,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-from .. import _simulate
 from . import cudagraphs, patterns
 from .decompositions import decompositions
-from .lowering import Unsupported, device_of
-from .options import Options, strict
-from .program import Program
+from .options import Options
 from .reuse import DONATED, donated
-from .sizes import Sizes, Symbols
-
-log = logging.getLogger("cupyops.compile")
+from .runner import Kind, Runner
+from .runner import programs as programs
 
 EXACT = "cupyops_exact"  # in a graph's meta: what forward and backward both compute has the same bits
-programs: list[Program] = []  # of this process, newest last, as `explain` shows them
-MOST_KEPT = 64
-MOST_SIZES = 64  # for which a graph has programs
 
 
 def backend(
@@ -44,8 +35,7 @@ def backend(
         InputError: a mode or an option that this backend does not have.
     """
     chosen = Options.of(mode, options)
-    held = cudagraphs.Held() if chosen.cudagraphs else None
-    compiled = functools.partial(_compile, held=held, fixed=len(inputs))
+    compiled = functools.partial(_compile, options=chosen, held=cudagraphs.Held() if chosen.cudagraphs else None)
     return aot_autograd(  # type: ignore[no-any-return]
         fw_compiler=functools.partial(compiled, kind="forward"),
         bw_compiler=functools.partial(compiled, kind="backward"),
@@ -56,18 +46,25 @@ def backend(
     )(patterns.apply(graph), inputs)
 
 
+backend.reset = cudagraphs.reset  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
+
+
 def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
     """PyTorch's min-cut partition, with one decision for both graphs on how they round.
 
     Backward computes some of forward's values again. Where values are compared, as in the gradient of a maximum, they must
     have forward's bits; so neither graph contracts multiplications with additions then, and halves are rounded as in eager.
     """
-    exact = any(_compares_floats(node) for node in joint.graph.nodes)
+    exact = _has_comparison(joint)
     parts = min_cut_rematerialization_partition(joint, *args, **kwargs)
     for part in parts:
         part.meta[EXACT] = exact
     parts[1].meta[DONATED] = donated(*parts)
     return parts
+
+
+def _has_comparison(graph: GraphModule) -> bool:
+    return any(_compares_floats(node) for node in graph.graph.nodes)
 
 
 def _compares_floats(node: Node) -> bool:
@@ -80,85 +77,15 @@ def _compares_floats(node: Node) -> bool:
 
 
 def _compile(
-    graph: GraphModule, inputs: Sequence[Any], *, kind: str, held: cudagraphs.Held | None, fixed: int
+    graph: GraphModule, inputs: Sequence[Any], *, kind: Kind, options: Options, held: cudagraphs.Held | None
 ) -> Callable[..., Any]:
     """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
     graph.graph.eliminate_dead_code()
-    runner = Runner(graph)
-    if runner.device.type == "cuda" and not runner.symbols.places:
-        runner.prepare(Sizes())
+    exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
+    runner = Runner(graph, kind, exact=exact)
+    runner.prepare_early()
     run: Callable[..., Any] = runner
     if held is not None:
-        run = held.wrap(runner, graph, inputs, kind=kind, fixed=fixed)
+        run = held.wrap(runner, graph, kind=kind)
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-class Runner:
-    """Runs a graph: its programs on a GPU or in the simulator, PyTorch on the CPU and where there is no program.
-
-    Attributes:
-        programs: program by the values of the graph's symbolic sizes; of a graph without symbols there is one, by ().
-        reason: why PyTorch runs the graph, if it does.
-    """
-
-    def __init__(self, graph: GraphModule) -> None:
-        self.graph = graph
-        self.device = device_of(graph)
-        self.symbols = Symbols(graph)
-        self.programs: dict[tuple[Any, ...], Program] = {}
-        self.reason: str | None = None
-        self._boxed_call = True
-
-    def prepare(self, sizes: Sizes) -> None:
-        """Make the program for sizes and compile its kernels; where that fails, PyTorch runs the graph from now on."""
-        if len(self.programs) >= MOST_SIZES:
-            self.reason = f"it was called with {MOST_SIZES} different sizes"
-            log.warning("PyTorch runs a graph of %d nodes: %s", len(self.graph.graph.nodes), self.reason)
-            return
-        try:
-            program = Program(self.graph, sizes, exact=self.graph.meta.get(EXACT, _has_comparison(self.graph)))
-            if self.device.type == "cuda" and torch.cuda.is_available():
-                major, minor = torch.cuda.get_device_capability(self.device)
-                program.compile(f"sm_{major}{minor}")
-        except Unsupported as reason:
-            self.reason = str(reason)
-            log.info("PyTorch runs a graph of %d nodes: %s", len(self.graph.graph.nodes), reason)
-            return
-        except Exception as error:
-            self._fail(error)
-            return
-        self.programs[sizes.key] = program
-        programs.append(program)
-        del programs[:-MOST_KEPT]
-
-    def _fail(self, error: Exception) -> None:
-        if strict():
-            raise error
-        self.reason = f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"the backend cupyops left a graph of {len(self.graph.graph.nodes)} nodes to PyTorch, which is right but slow: "
-            f"{self.reason[:500]}. CUPYOPS_STRICT=1 raises this as an error, for a report",
-            stacklevel=2,
-        )
-
-    def __call__(self, args: list[Any]) -> Any:
-        if self.reason is not None or (self.device.type == "cpu" and not _simulate.simulating()):
-            return self._by_pytorch(args)
-        sizes = self.symbols.sizes(args)
-        program = self.programs.get(sizes.key)
-        if program is None:
-            self.prepare(sizes)
-            program = self.programs.get(sizes.key)
-            if program is None:
-                return self._by_pytorch(args)
-        return program.run(args)
-
-    def _by_pytorch(self, args: list[Any]) -> Any:
-        given = list(args)
-        args.clear()
-        return self.graph(*given)
-
-
-def _has_comparison(graph: GraphModule) -> bool:
-    return any(_compares_floats(node) for node in graph.graph.nodes)

@@ -1,4 +1,9 @@
-"""CUDA graphs by PyTorch's own cudagraph trees, which manage memory, mutation and several graphs."""
+"""CUDA graphs by PyTorch's own cudagraph trees, which manage memory, mutation and several graphs.
+
+The trees are Inductor's; what they need to know of a graph is found here. Which inputs stay where they are: parameters and
+buffers, and in backward what forward saved. Which inputs are written: the trees allow that of those that stay where they
+are, and of what another CUDA graph has made; a call that writes to any other input runs without a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -6,68 +11,111 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 log = logging.getLogger("cupyops.compile")
 
 
 class Held:
-    """What the graphs of one compiled function share: the device, and whether forward became a CUDA graph."""
+    """What the graphs of one compiled function share.
+
+    Attributes:
+        device: index of the device of forward's CUDA graph; None where there is none.
+    """
 
     def __init__(self) -> None:
-        from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+        self.device: int | None = None
 
-        self.index = BoxedDeviceIndex(None)
-        self.enabled = True
-
-    def wrap(
-        self, run: Callable[..., Any], graph: GraphModule, inputs: Sequence[Any], *, kind: str, fixed: int
-    ) -> Callable[..., Any]:
+    def wrap(self, run: Callable[..., Any], graph: GraphModule, *, kind: str) -> Callable[..., Any]:
         """`run` as CUDA graphs, or itself, with the reason in the log, where there can be none.
 
         Args:
             run: what runs the graph: a function of a list of inputs, which it empties.
             graph: the graph, of which mutation, devices and operators are looked at.
-            inputs: example inputs of the graph.
             kind: "forward", "backward" or "inference".
-            fixed: number of inputs of Dynamo's graph.
         """
         from torch._dynamo.backends import cudagraphs as dynamo
-        from torch._inductor import cudagraph_trees
-        from torch._inductor.cudagraph_utils import get_placeholder_info
-        from torch._inductor.utils import count_tangents, num_fw_fixed_arguments
 
         backward = kind == "backward"
-        if backward and not self.enabled:
+        if backward and self.device is None:
             return run
-        number = count_tangents(graph) if backward else num_fw_fixed_arguments(fixed, len(inputs))
-        reason = dynamo.check_for_skip(graph, number)
+        static = saved(graph) if backward else stationary(graph)
+        reason = unfit(graph)
         if reason:
             log.warning("no CUDA graph of the %s graph: %s", kind, reason)
-            self.enabled = False
             return self._running_backward(run) if backward else run
-        self.index.set(dynamo.get_device_index(graph))
-        return cudagraph_trees.cudagraphify_impl(  # type: ignore[no-any-return]
+
+        from torch._inductor.compile_fx import cudagraphify
+        from torch._inductor.cudagraph_utils import get_placeholder_info
+
+        device = dynamo.get_device_index(graph)
+        if not backward:
+            self.device = device
+        return cudagraphify(  # type: ignore[no-any-return]
             run,
-            list(inputs),
-            list(range(number)),
-            device_index=self.index.value,
+            static,
+            device_index=device,
             is_backward=backward,
             is_inference=kind == "inference",
             stack_traces=dynamo.get_stack_traces(graph),
+            constants=constants(graph),
             placeholders=get_placeholder_info(graph.graph),
-            mutated_input_idxs=dynamo.find_input_mutations(graph.graph),
+            mutated_input_idxs=tuple(sorted(dynamo.find_input_mutations(graph.graph))),
         )
 
     def _running_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Backward without a CUDA graph still tells the trees that it has begun, so that they end forward's generation."""
         from torch._inductor import cudagraph_trees
 
-        manager = cudagraph_trees.get_manager(self.index.value or 0, create_if_none_exists=False)
+        device = self.device
 
         def backward(args: list[Any]) -> Any:
+            assert device is not None
+            manager = cudagraph_trees.get_manager(device, create_if_none_exists=False)
             if manager is not None:
                 manager.set_to_running_backward()
             return run(args)
 
         return backward
+
+
+def unfit(graph: GraphModule) -> str:
+    """Why a graph cannot be a CUDA graph: CPU tensors, several devices, calls that read data on the host; "" if it can."""
+    from torch._dynamo.backends import cudagraphs as dynamo
+    from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+    reason = check_multiple_devices_or_any_cpu_nodes(dynamo.get_device_node_mapping(graph))
+    if reason:
+        return str(reason).removeprefix("skipping cudagraphs due to ")
+    node = get_first_incompatible_cudagraph_node(graph)
+    return f"{node.format_node()} cannot be captured" if node is not None else ""
+
+
+def stationary(graph: GraphModule) -> Sequence[int]:
+    """The inputs of a forward graph that stay where they are from call to call: parameters, buffers, marked tensors."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return tuple(metadata.static_input_indices) if metadata is not None else ()
+
+
+def saved(graph: GraphModule) -> Sequence[int]:
+    """The inputs of a backward graph that forward saved: they lie in the memory of its CUDA graph, or stay as there."""
+    from torch._inductor.utils import count_tangents
+
+    return range(count_tangents(graph))
+
+
+def constants(graph: GraphModule) -> tuple[torch.Tensor, ...]:
+    """Tensors that the graph itself holds."""
+    found = (getattr(graph, str(node.target), None) for node in graph.graph.find_nodes(op="get_attr"))
+    return tuple(one for one in found if isinstance(one, torch.Tensor))
+
+
+def reset() -> None:
+    """Forget all CUDA graphs, as `torch.compiler.reset()` does."""
+    if torch.cuda.is_available():
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()

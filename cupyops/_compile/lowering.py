@@ -80,7 +80,13 @@ class Lowering(Builder):
         self.values: dict[Node, Any] = {}
         for self.order, node in enumerate(graph.graph.nodes):
             self.node = node
-            self._lower(node)
+            try:
+                self._lower(node)
+            except Unsupported:
+                raise
+            except Exception as error:
+                error.add_note(f"at {described(node)}")
+                raise
         for one in self.outputs:
             if isinstance(one, Value):
                 self.in_memory(one)
@@ -260,6 +266,17 @@ def device_of(graph: GraphModule) -> torch.device:
                 return meta.device
             found = meta.device
     return found
+
+
+def described(node: Node) -> str:
+    """A node with the types and shapes of its tensors, for messages."""
+
+    def shown(meta: Any) -> str:
+        one = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in _flat(meta))
+        return one or type(meta).__name__
+
+    given = ", ".join(f"{n.name}: {shown(n.meta.get('val'))}" for n in node.all_input_nodes)
+    return f"{node.name} = {node.target}({given}) -> {shown(node.meta.get('val'))}"
 
 
 def _flat(meta: Any) -> list[torch.Tensor]:

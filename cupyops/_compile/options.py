@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import InputError
@@ -23,9 +24,12 @@ class Options:
 
     Attributes:
         cudagraphs: run each graph as CUDA graphs, by PyTorch's own cudagraph trees; `mode="reduce-overhead"` says the same.
+        exact: round float16 and bfloat16 after each operator and contract no multiplication with an addition, as eager
+            does. By default values stay float32 between the operators that share a kernel.
     """
 
     cudagraphs: bool = False
+    exact: bool = False
 
     @classmethod
     def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> Options:
@@ -36,15 +40,22 @@ class Options:
         """
         if mode not in MODES:
             raise InputError(
-                f'mode is {mode!r}, expected "default" or "reduce-overhead": the others choose among Triton\'s templates'
+                f'torch.compile(backend="cupyops"): mode is {mode!r}, expected "default" or "reduce-overhead"; the others '
+                "choose among Triton's templates"
             )
-        known = {field.name: field.type for field in fields(cls)}
+        known = [field.name for field in fields(cls)]
         given = dict(options or {})
         for name, value in given.items():
             if name not in known:
-                raise InputError(f"options has {name!r}, expected one of {', '.join(sorted(known))}")
+                near = get_close_matches(str(name), known, n=1)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                raise InputError(
+                    f'torch.compile(backend="cupyops"): options has {name!r}, expected some of {", ".join(known)}{meant}'
+                )
             if not isinstance(value, bool):
-                raise InputError(f"options[{name!r}] is {value!r}, expected True or False")
+                raise InputError(
+                    f'torch.compile(backend="cupyops"): options[{name!r}] is {value!r}, expected True or False'
+                )
         if mode == "reduce-overhead":
             given.setdefault("cudagraphs", True)
         return cls(**given)

@@ -1,4 +1,4 @@
-"""The program of a graph: a flat Python function that allocates, launches and calls."""
+"""The program of a graph: what is called in its place, and how it came to be."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import torch
 from torch.fx import GraphModule
 
 from .._kernel.kernel import Kernel
-from .._util import torch_private
-from . import calls
-from .kernel_group import Call, Group
-from .lowering import Lowering, Name
+from .._kernel.launch import faults
+from .._util import observed, torch_private
+from ..errors import CupyopsError, LaunchError
+from .kernel_group import Group
+from .lowering import Lowering
 from .schedule import Schedule
 from .sizes import Sizes
-from .values import Buffer, Value, viewed
+from .writer import BOUNDARY, Machine, Writer, aligned
 
 log = logging.getLogger("cupyops.compile")
+output_code = torch_private.artifact_logger("output_code")  # TORCH_LOGS="output_code"
 
 INCLUDE = '#include "compiled/elements.cuh"\n\n'
 COMPILERS = 8  # threads that NVRTC runs in
@@ -45,19 +47,49 @@ class Program:
     def __init__(self, graph: GraphModule, sizes: Sizes | None = None, *, exact: bool = False) -> None:
         self.lowering = Lowering(graph, sizes, exact=exact)
         self.schedule = Schedule(self.lowering)
-        self.kernels: list[Kernel] = []
-        self.scope: dict[str, Any] = {
-            "torch": torch,
-            "restrided": restrided,
-            "aligned": aligned,
-            "empty": torch.empty_strided,
-            "keeps_graph": torch_private.keeps_graph,
-            **self.lowering.constants,
-        }
-        self.source = _Writer(self).text()
-        log.debug("program:\n%s", self.source)
-        exec(compile(self.source, "<cupyops program>", "exec"), self.scope)
-        self.run: Callable[[list[Any]], Sequence[Any]] = self.scope["run"]
+        for name, one in self.lowering.constants.items():
+            if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.data_ptr() & (BOUNDARY - 1):
+                self.lowering.constants[name] = aligned(one)
+        writer = Writer(self)
+        self._in_full = writer.run()
+        self.source = writer.source
+        self.kernels = [kernel for kernel, _ in writer.launches]
+        self._by_driver: Callable[[list[Any]], Sequence[Any]] | None = None
+        output_code.debug("%s", self.text())
+
+    def kernel_of(self, text: str, name: str) -> Kernel:
+        """The kernel of a text, compiled as this graph needs it."""
+        return kernel_of(text, name, self.lowering.exact)
+
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        """The results of the graph, for a list of its inputs, which is emptied."""
+        run = self._by_driver
+        if run is None or observed.watching or faults.debug:
+            return self._looked_at(args)
+        try:
+            return run(args)
+        except Exception as error:
+            raise self._explained(error) from None
+
+    def _looked_at(self, args: list[Any]) -> Sequence[Any]:
+        """A run whose launches are checked in full; on a GPU the first, after which they go to the driver."""
+        result = self._in_full(args)
+        machine = MACHINES.get(self.lowering.device.type)
+        if self._by_driver is None and machine is not None and not faults.debug:
+            self._by_driver = Writer(self, machine(self.lowering.device)).run()
+        return result
+
+    def _explained(self, error: Exception) -> Exception:
+        """What the driver says of a launch, with what it may have come from."""
+        if isinstance(error, CupyopsError) or type(error).__name__ not in ("CUDADriverError", "DriverError"):
+            return error
+        return LaunchError(f"a program of {len(self.kernels)} compiled kernels: {error}{faults.hint(error)}")
+
+    def text(self) -> str:
+        """The kernels, each once, and the function that launches them: what `TORCH_LOGS=output_code` prints."""
+        kernels = [unit.kernel for unit in self.schedule.units if isinstance(unit, Group)]
+        texts = list(dict.fromkeys(one.text for one in kernels if one is not None))
+        return "\n".join([*texts, self.source])
 
     def compile(self, arch: str) -> None:
         """Compile all kernels for an architecture, several at a time.
@@ -70,175 +102,5 @@ class Program:
             list(pool.map(lambda kernel: kernel.instance().binary(arch), distinct))
 
 
-class _Writer:
-    """Writes the function of a program: (line, names that it reads, names that it makes), then when each name is dead."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.lowering = program, program.lowering
-        self.scope = program.scope
-        self.body: list[tuple[str, list[str], list[str]]] = []
-        self.constants: dict[str, Any] = {}
-        self.views: dict[Any, str] = {}
-        self.number = 0
-
-    def text(self) -> str:
-        units = self.program.schedule.units
-        for unit in units:
-            self.number += 1
-            if isinstance(unit, Group):
-                self._launch(unit)
-            elif isinstance(unit, Call):
-                self._call(unit)
-        reads: list[str] = []
-        result = [self._argument(one, reads) for one in self.lowering.outputs]
-        lines = ["def run(args):", *("    " + line for line in self._inputs())]
-        returned = set(reads) | {f"{b.name}_given" for b in self.lowering.inputs if isinstance(b, Buffer)}
-        dead = self._dead(returned)
-        for n, (line, _, _) in enumerate(self.body):
-            lines.append("    " + line)
-            if dead.get(n):
-                lines.append(f"    del {', '.join(dead[n])}")
-        lines += ["    " + line for line in self._written_back()]
-        lines.append(f"    return ({', '.join(result)}{',' if result else ''})")
-        return "\n".join(lines) + "\n"
-
-    def _dead(self, returned: set[str]) -> dict[int, list[str]]:
-        last: dict[str, int] = {}
-        for n, (_, read, made) in enumerate(self.body):
-            for name in (*read, *made):
-                last[name] = n
-        dead: dict[int, list[str]] = {}
-        targets = {s.target.name for s in self.lowering.stores if s.target is not None}
-        for name, n in last.items():
-            if name not in returned and name not in targets and not name.startswith("self_"):
-                dead.setdefault(n, []).append(name)
-        return dead
-
-    def _inputs(self) -> list[str]:
-        """Unpack the arguments; give kernels the strides and the alignment that they were written for."""
-        inputs = self.lowering.inputs
-        names = [b.name if isinstance(b, Buffer) else str(b) for b in inputs]
-        lines = [f"{', '.join(names)}, = args"] if names else []
-        lines.append("args.clear()")
-        groups = [u for u in self.program.schedule.units if isinstance(u, Group)]
-        in_kernels = {b.name for g in groups if g.kernel for b in g.kernel.arguments}
-        self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
-        overwritten = {s.buffer.name for s in self.lowering.stores if s.overwrites}
-        for b in inputs:
-            if not isinstance(b, Buffer) or b.name not in in_kernels:
-                continue
-            if b.name in self.targets:
-                lines.append(f"{b.name}_given = {b.name}")
-            if b.shape:
-                lines.append(f"if {b.name}.stride() != {b.strides}: {b.name} = restrided({b.name}, {b.strides})")
-            lines.append(f"if {b.name}.data_ptr() & 15: {b.name} = aligned({b.name})")
-            if b.name in overwritten:  # backward may run again, and needs it then
-                lines.append(f"if keeps_graph(): {b.name} = aligned({b.name})")
-        return lines
-
-    def _written_back(self) -> list[str]:
-        """What was computed in a copy of an input goes back into the input."""
-        return [
-            f"if {b.name} is not {b.name}_given: {b.name}_given.copy_({b.name})"
-            for b in self.lowering.inputs
-            if isinstance(b, Buffer) and b.name in self.targets
-        ]
-
-    def _launch(self, unit: Group) -> None:
-        kernel = unit.kernel
-        assert kernel is not None
-        made = [s.buffer for s in kernel.outputs if s.target is None and not s.overwrites]
-        for b in made:
-            device = self._constant(b.device)
-            line = f"{b.name} = empty({tuple(b.shape)}, {tuple(b.strides)}, dtype={b.dtype}, device={device})"
-            self.body.append((line, [], [b.name]))
-        if not any(s.buffer.numel for s in kernel.outputs):
-            return
-        compiled = kernel_of(kernel.text, kernel.name, self.lowering.exact)
-        self.program.kernels.append(compiled)
-        grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[0]
-        name = f"k{self.number}"
-        self.scope[name] = compiled[grid, kernel.block]
-        arguments = [b.name for b in kernel.arguments]
-        self.body.append((f"{name}({', '.join(arguments)})", arguments, []))
-
-    def _call(self, unit: Call) -> None:
-        reads: list[str] = []
-        arguments = [self._argument(a, reads) for a in unit.args]
-        arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
-        function = f"f{self.number}"
-        self.scope[function] = calls.function_of(unit)
-        call = f"{function}({', '.join(arguments)})"
-        if () in unit.outputs:
-            self._receive(unit.outputs[()], call, reads)
-            return
-        self.body.append((f"r = {call}", reads, []))
-        for path, made in unit.outputs.items():
-            self._receive(made, f"r{''.join(f'[{p}]' for p in path)}", [])
-
-    def _receive(self, made: Buffer | str, expression: str, reads: list[str]) -> None:
-        name = made.name if isinstance(made, Buffer) else str(made)
-        self.body.append((f"{name} = {expression}", reads, [name]))
-        if isinstance(made, Buffer) and made.shape:
-            strides = f"{name}.stride() != {made.strides}"
-            self.body.append(
-                (f"if {name} is not None and {strides}: {name} = restrided({name}, {made.strides})", [name], [])
-            )
-
-    # -- arguments -----------------------------------------------------------------------------------------------------
-
-    def _constant(self, value: Any) -> str:
-        for name, one in self.constants.items():
-            if type(one) is type(value) and one is value or (isinstance(value, torch.device) and one == value):
-                return name
-        name = f"c{len(self.constants)}"
-        self.constants[name] = self.scope[name] = value
-        return name
-
-    def _argument(self, value: Any, reads: list[str]) -> str:
-        if isinstance(value, Value):
-            return self._tensor(value, reads)
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(self._argument(one, reads) for one in value)}]"
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{k!r}: {self._argument(v, reads)}" for k, v in value.items()) + "}"
-        if isinstance(value, slice):
-            return f"slice({', '.join(self._argument(v, reads) for v in (value.start, value.stop, value.step))})"
-        if isinstance(value, Name):
-            reads.append(str(value))
-            return str(value)
-        if value is None or isinstance(value, (bool, int, str)):
-            return repr(value)
-        return self._constant(value)
-
-    def _tensor(self, value: Value, reads: list[str]) -> str:
-        """Name of a tensor; of a view that no kernel stores, as strided from what lies in memory."""
-        base = viewed(value)
-        buffer = base if isinstance(base, Buffer) else base.store.buffer if base.store is not None else None
-        assert buffer is not None
-        if base is value:
-            reads.append(buffer.name)
-            return buffer.name
-        number = self.lowering.sizes.number
-        offset = number(value.meta.storage_offset())
-        offset -= number(base.meta.storage_offset()) if base.meta is not None else 0
-        key = (buffer.name, value.shape, value.strides, offset)
-        if key not in self.views:
-            name = self.views[key] = f"v{len(self.views)}"
-            start = f"{buffer.name}.storage_offset() + {offset}" if isinstance(base, Buffer) else str(offset)
-            line = f"{name} = {buffer.name}.as_strided({tuple(value.shape)}, {tuple(value.strides)}, {start})"
-            self.body.append((line, [buffer.name], [name]))
-        reads.append(self.views[key])
-        return self.views[key]
-
-
-def restrided(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """x with the strides that the graph has for it: the same memory where only dimensions of size 1 differ, else a copy."""
-    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), strides, x.shape)):
-        return x.as_strided(x.shape, strides)
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """A copy at an address that 16-byte accesses take."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x) if x.numel() else x
+# By type of device, how a program allocates and launches once its kernels are loaded; on others each launch is in full.
+MACHINES: dict[str, type[Machine]] = {"cuda": Machine}

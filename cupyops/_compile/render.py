@@ -607,7 +607,7 @@ class Bundle:
     """Several runs over memory of the same text, which do not wait for each other, as one launch."""
 
     def __init__(self, kernels: Sequence[Rendered]) -> None:
-        first = kernels[0]
+        self.kernels, first = list(kernels), kernels[0]
         self.arguments: list[Buffer] = [b for k in kernels for b in k.arguments]
         self.outputs: list[Store] = [s for k in kernels for s in k.outputs]
         self.block = BUNDLED

@@ -53,6 +53,7 @@ class Symbols:
 
     def __init__(self, graph: GraphModule) -> None:
         self.places: list[tuple[Any, int, int | None]] = []  # (symbol, argument, dimension or None for a number)
+        self._hints: dict[Any, Any] = {}
         seen = set()
         for k, node in enumerate(graph.graph.find_nodes(op="placeholder")):
             meta = node.meta.get("val")
@@ -62,9 +63,14 @@ class Symbols:
                 if symbol is not None and symbol.is_Symbol and symbol not in seen:
                     seen.add(symbol)
                     self.places.append((symbol, k, dim))
+                    self._hints[symbol] = number.node.hint  # type: ignore[union-attr]
 
     def sizes(self, args: Sequence[Any]) -> Sizes:
         """The values in the arguments of a call."""
         if not self.places:
             return Sizes()
         return Sizes({symbol: args[k] if dim is None else args[k].shape[dim] for symbol, k, dim in self.places})
+
+    def hinted(self) -> Sizes:
+        """The values in the call that the graph was made for."""
+        return Sizes(self._hints)

@@ -8,6 +8,7 @@ nobody has tried.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ def _found(*path: str) -> Any:
 
 _TensorGuards = _found("_dynamo", "guards", "TensorGuards")
 _empty_strided_cuda = _found("_dynamo", "guards", "_empty_strided_cuda")
+_reinterpret_tensor = _found("_dynamo", "guards", "_reinterpret_tensor")
 _modes: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
 
 function_mode_enabled: Callable[[], bool] = _found("_is_torch_function_mode_enabled")
@@ -134,6 +136,19 @@ def empty_strided(device: torch.device) -> Callable[[Sequence[int], Sequence[int
         found: Callable[..., Tensor] = _empty_strided_cuda
         return found
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def reinterpreted() -> Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor]:
+    """`view(x, size, stride, offset)`: memory of x, as a tensor that autograd does not know to be a view of it."""
+    if _reinterpret_tensor is None:
+        return lambda x, size, stride, offset: x.as_strided(size, stride, int(x.storage_offset()) + offset)
+    found: Callable[..., Tensor] = _reinterpret_tensor
+    return found
+
+
+def artifact_logger(name: str) -> logging.Logger:
+    """The logger of an artifact that `TORCH_LOGS` names, such as "output_code"."""
+    return torch._logging.getArtifactLogger("torch.cupyops", name)  # its handlers are those of "torch"
 
 
 def ask_when_missing(namespace: str, names: Sequence[str], register: Callable[[], Any]) -> None:

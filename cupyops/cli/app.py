@@ -178,8 +178,21 @@ def check(
 @app.command(cls=Command)
 def explain(
     operator: Annotated[
-        str, typer.Argument(metavar="OP", help="layer_norm, or one of your own: mylib.ops:my_op, my_op.py:my_op.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="OP",
+            help="layer_norm, or one of your own: mylib.ops:my_op, my_op.py:my_op.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE:FUNCTION",
+            help='Instead of OP: a function that returns (model, args); what torch.compile(backend="cupyops") makes of it.',
+        ),
+    ] = None,
+    code: Annotated[bool, typer.Option("--code", help="With --model: print the kernels too.")] = False,
     shape: Annotated[
         list[str] | None, typer.Option(help="A tensor: 32768x4095. Once for each; what else it takes is supplied.")
     ] = None,
@@ -204,9 +217,14 @@ def explain(
     json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
 ) -> None:
     """Say which kernels a call launches, why these, with which grid, and what they use. Runs none; needs no GPU."""
-    from .explain import Request, run
+    from . import explain, explain_model
 
-    request = Request(
+    if model is not None and operator is None:
+        of_model = explain_model.Request(model=model, gradient=gradient, code=code, json=json)
+        raise typer.Exit(explain_model.run(of_model))
+    if operator is None or model is not None:
+        raise typer.BadParameter("give an operator, or --model FILE:FUNCTION")
+    request = explain.Request(
         operator=operator,
         shapes=shape or (),
         args=arg or (),
@@ -217,7 +235,7 @@ def explain(
         compile=compile,
         json=json,
     )
-    raise typer.Exit(run(request))
+    raise typer.Exit(explain.run(request))
 
 
 @app.command(cls=Command)

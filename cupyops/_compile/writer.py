@@ -1,0 +1,354 @@
+"""The Python text of a program: a flat function that checks its inputs, allocates, launches and calls.
+
+It is written twice. The first form launches through `Kernel`, which checks all there is to check: it runs in the simulator,
+under `cupyops.trace()` and `CUPYOPS_DEBUG`, and once on a GPU, where it loads the kernels. The second form has their handles
+and gives addresses to the driver: a launch costs Python 0.3 us instead of 6.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._kernel.kernel import Kernel
+from .._kernel.launch import driver
+from .._kernel.launch.configuration import Configuration
+from .._util import torch_private
+from . import calls
+from .kernel_group import Call, Group
+from .lowering import Name
+from .values import Buffer, Value, viewed
+
+if TYPE_CHECKING:
+    from .program import Program
+
+BOUNDARY = 16  # bytes: what vector accesses of kernels need
+
+# Python's own binding of these takes 1.6 us less than the call of the overload; the arguments are the same.
+BOUND: dict[Any, Any] = {
+    torch.ops.aten.mm.default: torch.mm,
+    torch.ops.aten.bmm.default: torch.bmm,
+    torch.ops.aten.addmm.default: torch.addmm,
+    torch.ops.aten.baddbmm.default: torch.baddbmm,
+    torch.ops.aten.convolution.default: torch.convolution,
+}
+
+
+class Machine:
+    """How the second form of a program allocates and launches: on a CUDA device, whose kernels are loaded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.index = device.index or 0
+        self.several = torch.cuda.device_count() > 1
+        self.empty = torch_private.empty_strided(device)
+        self.view = torch_private.reinterpreted()
+        self.stream: Callable[[int], int] = torch_private.current_stream
+
+    def launcher(self, kernel: Kernel, configuration: Configuration) -> tuple[Callable[..., None], Any]:
+        """The driver's function for a launch, and the handle of the kernel."""
+        return driver.launcher(configuration), kernel.instance().on(self.index).function
+
+
+def elsewhere(index: int, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """`run`, with its device as the current one."""
+
+    def on_its_device(args: list[Any]) -> Any:
+        with torch.cuda.device(index):
+            return run(args)
+
+    return on_its_device
+
+
+def slots(arguments: int) -> tuple[list[Any], Callable[[], tuple[Any, int, Any]]]:
+    """Spare parameter buffers, one for each run under way, and the function that makes another.
+
+    All parameters are addresses, and the driver copies them at the launch: so one buffer serves each launch of a run.
+    """
+
+    def new() -> tuple[Any, int, Any]:
+        buffer = ctypes.create_string_buffer(8 * max(arguments, 1))
+        start = ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * max(arguments, 1))(*(start + 8 * k for k in range(max(arguments, 1))))
+        return buffer, ctypes.addressof(pointers), pointers
+
+    return [], new
+
+
+class Writer:
+    """Writes the function of a program: (line, names that it reads, names that it makes), then when each name is dead.
+
+    Attributes:
+        scope: what the text calls by name.
+        launches: (kernel, configuration) in order.
+        source: the text, once it is written.
+    """
+
+    def __init__(self, program: Program, machine: Machine | None = None) -> None:
+        self.program, self.lowering, self.machine = program, program.lowering, machine
+        self.scope: dict[str, Any] = {
+            "torch": torch,
+            "restrided": restrided,
+            "aligned": aligned,
+            "fitting": fitting,
+            "empty": torch.empty_strided,
+            **self.lowering.constants,
+        }
+        self.launches: list[tuple[Kernel, Configuration]] = []
+        self.body: list[tuple[str, list[str], list[str]]] = []
+        self.constants: dict[str, Any] = {}
+        self.views: dict[Any, str] = {}
+        self.number = 0
+        self.groups = [u for u in program.schedule.units if isinstance(u, Group) and u.kernel]
+        self.in_kernels = {b.name for g in self.groups for b in g.kernel.arguments}  # type: ignore[union-attr]
+        self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
+        self.overwritten = {s.buffer.name for s in self.lowering.stores if s.overwrites}
+
+    def run(self) -> Callable[[list[Any]], Sequence[Any]]:
+        """The function."""
+        self.source = self._text()
+        exec(compile(self.source, "<cupyops program>", "exec"), self.scope)
+        run: Callable[[list[Any]], Sequence[Any]] = self.scope["run"]
+        if self.machine is not None:
+            self.scope["elsewhere"] = elsewhere(self.machine.index, run)
+        return run
+
+    def _text(self) -> str:
+        for unit in self.program.schedule.units:
+            self.number += 1
+            if isinstance(unit, Group):
+                self._launch(unit)
+            elif isinstance(unit, Call):
+                self._call(unit)
+        reads: list[str] = []
+        result = [self._argument(one, reads, returned=True) for one in self.lowering.outputs]
+        returned = set(reads) | {f"{name}_given" for name in self.targets}
+        dead = self._dead(returned)
+        lines = ["def run(args):", *("    " + line for line in (*self._inputs(), *self._machine_begins()))]
+        for n, (line, _, _) in enumerate(self.body):
+            lines.append("    " + line)
+            if dead.get(n):
+                lines.append(f"    del {', '.join(dead[n])}")
+        lines += ["    " + line for line in self._ends()]
+        lines.append(f"    return ({', '.join(result)}{',' if result else ''})")
+        return "\n".join(lines) + "\n"
+
+    def _dead(self, returned: set[str]) -> dict[int, list[str]]:
+        last: dict[str, int] = {}
+        for n, (_, read, made) in enumerate(self.body):
+            for name in (*read, *made):
+                last[name] = n
+        dead: dict[int, list[str]] = {}
+        for name, n in last.items():
+            if name not in returned and name not in self.targets and not name.startswith("self_"):
+                dead.setdefault(n, []).append(name)
+        return dead
+
+    # -- begin and end -------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[str]:
+        """Unpack the arguments; give kernels the strides and the alignment that they were written for."""
+        inputs = self.lowering.inputs
+        names = [b.name if isinstance(b, Buffer) else str(b) for b in inputs]
+        lines = []
+        if self.machine is not None and self.machine.several:
+            self.scope["current_device"] = torch_private.current_device
+            lines.append(f"if current_device() != {self.machine.index}: return elsewhere(args)")
+        lines += [f"{', '.join(names)}, = args"] if names else []
+        lines.append("args.clear()")
+        taken = [b for b in inputs if isinstance(b, Buffer) and b.name in self.in_kernels]
+        lines += [f"{b.name}_given = {b.name}" for b in taken if b.name in self.targets]
+        if not taken:
+            return lines
+        kept = [b.name for b in taken if b.name in self.overwritten]
+        if kept:  # backward may run again, and needs them then
+            self.scope["keeps_graph"] = torch_private.keeps_graph
+            copies = "; ".join(f"{name} = aligned({name})" for name in kept)
+            lines.append(f"if keeps_graph(): {copies}")
+        every = "".join(f"{b.name}, " for b in taken)
+        strides = self._constant_named("strides", tuple(tuple(b.strides) for b in taken))
+        mend = f"{every}= fitting(({every}), {strides})"
+        wrong = [f"{b.name}.stride() != {tuple(b.strides)}" for b in taken if b.shape]
+        if wrong:
+            lines.append(f"if {' or '.join(wrong)}: {mend}")
+        if self.machine is None:
+            addresses = " | ".join(f"{b.name}.data_ptr()" for b in taken)
+            return [*lines, f"if ({addresses}) & {BOUNDARY - 1}: {mend}"]
+        take = "; ".join(f"p_{b.name} = {b.name}.data_ptr()" for b in taken)
+        addresses = " | ".join(f"p_{b.name}" for b in taken)
+        return [*lines, take, f"if ({addresses}) & {BOUNDARY - 1}: {mend}; {take}"]
+
+    def _machine_begins(self) -> list[str]:
+        machine = self.machine
+        if machine is None or not self.launches:
+            return []
+        most = max(len(g.kernel.arguments) for g in self.groups)  # type: ignore[union-attr]
+        self.scope["slots"], self.scope["new_slot"] = slots(most)
+        self.scope["current_stream"] = machine.stream
+        held = [name for name in self.lowering.constants if name in self.in_kernels]
+        return [
+            *(f"p_{name} = {name}.data_ptr()" for name in held),
+            "slot = slots.pop() if slots else new_slot()",
+            "buffer, parameters, _ = slot",
+            f"stream = current_stream({machine.index})",
+        ]
+
+    def _ends(self) -> list[str]:
+        """What was computed in a copy of an input goes back into the input; the driver does not raise versions."""
+        written = [b.name for b in self.lowering.inputs if isinstance(b, Buffer) and b.name in self.targets]
+        lines = [f"if {name} is not {name}_given: {name}_given.copy_({name})" for name in written]
+        if self.machine is not None and self.launches:
+            lines.append("slots.append(slot)")
+            if written:
+                self.scope["raise_versions"] = torch_private.increment_versions
+                given = "".join(f"{name}_given, " for name in written)
+                lines.append(f"raise_versions([x for x in ({given}) if not x.is_inference()])")
+        return lines
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _launch(self, unit: Group) -> None:
+        kernel = unit.kernel
+        assert kernel is not None
+        for b in (s.buffer for s in kernel.outputs if s.target is None and not s.overwrites):
+            self._allocate(b)
+        if not any(s.buffer.numel for s in kernel.outputs):
+            return
+        compiled = self.program.kernel_of(kernel.text, kernel.name)
+        grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[0]
+        configuration = Configuration.of(grid, kernel.block)
+        self.launches.append((compiled, configuration))
+        arguments = [b.name for b in kernel.arguments]
+        name = f"k{self.number}"
+        if self.machine is None:
+            self.scope[name] = compiled[grid, kernel.block]
+            self.body.append((f"{name}({', '.join(arguments)})", arguments, []))
+            return
+        self.scope[name], self.scope[f"h{self.number}"] = self.machine.launcher(compiled, configuration)
+        pack = f"pack{len(arguments)}"
+        self.scope[pack] = struct.Struct(f"<{len(arguments)}Q").pack_into
+        dims = ", ".join(map(str, (*configuration.grid, *configuration.block, 0)))
+        addresses = ", ".join(f"p_{one}" for one in arguments)
+        line = f"{pack}(buffer, 0, {addresses}); {name}(h{self.number}, {dims}, stream, parameters, 0)"
+        self.body.append((line, arguments, []))
+
+    def _allocate(self, b: Buffer) -> None:
+        if self.machine is None:
+            device = self._constant(b.device)
+            line = f"{b.name} = empty({tuple(b.shape)}, {tuple(b.strides)}, dtype={b.dtype}, device={device})"
+        else:
+            self.scope["empty"] = self.machine.empty
+            line = f"{b.name} = empty({tuple(b.shape)}, {tuple(b.strides)}, {self._constant(b.dtype)})"
+            if b.name in self.in_kernels:
+                line += f"; p_{b.name} = {b.name}.data_ptr()"
+        self.body.append((line, [], [b.name]))
+
+    def _call(self, unit: Call) -> None:
+        reads: list[str] = []
+        arguments = [self._argument(a, reads) for a in unit.args]
+        arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
+        function = f"f{self.number}"
+        target = calls.function_of(unit)
+        self.scope[function] = target if self.machine is None else BOUND.get(target, target)
+        call = f"{function}({', '.join(arguments)})"
+        if () in unit.outputs:
+            self._receive(unit.outputs[()], call, reads)
+            return
+        self.body.append((f"r = {call}", reads, ["r"]))
+        for path, made in unit.outputs.items():
+            self._receive(made, f"r{''.join(f'[{p}]' for p in path)}", ["r"])
+
+    def _receive(self, made: Buffer | str, expression: str, reads: list[str]) -> None:
+        name = made.name if isinstance(made, Buffer) else str(made)
+        self.body.append((f"{name} = {expression}", reads, [name]))
+        if not isinstance(made, Buffer):
+            return
+        if made.shape:
+            strides = f"{name}.stride() != {made.strides}"
+            line = f"if {name} is not None and {strides}: {name} = restrided({name}, {made.strides})"
+            self.body.append((line, [name], [name]))
+        if name in self.in_kernels:
+            if self.machine is None:
+                line = f"if {name}.data_ptr() & {BOUNDARY - 1}: {name} = aligned({name})"
+            else:
+                self.body.append((f"p_{name} = {name}.data_ptr()", [name], []))
+                line = f"if p_{name} & {BOUNDARY - 1}: {name} = aligned({name}); p_{name} = {name}.data_ptr()"
+            self.body.append((line, [name], [name]))
+
+    # -- arguments -----------------------------------------------------------------------------------------------------
+
+    def _constant(self, value: Any) -> str:
+        for name, one in self.constants.items():
+            if type(one) is type(value) and (one is value or (isinstance(value, torch.device) and one == value)):
+                return name
+        return self._constant_named(f"c{len(self.constants)}", value)
+
+    def _constant_named(self, name: str, value: Any) -> str:
+        self.constants[name] = self.scope[name] = value
+        return name
+
+    def _argument(self, value: Any, reads: list[str], returned: bool = False) -> str:
+        if isinstance(value, Value):
+            return self._tensor(value, reads, returned)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self._argument(one, reads) for one in value)}]"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self._argument(v, reads)}" for k, v in value.items()) + "}"
+        if isinstance(value, slice):
+            return f"slice({', '.join(self._argument(v, reads) for v in (value.start, value.stop, value.step))})"
+        if isinstance(value, Name):
+            reads.append(str(value))
+            return str(value)
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self._constant(value)
+
+    def _tensor(self, value: Value, reads: list[str], returned: bool) -> str:
+        """Name of a tensor; of a view that no kernel stores, as strided from what lies in memory."""
+        base = viewed(value)
+        buffer = base if isinstance(base, Buffer) else base.store.buffer if base.store is not None else None
+        assert buffer is not None
+        if base is value:
+            reads.append(buffer.name)
+            return buffer.name
+        number = self.lowering.sizes.number
+        offset = number(value.meta.storage_offset())
+        offset -= number(base.meta.storage_offset()) if base.meta is not None else 0
+        # what is returned shares the version counter of its base, as a view of autograd does; what a call reads need not
+        cheap = self.machine is not None and not returned
+        key = (buffer.name, value.shape, value.strides, offset, cheap)
+        if key not in self.views:
+            name = self.views[key] = f"v{len(self.views)}"
+            if cheap:
+                self.scope["view"] = self.machine.view  # type: ignore[union-attr]
+                line = f"{name} = view({buffer.name}, {tuple(value.shape)}, {tuple(value.strides)}, {offset})"
+            else:
+                start = f"{buffer.name}.storage_offset() + {offset}" if isinstance(base, Buffer) else str(offset)
+                line = f"{name} = {buffer.name}.as_strided({tuple(value.shape)}, {tuple(value.strides)}, {start})"
+            self.body.append((line, [buffer.name], [name]))
+        reads.append(self.views[key])
+        return self.views[key]
+
+
+def fitting(tensors: Sequence[torch.Tensor], strides: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Inputs with the strides and the alignment that kernels were written for: themselves, or copies."""
+    found = []
+    for x, wanted in zip(tensors, strides):
+        one = x if x.stride() == wanted else restrided(x, wanted)
+        found.append(aligned(one) if one.data_ptr() & (BOUNDARY - 1) else one)
+    return found
+
+
+def restrided(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """x with the strides that the graph has for it: the same memory where only dimensions of size 1 differ, else a copy."""
+    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), strides, x.shape)):
+        return x.as_strided(x.shape, strides)
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """A copy at an address that 16-byte accesses take."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x) if x.numel() else x
