@@ -58,14 +58,22 @@ class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
     def __init__(
-        self, arch: str, check: bool, seed: int | None, max_steps: int | None, exited_lanes: bool = False
+        self,
+        arch: str,
+        check: bool,
+        seed: int | None,
+        max_steps: int | None,
+        exited_lanes: bool = False,
+        approximate: str = "nearest",
     ) -> None:
         device = architecture.read(arch)
         if device is None:
             meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
             raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
-        self.exited_lanes = exited_lanes
+        if approximate not in ("nearest", "worst"):
+            raise InputError(f'approximate is {approximate!r}, expected "nearest" or "worst"')
+        self.exited_lanes, self.approximate = exited_lanes, approximate
         self._device = device
         self._threads = threading.local()
 
@@ -122,6 +130,7 @@ class Simulation:
                     seed=self.seed,
                     max_steps=self.max_steps or MAX_STEPS,
                     exited_lanes=self.exited_lanes,
+                    approximate=self.approximate,
                     label=specialised.name,
                     progress=bar.update if bar.wanted else None,
                 )
@@ -186,6 +195,7 @@ def simulate(
     seed: int | None = None,
     max_steps: int | None = None,
     exited_lanes: bool = False,
+    approximate: str = "nearest",
 ) -> Simulation:
     """Run kernels on CPU tensors in the simulator: operators and `Kernel` launches inside the `with` block.
 
@@ -199,6 +209,8 @@ def simulate(
         max_steps: after how many steps a launch that does not end is given up; None: the simulator's default.
         exited_lanes: let shuffles, votes and their kin name lanes that have exited, or that the block does not have; they
             take no part, and what is read of one is a pattern. PTX calls it undefined: by default it is a `WarpFault`.
+        approximate: results of approximate instructions (`ex2.approx`, `tanh.approx` and their kind): "nearest", which
+            rounds the exact ones, or "worst": each as wrong as the PTX manual allows, drawn with `seed`.
 
     Raises:
         SimulatorError: when a kernel does what it must not. A subclass for each kind of fault; the message names thread,
@@ -210,7 +222,7 @@ def simulate(
         >>> trace.routes()
         {'simulator'}
     """
-    return Simulation(arch, check, seed, max_steps, exited_lanes)
+    return Simulation(arch, check, seed, max_steps, exited_lanes, approximate)
 
 
 def simulating() -> bool:

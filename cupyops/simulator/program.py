@@ -74,20 +74,23 @@ class Program:
         self.memory = memory if memory is not None else Memory()
         self.sources = dict(sources or {})
         self.variables = self._variables()
-        self._compiled: dict[tuple[str, bool], Compiled] = {}
+        self._compiled: dict[tuple[str, bool, bool], Compiled] = {}
 
     def kernels(self) -> list[str]:
         """The names of the kernels."""
         return [name for name, function in self.module.functions.items() if function.entry and function.defined]
 
-    def kernel(self, name: str, clusters: bool = False) -> Compiled:
-        """A kernel, translated at first use: for launches in `clusters`, or without. Raises `UnsupportedInstruction`."""
-        key = name, clusters
+    def kernel(self, name: str, clusters: bool = False, worst: bool = False) -> Compiled:
+        """A kernel, translated at first use: for launches in `clusters`, or without. Raises `UnsupportedInstruction`.
+
+        `worst`: its approximate instructions have the error that the PTX manual allows.
+        """
+        key = name, clusters, worst
         if key not in self._compiled:
             function = self._function(name)
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
             try:
-                self._compiled[key] = compile_kernel(self.module, function, at, clusters)
+                self._compiled[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
         return self._compiled[key]
@@ -105,6 +108,7 @@ class Program:
         seed: int | None = None,
         max_steps: int = MAX_STEPS,
         exited_lanes: bool = False,
+        approximate: str = "nearest",
         profile: bool = False,
         label: str = "",
         progress: Callable[[int, int], Any] | None = None,
@@ -123,6 +127,8 @@ class Program:
             seed: run blocks, diverged threads and atomic updates in an order drawn with this seed.
             max_steps: of the scheduler for each batch of blocks, a step being one basic block run by one group.
             exited_lanes: let warp-wide instructions name lanes that have exited or do not exist, which take no part then.
+            approximate: results of approximate instructions: "nearest" to the exact ones, or the "worst" that the PTX
+                manual allows, drawn with `seed`.
             profile: count memory traffic, bank conflicts and divergence by instruction.
             label: what messages call the kernel, by default its name.
             progress: called with (blocks done, blocks in all) after each batch.
@@ -133,7 +139,7 @@ class Program:
         """
         extents = _triple(grid), _triple(block)
         clusters = self._function(name).cluster if cluster is None else _triple(cluster)
-        code = self.kernel(name, clusters != (1, 1, 1))
+        code = self.kernel(name, clusters != (1, 1, 1), approximate == "worst")
         listing = Listing(label or name, code.instructions, self.module.files, self.sources)
         _check_launch(code.function, *extents, clusters, listing.kernel)
         collected = Profile(listing) if profile else None

@@ -398,6 +398,25 @@ def test_steps_run_out():
         forever[1, 1](torch.zeros(1, dtype=torch.int32))
 
 
+def test_approximations_as_bad_as_they_may_be():
+    kernel = cupyops.Kernel("__global__ void f(float* x) { x[threadIdx.x] = __expf(x[threadIdx.x]); }", "f")
+    x = torch.linspace(-4, 4, 64)
+    results = []
+    for options in ({}, {"approximate": "worst"}, {"approximate": "worst"}, {"approximate": "worst", "seed": 1}):
+        results.append(x.clone())
+        with cupyops.simulate(**options):
+            kernel[1, 64](results[-1])
+    nearest, worst, again, drawn = results
+    # 2 ulp of the power, and those that the product with log2(e) has lost before
+    torch.testing.assert_close(worst, x.exp(), rtol=1e-6, atol=0)
+    assert worst.equal(again) and not worst.equal(drawn) and not worst.equal(nearest)
+
+
+def test_approximations_are_one_or_the_other():
+    with pytest.raises(cupyops.InputError, match='approximate is \'good\', expected "nearest" or "worst"'):
+        cupyops.simulate(approximate="good")
+
+
 @pytest.mark.parametrize("arch", ["", "80", 80, None, "sm80", "sm_", "sm_x", "compute_80", "sm_10", "sm_30"])
 def test_bad_arch(arch):
     with pytest.raises(cupyops.InputError, match='expected one such as "sm_80"'):

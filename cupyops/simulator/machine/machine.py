@@ -41,6 +41,7 @@ class Machine:
     def __init__(self, state: State, *, seed: int | None, max_steps: int, output: Callable[[str], Any]) -> None:
         self._state = state
         self._chooser = random.Random(seed) if seed is not None else None
+        self.seed = seed or 0  # by which the errors of approximations are drawn
         self._max_steps = max_steps
         layout = state.code.layout
         self._shadow = GlobalShadow(state, layout.global_granule) if state.check else None

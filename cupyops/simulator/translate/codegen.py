@@ -53,12 +53,17 @@ def size_of(kind: str) -> int:
     return 1 if kind == "b1" else int(kind[1:]) // 8
 
 
-def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int], clusters: bool = False) -> Compiled:
-    """Translate a kernel, for a launch in `clusters` or without. Raises `UnsupportedInstruction`."""
+def compile_kernel(
+    module: Module, kernel: Function, globals_at: dict[str, int], clusters: bool = False, worst: bool = False
+) -> Compiled:
+    """Translate a kernel, for a launch in `clusters` or without. Raises `UnsupportedInstruction`.
+
+    `worst`: approximate instructions have the error that the PTX manual allows.
+    """
     flat = flatten(module, kernel)
     layout = lay_out(module, flat, globals_at)
     flow = analyse(flat, is_pure, layout.shared_symbols if clusters else frozenset())
-    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters)
+    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters, worst)
     texts = [writer.block(block) for block in flow.blocks]
     blocks = [
         CompiledBlock(
@@ -119,9 +124,9 @@ def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group:
 _resolve = functools.cache(arithmetic.resolve)
 
 
-def _operation(instruction: Instruction) -> arithmetic.Operation | None:
+def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Operation | None:
     try:
-        return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands))
+        return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands), worst)
     except UnsupportedInstruction as error:
         raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
 
@@ -129,8 +134,11 @@ def _operation(instruction: Instruction) -> arithmetic.Operation | None:
 class _KernelWriter:
     """What the blocks of one kernel share while they are written."""
 
-    def __init__(self, function: Function, layout: Layout, flow: Flow, products: Products, clusters: bool) -> None:
+    def __init__(
+        self, function: Function, layout: Layout, flow: Flow, products: Products, clusters: bool, worst: bool
+    ) -> None:
         self.products = products
+        self.worst = worst  # approximations have the error that they may have
         self.clusters = clusters  # addresses of shared memory bear the rank of the block
         self.function = function
         self.layout = layout
@@ -488,7 +496,7 @@ class BlockWriter:
     # --- arithmetic ---
 
     def _arithmetic(self, instruction: Instruction) -> None:
-        operation = _operation(instruction)
+        operation = _operation(instruction, self._kernel.worst)
         if operation is None:
             raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
         destinations = _destinations(instruction.operands[0])
@@ -500,6 +508,8 @@ class BlockWriter:
             if not self.has_carry:
                 raise UnsupportedInstruction("a carry that an earlier block has left")
             arguments.append("carry")
+        if operation.seeded:
+            arguments.insert(0, "m.seed")
         call = f"{self.bind(operation.function)}({', '.join(arguments)})"
         # a ufunc makes a new array; other functions may give back what they were given
         alias = not isinstance(operation.function, np.ufunc)
