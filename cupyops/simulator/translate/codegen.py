@@ -517,10 +517,18 @@ class BlockWriter:
             self.write(destinations[0], call, operation.gives[0], scalar=scalar, alias=alias)
             return
         names = [self.temporary() for _ in operation.gives]
-        self.emit(f"{', '.join([*names, 'carry'] if operation.carry_out else names)} = {call}")
-        self.has_carry = self.has_carry or operation.carry_out
+        carry = self._new_carry() if operation.carry_out else []
+        self.emit(f"{', '.join([*names, *carry])} = {call}")
+        if carry and carry != ["carry"]:
+            self.emit(f"carry = np.where({self.guard()}, {carry[0]}, carry)")
         for destination, name, kind in zip(destinations, names, operation.gives):
             self.write(destination, name, kind, scalar=scalar, alias=True)
+
+    def _new_carry(self) -> list[str]:
+        """The name of the carry that goes out; under a guard one of its own, for other threads keep the carry they have."""
+        merges = self.instruction.guard is not None and self.has_carry
+        self.has_carry = True
+        return [self.temporary() if merges else "carry"]
 
 
 PER_THREAD = frozenset(
