@@ -149,6 +149,7 @@ class Machine:
 
     def fence(self, group: Group, pc: int) -> None:
         """Earlier accesses of these threads' blocks are before what they do next, for the other blocks too."""
+        self.scheduler.barriers.fenced[group.get("block")] = True
         if self._shadow is not None:
             self._shadow.fence(group, pc)
 

@@ -191,7 +191,7 @@ class Shared(Space):
         """Another block's memory is there once the cluster has met, and until that block exits."""
         state = self.state
         own = group.get("block")
-        early = others & (state.cluster_epoch[own] == 0)
+        early = others & ~state.has_met[own]
         if early.any():
             what = f"{verb} of another block's shared memory before the cluster has met: that block may not have begun"
             raise fault(Race, state.listing, group, early, what, pc)

@@ -36,6 +36,7 @@ class State:
     local_memory: Region  # of all its threads
     registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
     epoch: np.ndarray  # barriers passed, by block
+    has_met: np.ndarray  # whether the block's cluster has met at all
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
     exited: np.ndarray  # by thread
@@ -84,6 +85,7 @@ class State:
         self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
         self.epoch = np.zeros(batch.blocks, np.int64)
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
+        self.has_met = np.zeros(batch.blocks, np.bool_)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
         self.exited = np.zeros(batch.threads, np.bool_)
         self.reached = {}
@@ -106,6 +108,7 @@ class State:
         first = block // self.cluster_size * self.cluster_size
         cluster = slice(first, first + self.cluster_size)
         self.epoch[cluster] += 1
+        self.has_met[cluster] = True
         self.cluster_epoch[cluster] = self.epoch[cluster]
         for one in range(first, first + self.cluster_size):
             self.reached.pop(one, None)

@@ -185,7 +185,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
 
 @emits("membar", "fence")
 def _fence(w: BlockWriter, instruction: Instruction) -> None:
-    wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)
+    wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)  # fence.mbarrier_init.release.cluster is one
     if wide:
         w.emit(f"m.fence(g, {w.pc})")
     if {"proxy", "async"} <= set(instruction.modifiers) and "global" not in instruction.modifiers:

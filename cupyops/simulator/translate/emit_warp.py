@@ -77,7 +77,8 @@ def _barrier(w: BlockWriter, instruction: Instruction) -> None:
     elif "cluster" in instruction.modifiers:
         w.emit(f"m.scheduler.barriers.arrive_cluster(g, {w.pc})")
     else:
-        w.emit(f"m.scheduler.barriers.arrive(g, {w.read(operands[0], 'u32')}, {w.read(operands[1], 'u32')})")
+        number, count = (w.read(operand, "u32") for operand in operands)
+        w.emit(f"m.scheduler.barriers.arrive(g, {number}, {count}, {w.pc})")
 
 
 @emits("ldmatrix")
