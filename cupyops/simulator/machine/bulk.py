@@ -250,8 +250,9 @@ class Bulk:
 
     def _span(self, group: Group, address: np.ndarray, size: int, verb: str, pc: int, anywhere: bool = True) -> int:
         """Where `size` bytes begin, all of which are in shared memory."""
-        last = address + address.dtype.type(max(size - 1, 0))
-        self._spaces.shared.positions(group, last, 1, verb, pc, anywhere)
+        ends = [size - 1] if self._state.shared_gaps is None else [*range(15, size, 16), size - 1]
+        for end in ends:
+            self._spaces.shared.positions(group, address + address.dtype.type(max(end, 0)), 1, verb, pc, anywhere)
         return int(self._spaces.shared.positions(group, address, 1, verb, pc, anywhere)[0])
 
     def _gather_global(self, group: Group, addresses: np.ndarray, pc: int) -> np.ndarray:

@@ -169,7 +169,7 @@ def _special(state: State) -> dict[str, int]:
     special = {"WARP_SZ": 32, "smid": 0, "nsmid": 1, "gridid": 0, "cluster_nctarank": state.cluster_size}
     special["nwarpid"] = -(-state.block[0] * state.block[1] * state.block[2] // 32)
     special["dynamic_smem_size"] = state.dynamic_shared
-    special["total_smem_size"] = special["aggr_smem_size"] = state.shared_bytes
+    special["total_smem_size"] = special["aggr_smem_size"] = state.static_shared + state.dynamic_shared
     special["is_explicit_cluster"] = int(state.cluster_size > 1)
     clusters = [extent // size for extent, size in zip(state.grid, state.cluster)]
     families = {"ntid": state.block, "nctaid": state.grid, "cluster_nctaid": state.cluster, "nclusterid": clusters}

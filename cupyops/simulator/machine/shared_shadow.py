@@ -298,4 +298,10 @@ class SharedShadow:
                 raise fault(Race, self._state.listing, group, bad, what, access.pc, detail=detail)
 
     def _place(self, granule: int) -> str:
-        return f"shared memory, offset {(granule << self._granules.shift) % self._state.shared_stride}"
+        offset = (granule << self._granules.shift) % self._state.shared_stride
+        if self._state.shared_gaps is None:
+            return f"shared memory, offset {offset}"
+        place = self._state.shared_gaps.nearest(offset)
+        return f"shared memory, offset {offset - place.low} of " + (
+            f"`{place.name}`" if place.name else "the dynamic part"
+        )

@@ -150,7 +150,8 @@ class Shared(Space):
         offset = address
         if state.cluster_size > 1:
             offset = self._in_cluster(group, address, width, verb, pc, self._anywhere if anywhere is None else anywhere)
-        self.check_offsets(group, offset, width, state.shared_bytes, "the block's shared memory", verb, pc)
+        where, gaps = "the block's shared memory", state.shared_gaps
+        self.check_offsets(group, offset, width, state.shared_bytes, where, verb, pc, gaps)
         if state.profile is not None:
             state.profile.shared_access(group, offset, width, pc)
         return offset + state.shared_start(group, address)
@@ -220,7 +221,8 @@ class Local(Space):
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         state = self.state
         offset = group.spread(address, np.uint64).astype(np.int64)
-        self.check_offsets(group, offset, width, state.local_bytes, "the thread's local memory", verb, pc)
+        where, gaps = "the thread's local memory", state.local_gaps
+        self.check_offsets(group, offset, width, state.local_bytes, where, verb, pc, gaps)
         return [(None, state.local_memory, offset + group.threads * state.local_bytes)]
 
 

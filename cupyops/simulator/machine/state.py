@@ -10,6 +10,7 @@ from ..errors import Race
 from ..memory import POISON, SHARED_BASE, Memory, Region
 from ..profile import Profile
 from ..translate.function import Compiled
+from ..translate.layout import Extent
 from .faults import Listing, fault
 from .group import Batch, Group, lane_bits
 from .knowledge import Knowledge
@@ -26,6 +27,29 @@ class Reach(NamedTuple):
     lanes: np.ndarray  # of the group
     verb: str
     pc: int
+
+
+class Gaps:
+    """What lies between the variables of a space, and belongs to none of them."""
+
+    def __init__(self, places: tuple[Extent, ...], inside: np.ndarray) -> None:
+        size = len(inside)
+        # the extent of dynamic memory is known with the launch
+        self._places = [place if place.high > place.low else Extent("", place.low, size) for place in places]
+        self.inside = inside  # whether it is such, by byte
+
+    @classmethod
+    def between(cls, places: tuple[Extent, ...], size: int, dynamic: int = 0) -> Gaps | None:
+        """None where there are none. `dynamic`: bytes at the end that belong to the kernel as a whole."""
+        inside = np.ones(size, np.bool_)
+        for place in places:
+            inside[place.low : place.high] = False
+        inside[size - dynamic :] = False
+        return cls(places, inside) if len(places) > 1 or inside.any() else None
+
+    def nearest(self, offset: int) -> Extent:
+        """The variable that an access there was meant for: the one that ends nearest before it, or begins behind."""
+        return min(self._places, key=lambda place: max(place.low - offset, offset + 1 - place.high))
 
 
 class State:
@@ -64,7 +88,10 @@ class State:
         self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         self.rank_unit = 1 << _RANK_SHIFT
         self.dynamic_shared = dynamic_shared
+        self.static_shared = code.layout.static_shared
         self.shared_bytes = code.layout.shared_bytes + dynamic_shared
+        self.shared_gaps = Gaps.between(code.layout.shared_places, self.shared_bytes, dynamic_shared)
+        self.local_gaps = Gaps.between(code.layout.local_places, code.layout.local_bytes)
         self.shared_stride = max(16, -(-self.shared_bytes // 16) * 16)
         self.local_bytes = code.layout.local_bytes
         self.parameters = Region(parameters)
