@@ -111,10 +111,11 @@ class Simulation:
         program, binary, arguments = _program(specialised, self.arch)
         original, args = args, signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
-        self._check(specialised.name, configuration, binary)
+        self._check(specialised.name, configuration, binary, program.static_shared(binary.symbol))
         values = [_value(*each) for each in zip(arguments, args, checked)]
         pointed_to = _pointed_to(arguments, original)
         touched = _restrict([one for one in (*_tensors(args), *pointed_to) if one.numel()])
+        _memory().closed = _not_given(touched)
         if not specialised.strided:
             _leave_out_gaps([*(value for value in args if isinstance(value, Tensor)), *pointed_to])
         with Bar(f"simulating {specialised.name}") as bar:
@@ -135,16 +136,18 @@ class Simulation:
                     progress=bar.update if bar.wanted else None,
                 )
             finally:
+                _memory().closed = frozenset()
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
                 _raise_written(arguments, original)  # after a fault too, which may be one in the middle
 
-    def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
-        """What a device of this architecture has no room for."""
+    def _check(self, name: str, configuration: Configuration, binary: Binary, static: int) -> None:
+        """What a device of this architecture has no room for. `static`: bytes of the kernel's own shared memory."""
         limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
-        if limit is not None and configuration.shared > limit * 1024:
+        if limit is not None and static + configuration.shared > limit * 1024:
+            own = f", and the kernel's __shared__ variables take {static} of them" if static else ""
             raise LaunchError(
-                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block; "
+                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block{own}; "
                 "take less, or simulate another architecture"
             )
         if configuration.overlap and self._device.major >= 9 and not waits(binary.ptx):
@@ -352,6 +355,13 @@ def _restrict(tensors: list[Tensor]) -> list[Any]:
         hulls[allocation.number] = min(low, before[0]), max(high, before[1])
         allocation.restrict(*hulls[allocation.number])
     return [_memory().allocations[number] for number in hulls]
+
+
+def _not_given(touched: list[Any]) -> set[int]:
+    """The numbers of allocations of tensors that live, but that neither this launch nor a struct was given."""
+    given = {allocation.number for allocation in touched}
+    given.update(_allocations[storage].number for storage in _addressed if storage in _allocations)
+    return {allocation.number for allocation in _allocations.values()} - given
 
 
 def _leave_out_gaps(tensors: list[Tensor]) -> None:

@@ -18,6 +18,8 @@ from .machine.state import State
 from .memory import Allocation, Memory
 from .profile import Profile
 from .translate import Compiled, compile_kernel
+from .translate.calls import flatten
+from .translate.layout import lay_out
 from .translate.parser import parse
 from .translate.ptx import SIZES, Function, Variable
 
@@ -75,6 +77,7 @@ class Program:
         self.sources = dict(sources or {})
         self.variables = self._variables()
         self._compiled: dict[tuple[str, bool, bool], Compiled] = {}
+        self._static_shared: dict[str, int] = {}
 
     def kernels(self) -> list[str]:
         """The names of the kernels."""
@@ -94,6 +97,14 @@ class Program:
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
         return self._compiled[key]
+
+    def static_shared(self, name: str) -> int:
+        """Bytes of the `__shared__` variables that a kernel uses, as a GPU lays them out."""
+        if name not in self._static_shared:
+            self._static_shared[name] = lay_out(
+                self.module, flatten(self.module, self._function(name)), {}
+            ).static_shared
+        return self._static_shared[name]
 
     def launch(
         self,

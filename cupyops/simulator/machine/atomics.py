@@ -97,7 +97,8 @@ class Atomics:
         in_global, in_shared = self._spaces.global_.shadow, self._spaces.shared.shadow
         if isinstance(region, Allocation):
             if in_global is not None:
-                in_global.atomic(group, region, position, size, pc)
+                of_block = "cta" in self._state.listing.instructions[pc].modifiers
+                in_global.atomic(group, region, position, size, pc, of_block)
         elif in_shared is not None:
             in_shared.atomic(group, position, size, pc)
 

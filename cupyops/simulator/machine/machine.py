@@ -125,7 +125,12 @@ class Machine:
         """The same, with the answers of exchanges that have taken place already; counted if they are all."""
         prompted = copy.copy(self)
         prompted.warps = prompter
-        result = block.function(prompted, group)
+        clock = self._state.clock
+        self._state.clock += block.size  # as in `_count`: what it does is later than what was done so far
+        try:
+            result = block.function(prompted, group)
+        finally:
+            self._state.clock = clock
         self._count(block, group)
         return result
 
@@ -147,11 +152,12 @@ class Machine:
         """One value from the kernel's parameters."""
         return self._state.parameters.buffer[offset : offset + size].view(dtype)[0]
 
-    def fence(self, group: Group, pc: int) -> None:
-        """Earlier accesses of these threads' blocks are before what they do next, for the other blocks too."""
-        self.scheduler.barriers.fenced[group.get("block")] = True
+    def fence(self, group: Group, pc: int, of_block: bool = False) -> None:
+        """Earlier accesses of these threads are before what they do next, for their block, or for other blocks too."""
+        if not of_block:
+            self.scheduler.barriers.fenced[group.get("block")] = True
         if self._shadow is not None:
-            self._shadow.fence(group, pc)
+            self._shadow.fence(group, pc, of_block)
 
     def fence_proxy(self, group: Group, pc: int) -> None:
         """fence.proxy.async: what these threads know to be written is there for bulk copies and matrix products."""

@@ -29,6 +29,7 @@ class Access(NamedTuple):
     width: int
     pc: int
     strong: bool  # volatile, relaxed, acquire or release: made to meet what others do
+    constant: bool = False  # through the cache for what no thread writes while the kernel runs
 
 
 class Space:
@@ -49,19 +50,32 @@ class Space:
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         """Checks on a write."""
 
-    def load(self, group: Group, address: Any, dtype: Any, size: int, count: int, pc: int, strong: bool = False) -> Any:
-        """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire."""
+    def load(
+        self,
+        group: Group,
+        address: Any,
+        dtype: Any,
+        size: int,
+        count: int,
+        pc: int,
+        strong: bool = False,
+        constant: bool = False,
+    ) -> Any:
+        """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire.
+
+        `constant`: ld.global.nc.
+        """
         if strong:
             self.state.spinning = True  # perhaps a flag that another thread is to set
         parts = self.parts(group, address, size * count, "read", pc)
         if len(parts) == 1 and parts[0][0] is None:
             _, region, position = parts[0]
-            self.before_read(group, Access(region, position, size * count, pc, strong))
+            self.before_read(group, Access(region, position, size * count, pc, strong, constant))
             return region.take(position, dtype, size, count)
         result = [np.empty(group.size, dtype) for _ in range(count)]
         for mask, region, position in parts:
             assert mask is not None
-            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong))
+            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong, constant))
             taken = region.take(position, dtype, size, count)
             for values, part in zip(result, taken if count > 1 else (taken,)):
                 values[mask] = part

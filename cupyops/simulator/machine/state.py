@@ -18,6 +18,7 @@ from .knowledge import Knowledge
 _RANK_SHIFT = 24  # shared addresses of a cluster: the offset below, the rank of the block from here on
 _RANK_MASK = 0xFF
 _PC_BITS = 20
+PC_MASK = (1 << _PC_BITS) - 1
 
 
 class Reach(NamedTuple):
@@ -63,6 +64,8 @@ class State:
     has_met: np.ndarray  # whether the block's cluster has met at all
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
+    synced: np.ndarray  # when the block's threads last came through a barrier (`now`), by block
+    warp_synced: np.ndarray  # when the lanes of a warp last met by __syncwarp, by warp
     exited: np.ndarray  # by thread
     knowledge: Knowledge | None  # of what goes on beside the threads; None where nothing does
     fenced_at: np.ndarray  # by thread: when it last ran fence.proxy.async
@@ -114,6 +117,9 @@ class State:
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
         self.has_met = np.zeros(batch.blocks, np.bool_)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
+        # before this batch nothing has happened that its threads must be ordered with
+        self.synced = np.full(batch.blocks, self.now(PC_MASK), np.int64)
+        self.warp_synced = np.zeros(batch.warps, np.int64)
         self.exited = np.zeros(batch.threads, np.bool_)
         self.reached = {}
         self.knowledge = Knowledge(batch, self.cluster_size) if self.code.beside else None
@@ -130,11 +136,16 @@ class State:
         """A number that only grows: instructions issued, then the one within the stretch that was issued at once."""
         return self.clock << _PC_BITS | pc
 
+    def unordered_in_warp(self, group: Group, other: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Whether a lane has not met another one of its warp (a thread of its block, or several) since `time`."""
+        return time > self.warp_synced.take(group.get("warp"))
+
     def passed_cluster(self, block: int) -> None:
         """The blocks of this one's cluster have met."""
         first = block // self.cluster_size * self.cluster_size
         cluster = slice(first, first + self.cluster_size)
         self.epoch[cluster] += 1
+        self.synced[cluster] = self.now(PC_MASK)
         self.has_met[cluster] = True
         self.cluster_epoch[cluster] = self.epoch[cluster]
         for one in range(first, first + self.cluster_size):

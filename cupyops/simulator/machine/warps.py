@@ -163,7 +163,9 @@ class Warps:
     def sync(self, group: Group, mask: Any, pc: int) -> None:
         """bar.warp.sync: orders the memory accesses of the lanes."""
         self.members(group, mask, pc)
-        self._state.warp_epoch[np.unique(group.get("warp"))] += 1
+        warps = np.unique(group.get("warp"))
+        self._state.warp_epoch[warps] += 1
+        self._state.warp_synced[warps] = self._state.now(pc)
         if self._state.knowledge is not None:
             self._state.knowledge.meet_in_warps(group)
 

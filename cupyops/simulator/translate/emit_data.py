@@ -123,7 +123,9 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
         return
     strong = bool(_STRONG & set(instruction.modifiers))
     memory = _memory_of(instruction)
-    shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}"
+    shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}" + (
+        ", True" if "nc" in instruction.modifiers else ""
+    )
     w.masked(destinations, kind, lambda g, pick: f"m.{memory}.load({g}, {pick(address)}, {shape})")
 
 
@@ -186,8 +188,8 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
 @emits("membar", "fence")
 def _fence(w: BlockWriter, instruction: Instruction) -> None:
     wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)  # fence.mbarrier_init.release.cluster is one
-    if wide:
-        w.emit(f"m.fence(g, {w.pc})")
+    if wide or "cta" in instruction.modifiers:
+        w.emit(f"m.fence(g, {w.pc}, {not wide})")
     if {"proxy", "async"} <= set(instruction.modifiers) and "global" not in instruction.modifiers:
         w.emit(f"m.fence_proxy(g, {w.pc})")
 
