@@ -18,6 +18,7 @@ from .group import Batch, Group
 from .matrices import Matrices
 from .mbarriers import MBarriers
 from .meetings import Meetings, Prompter
+from .register_pool import RegisterPool
 from .runtime import Runtime
 from .scheduler import Scheduler
 from .shared_shadow import SharedShadow
@@ -50,7 +51,7 @@ class Machine:
         self.cluster_space = self._spaces.cluster
         self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
         self.generic_space = self._spaces.generic
-        self.warps = warps = Warps(state)
+        self.warps = warps = self._all_warps = Warps(state)
         self._meetings = Meetings(state, warps, self._run_prompted)
         self.atomics = Atomics(state, self._spaces, self._chooser)
         self.matrices = Matrices(state, self._spaces, warps)
@@ -102,6 +103,7 @@ class Machine:
         self.copies = Copies(state, self._spaces, self.mbarriers)
         self.bulk = Bulk(state, self._spaces, self.atomics, self.mbarriers, self._chooser)
         self.matrices.begin()
+        self.register_pool = RegisterPool(state, self._all_warps)
         self.scheduler = Scheduler(
             state,
             batch,
@@ -115,6 +117,7 @@ class Machine:
         )
         self.scheduler.run()
         self.bulk.finish()
+        self.register_pool.finish(Group(batch, None, batch.threads))
         self.steps += self.scheduler.steps
 
     def _run_block(self, block: CompiledBlock, group: Group) -> Any:

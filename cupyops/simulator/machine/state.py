@@ -14,6 +14,7 @@ from ..translate.layout import Extent
 from .faults import Listing, fault
 from .group import Batch, Group, lane_bits
 from .knowledge import Knowledge
+from .lane_order import LaneOrder
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: the offset below, the rank of the block from here on
 _RANK_MASK = 0xFF
@@ -64,6 +65,8 @@ class State:
     has_met: np.ndarray  # whether the block's cluster has met at all
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
+    lane_epochs: LaneOrder  # where some lanes of a warp have met without the others, by epochs of the warp
+    lane_times: LaneOrder  # and by time
     synced: np.ndarray  # when the block's threads last came through a barrier (`now`), by block
     warp_synced: np.ndarray  # when the lanes of a warp last met by __syncwarp, by warp
     exited: np.ndarray  # by thread
@@ -120,6 +123,7 @@ class State:
         # before this batch nothing has happened that its threads must be ordered with
         self.synced = np.full(batch.blocks, self.now(PC_MASK), np.int64)
         self.warp_synced = np.zeros(batch.warps, np.int64)
+        self.lane_epochs, self.lane_times = LaneOrder(), LaneOrder()
         self.exited = np.zeros(batch.threads, np.bool_)
         self.reached = {}
         self.knowledge = Knowledge(batch, self.cluster_size) if self.code.beside else None
@@ -137,8 +141,15 @@ class State:
         return self.clock << _PC_BITS | pc
 
     def unordered_in_warp(self, group: Group, other: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Whether a lane has not met another one of its warp (a thread of its block, or several) since `time`."""
-        return time > self.warp_synced.take(group.get("warp"))
+        """Whether a lane has not met another one of its warp (by its thread; from 1024 on several) since `time`."""
+        warp = group.get("warp")
+        found = time > self.warp_synced.take(warp)
+        if self.lane_times and found.any():
+            warps, lanes = (np.broadcast_to(one, time.shape) for one in (warp, group.get("laneid")))
+            partly = self.lane_times.partial(warps)
+            others = np.where(other < 1024, other % 32, -1)
+            found = np.where(partly, self.lane_times.unordered(warps, lanes, others, time), found)
+        return found
 
     def passed_cluster(self, block: int) -> None:
         """The blocks of this one's cluster have met."""

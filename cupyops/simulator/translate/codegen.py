@@ -169,7 +169,7 @@ class _KernelWriter:
             return Members(mask=mask.value & 0xFFFFFFFF)
         if isinstance(mask, Register):
             return Members(register=self.number[mask.name])
-        return Members(128 if first.opcode == "wgmma" else 32)
+        return Members(128 if first.opcode in ("wgmma", "setmaxnreg") else 32)
 
     def block(self, block: Block) -> str:
         """The text of one block's function."""

@@ -213,7 +213,7 @@ def _call(w: BlockWriter, instruction: Instruction) -> None:
     w.emit(f"m.runtime.{name.strip('_')}(g, {', '.join(places)}, {w.pc})")
 
 
-@emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent", "setmaxnreg")
+@emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent")
 def _nothing(w: BlockWriter, instruction: Instruction) -> None:
     """Changes when things happen, not what."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import matrix
 from ..errors import UnsupportedInstruction
 from .codegen import STORAGE, BlockWriter, elements, emits
-from .ptx import Instruction, Pair, Sink, Vector
+from .ptx import Immediate, Instruction, Pair, Sink, Vector
 
 
 @emits("shfl")
@@ -158,6 +158,13 @@ def _wgmma_order(w: BlockWriter, instruction: Instruction) -> None:
         w.emit(f"m.matrices.wait(g, int({w.read(instruction.operands[0], 'u32')}))")
     else:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+
+
+@emits("setmaxnreg")
+def _setmaxnreg(w: BlockWriter, instruction: Instruction) -> None:
+    count = instruction.operands[0]
+    assert isinstance(count, Immediate)
+    w.emit(f"m.register_pool.set(g, {instruction.modifiers[0]!r}, {count.value}, {w.pc})")
 
 
 @emits("wmma")
