@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import Uninitialized
 from ..translate.function import CompiledBlock
 from .atomics import Atomics
 from .bulk import Bulk
 from .copies import Copies
+from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group
 from .matrices import Matrices
@@ -96,6 +98,7 @@ class Machine:
         batch = Batch(state.grid, state.block, state.cluster, blocks)
         state.begin(batch)
         self.registers = state.registers
+        self._undefined = {one: np.full(batch.threads, flag) for one, flag in state.code.undefined.items()}
         has_shadow = state.check and state.shared_bytes > 0
         shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
         self.shared_space.shadow = self.cluster_space.shadow = shadow
@@ -119,6 +122,24 @@ class Machine:
         self.bulk.finish()
         self.register_pool.finish(Group(batch, None, batch.threads))
         self.steps += self.scheduler.steps
+
+    def flags(self, number: int, index: Any) -> np.ndarray:
+        """Where a register is undefined."""
+        found = self._undefined[number]
+        return found if index is None else found[index]
+
+    def set_flags(self, number: int, index: Any, flags: Any) -> None:
+        """Note where a register is undefined."""
+        self._undefined[number][slice(None) if index is None else index] = flags
+
+    def check_defined(self, group: Group, undefined: Any, pc: int, verb: str) -> None:
+        """These threads do something for good with values that nothing has written: none may be undefined."""
+        if self._state.check and np.any(undefined):
+            what = f"{verb} a value that nothing has written"
+            detail = (
+                "it comes from a variable without a value, from local memory, or by a shuffle from outside of the mask"
+            )
+            raise fault(Uninitialized, self._state.listing, group, undefined, what, pc, detail=detail)
 
     def _run_block(self, block: CompiledBlock, group: Group) -> Any:
         self._count(block, group)

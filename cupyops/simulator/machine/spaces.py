@@ -247,6 +247,26 @@ class Local(Space):
         self.check_offsets(group, offset, width, state.local_bytes, where, verb, pc, gaps)
         return [(None, state.local_memory, offset + group.threads * state.local_bytes)]
 
+    def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
+        if len(self.state.local_written):
+            for byte in range(access.width):
+                self.state.local_written[access.position + byte] = True
+
+    def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
+        """Whether each thread has written none of the bytes from its address on; of addresses outside nothing is said."""
+        return ~np.any([self.state.local_written[place] for place in self._bytes(group, address, width)], axis=0)
+
+    def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
+        """What these threads have stored there is no value."""
+        chosen = group.spread(undefined, np.bool_)
+        for place in self._bytes(group, address, start + width)[start:]:
+            self.state.local_written[place[chosen]] = False
+
+    def _bytes(self, group: Group, address: Any, width: int) -> list[np.ndarray]:
+        size = self.state.local_bytes
+        offset = np.clip(group.spread(address, np.uint64).astype(np.int64), 0, size - width)
+        return [offset + group.threads * size + byte for byte in range(width)]
+
 
 class Parameters(Space):
     """The kernel's parameters, where they are indexed rather than named."""

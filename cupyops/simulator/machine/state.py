@@ -60,6 +60,7 @@ class State:
     batch: Batch
     shared_memory: Region  # of all blocks of the batch, one after the other
     local_memory: Region  # of all its threads
+    local_written: np.ndarray  # which bytes of it hold a value; empty where that is not asked
     registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
     epoch: np.ndarray  # barriers passed, by block
     has_met: np.ndarray  # whether the block's cluster has met at all
@@ -116,6 +117,7 @@ class State:
         self.batch = batch
         self.shared_memory = Region(np.full(batch.blocks * self.shared_stride, POISON, np.uint8))
         self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
+        self.local_written = np.zeros(len(self.local_memory.buffer) if self.code.undefined else 0, np.bool_)
         self.epoch = np.zeros(batch.blocks, np.int64)
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
         self.has_met = np.zeros(batch.blocks, np.bool_)

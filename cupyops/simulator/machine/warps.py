@@ -81,6 +81,14 @@ class Warps:
         is_named = (mask >> other.astype(np.uint32)) & np.uint32(1) != 0
         return np.where(is_named, lanes[slot - own + other], _NOTHING), inside
 
+    def shuffle_flags(
+        self, group: Group, mode: str, undefined: np.ndarray, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same, and whether what is read is undefined: of a lane that takes no part, or as it is in that lane."""
+        result, inside = self.shuffle(group, mode, value, lane, clamp, mask, pc)
+        flags, _ = self.shuffle(group, mode, undefined.astype(np.uint32), lane, clamp, mask, pc)
+        return result, inside, flags != 0
+
     def _sources(self, group: Group, mode: str, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
         """For a whole batch: (the thread that each one's value comes from, whether it is within the segment)."""
         key = None if isinstance(lane, np.ndarray) or isinstance(clamp, np.ndarray) else (mode, int(lane), int(clamp))

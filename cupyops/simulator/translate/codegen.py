@@ -17,6 +17,7 @@ import numpy as np
 from .. import arithmetic
 from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
+from . import emit_undefined
 from .calls import flatten
 from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
@@ -37,6 +38,7 @@ from .ptx import (
     Symbol,
     Vector,
 )
+from .undefined import find as undefined_registers
 
 STORAGE = {
     "pred": "b1", "b8": "u8", "u8": "u8", "s8": "u8",
@@ -63,7 +65,9 @@ def compile_kernel(
     flat = flatten(module, kernel)
     layout = lay_out(module, flat, globals_at)
     flow = analyse(flat, is_pure, layout.shared_symbols if clusters else frozenset())
-    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters, worst)
+    early = flow.live_in[0] - flow.uniform
+    undefined = undefined_registers(flow.blocks, early, is_computed)
+    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters, worst, undefined)
     texts = [writer.block(block) for block in flow.blocks]
     blocks = [
         CompiledBlock(
@@ -85,7 +89,8 @@ def compile_kernel(
     instructions = [instruction for block in flow.blocks for instruction in block.instructions]
     written = layout.written_parameters(instructions)
     beside, reads = any(map(_is_beside, instructions)), any(map(_reads_beside, instructions))
-    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts), beside, reads)
+    at_start = {writer.number[name]: name in flow.live_in[0] for name in undefined}
+    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts), beside, reads, at_start)
 
 
 def _is_beside(instruction: Instruction) -> bool:
@@ -114,6 +119,11 @@ def is_pure(instruction: Instruction) -> bool:
     return instruction.opcode in _PURE or _operation(instruction) is not None
 
 
+def is_computed(instruction: Instruction) -> bool:
+    """Whether an instruction does nothing but compute its result from its operands."""
+    return instruction.opcode in _PURE or _operation(instruction) is not None
+
+
 def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group: Any) -> None:
     """Write a register for some of the batch's threads."""
     if registers[number] is None:
@@ -135,9 +145,17 @@ class _KernelWriter:
     """What the blocks of one kernel share while they are written."""
 
     def __init__(
-        self, function: Function, layout: Layout, flow: Flow, products: Products, clusters: bool, worst: bool
+        self,
+        function: Function,
+        layout: Layout,
+        flow: Flow,
+        products: Products,
+        clusters: bool,
+        worst: bool,
+        undefined: frozenset[str],
     ) -> None:
         self.products = products
+        self.undefined = undefined  # registers whose value nothing may have written
         self.worst = worst  # approximations have the error that they may have
         self.clusters = clusters  # addresses of shared memory bear the rank of the block
         self.function = function
@@ -187,6 +205,8 @@ class BlockWriter:
         self._hoisted: dict[str, str] = {}  # special registers, fetched once
         self._read: set[str] = set()  # registers whose value at the start is used
         self._written: dict[str, None] = {}
+        self._flags_read: set[str] = set()  # registers of which it is asked whether their value at the start is defined
+        self._flags_written: dict[str, None] = {}
         self._scalar: dict[str, bool] = {}
         self._alias: set[str] = set()  # registers whose array may be another's too
         self._temporaries = 0
@@ -202,6 +222,8 @@ class BlockWriter:
         for position, instruction in enumerate(self.block.instructions):
             self.instruction, self.pc = instruction, self.block.first + position
             if instruction is self.block.last and self._ends(instruction):
+                if self._kernel.undefined:
+                    emit_undefined.branch(self, instruction)
                 continue
             self._one(instruction)
         epilogue = self._epilogue()
@@ -249,12 +271,16 @@ class BlockWriter:
     def _one(self, instruction: Instruction) -> None:
         if self._kernel.products.early:
             self._watch()
+        if self._kernel.undefined:
+            emit_undefined.before(self, instruction)
         handler = HANDLERS.get(instruction.opcode)
         try:
             if handler is not None:
                 handler(self, instruction)
             else:
                 self._arithmetic(instruction)
+            if self._kernel.undefined:
+                emit_undefined.after(self, instruction)
         except UnsupportedInstruction as error:
             if "PTX line" in str(error):
                 raise
@@ -263,7 +289,8 @@ class BlockWriter:
             raise InvalidPtx(f"PTX line {instruction.line}: cannot read {instruction.text!r} ({error!r})") from error
 
     def _prologue(self) -> list[str]:
-        lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written else []
+        lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written or self._flags_read else []
+        lines += [f"{self._flag(name)} = m.flags({self._kernel.number[name]}, i)" for name in sorted(self._flags_read)]
         live = [name for name in self._read if name in self._kernel.flow.live_in[self.block.index]]
         own = [name for name in live if name not in self._kernel.flow.uniform]
         self._kernel.crossing.update(own)
@@ -291,6 +318,8 @@ class BlockWriter:
                 lines.append(f"{local} = {local}.copy()")
             whole.append(f"R[{number}] = {local}")
             part.append(f"put(R, {number}, i, {local}, g)")
+        flags = [name for name in self._flags_written if name in self._kernel.flow.live_out[self.block.index]]
+        lines += [f"m.set_flags({self._kernel.number[name]}, i, {self._flag(name)})" for name in flags]
         if whole:
             lines += ["if i is None: " + "; ".join(whole), "else: " + "; ".join(part)]
         return lines
@@ -334,6 +363,36 @@ class BlockWriter:
         if guard is None:
             return ""
         return f"~{self._register(guard.register)}" if guard.negated else self._register(guard.register)
+
+    def is_computed(self, instruction: Instruction) -> bool:
+        """Whether the instruction does nothing but compute its result."""
+        return is_computed(instruction)
+
+    def bytes_of(self, instruction: Instruction) -> int:
+        """Bytes of an element of a load or store."""
+        return size_of(STORAGE[instruction.modifiers[-1]])
+
+    def may_be_undefined(self, name: str) -> bool:
+        """Whether the value of a register may be one that nothing has written."""
+        return name in self._kernel.undefined
+
+    def undefined(self, names: list[str]) -> str:
+        """Whether any of these registers is undefined, as an expression; "" where none can be."""
+        flags = []
+        for name in dict.fromkeys(names):
+            if name in self._kernel.undefined:
+                if name not in self._flags_written:
+                    self._flags_read.add(name)
+                flags.append(self._flag(name))
+        return " | ".join(flags)
+
+    def set_undefined(self, name: str, expression: str) -> None:
+        """Note whether a register is undefined from here on."""
+        self.emit(f"{self._flag(name)} = {expression}")
+        self._flags_written[name] = None
+
+    def _flag(self, name: str) -> str:
+        return f"no{self._kernel.number[name]}"
 
     def wanted(self, operand: Operand) -> bool:
         """Whether anything reads this destination later."""

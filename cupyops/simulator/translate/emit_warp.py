@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import matrix
 from ..errors import UnsupportedInstruction
 from .codegen import STORAGE, BlockWriter, elements, emits
-from .ptx import Immediate, Instruction, Pair, Sink, Vector
+from .ptx import Immediate, Instruction, Pair, Register, Sink, Vector
 
 
 @emits("shfl")
@@ -15,7 +15,16 @@ def _shfl(w: BlockWriter, instruction: Instruction) -> None:
     members = w.read(mask[0], "u32") if mask else "u32(0xffffffff)"
     result, inside = w.temporary(), w.temporary()
     arguments = f"{w.read(value, 'u32')}, {w.read(lane, 'u32')}, {w.read(clamp, 'u32')}, {members}, {w.pc}"
-    w.emit(f"{result}, {inside} = m.warps.shuffle(g, {mode!r}, {arguments})")
+    to = destination.first if isinstance(destination, Pair) else destination
+    if isinstance(to, Register) and w.may_be_undefined(to.name):
+        undefined = w.temporary()
+        of_value = (w.undefined([value.name]) if isinstance(value, Register) else "") or "False"
+        w.emit(
+            f"{result}, {inside}, {undefined} = m.warps.shuffle_flags(g, {mode!r}, g.spread({of_value}), {arguments})"
+        )
+        w.set_undefined(to.name, undefined)
+    else:
+        w.emit(f"{result}, {inside} = m.warps.shuffle(g, {mode!r}, {arguments})")
     first, second = (destination.first, destination.second) if isinstance(destination, Pair) else (destination, Sink())
     w.write(first, result, "u32")
     w.write(second, inside, "b1")
