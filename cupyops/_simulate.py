@@ -132,6 +132,7 @@ class Simulation:
                     max_steps=self.max_steps or MAX_STEPS,
                     exited_lanes=self.exited_lanes,
                     approximate=self.approximate,
+                    cooperative=configuration.cooperative,
                     label=specialised.name,
                     progress=bar.update if bar.wanted else None,
                 )

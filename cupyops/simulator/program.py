@@ -19,7 +19,7 @@ from .memory import Allocation, Memory
 from .profile import Profile
 from .translate import Compiled, compile_kernel
 from .translate.calls import flatten
-from .translate.layout import lay_out
+from .translate.layout import function_addresses, lay_out
 from .translate.parser import parse
 from .translate.ptx import SIZES, Function, Variable
 
@@ -120,6 +120,7 @@ class Program:
         max_steps: int = MAX_STEPS,
         exited_lanes: bool = False,
         approximate: str = "nearest",
+        cooperative: bool = False,
         profile: bool = False,
         label: str = "",
         progress: Callable[[int, int], Any] | None = None,
@@ -140,6 +141,7 @@ class Program:
             exited_lanes: let warp-wide instructions name lanes that have exited or do not exist, which take no part then.
             approximate: results of approximate instructions: "nearest" to the exact ones, or the "worst" that the PTX
                 manual allows, drawn with `seed`.
+            cooperative: all blocks run side by side, so that they may wait for each other (grid-wide barriers).
             profile: count memory traffic, bank conflicts and divergence by instruction.
             label: what messages call the kernel, by default its name.
             progress: called with (blocks done, blocks in all) after each batch.
@@ -166,6 +168,7 @@ class Program:
             check,
             collected,
             exited_lanes,
+            cooperative,
         )
         machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()
@@ -198,16 +201,19 @@ class Program:
         """The module's global and constant variables, each an allocation with its initial value."""
         declared = [v for v in self.module.variables.values() if v.space in ("global", "const") and v.size]
         made = {v.name: self.memory.allocate(np.zeros(v.size, np.uint8), v.name) for v in declared}
+        functions = function_addresses(self.module)
         for variable in declared:
             size = SIZES[variable.type]
             for number, text in enumerate(variable.initial):
-                value = _initial(text, variable, made)
+                value = _initial(text, variable, made, functions)
                 made[variable.name].buffer[number * size : (number + 1) * size] = np.frombuffer(value, np.uint8)
         return made
 
 
-def _initial(text: str, variable: Variable, made: dict[str, Allocation]) -> bytes:
-    """One element of an initialiser: a number, the bits of a float, or the address of another variable."""
+def _initial(text: str, variable: Variable, made: dict[str, Allocation], functions: dict[str, int]) -> bytes:
+    """One element of an initialiser: a number, the bits of a float, or the address of another variable or a function."""
+    if text in functions:
+        return functions[text].to_bytes(SIZES[variable.type], "little")
     size = SIZES[variable.type]
     if bits := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", text):
         return int(bits.group(1), 16).to_bytes(size, "little")

@@ -128,7 +128,7 @@ def test_what_a_lane_outside_of_the_mask_holds_is_not_known(mode):
     y = np.zeros(32, np.uint32)
     run(code.replace("MODE", mode.replace("16", "8").replace("% 32", "% 16 + lane / 16 * 16")), "outside", 1, 32, y)
     assert y.tolist() == [i ^ 8 for i in range(32)]
-    run(code.replace("MODE", mode), "outside", 1, 32, y)
+    run(code.replace("MODE", mode), "outside", 1, 32, y, check=False)
     assert set(y.tolist()) == {0xCBCBCBCB}
 
 

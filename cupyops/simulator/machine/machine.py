@@ -60,6 +60,10 @@ class Machine:
         self.runtime = Runtime(state, self._spaces, output)
         self.map_to_rank, self.rank_of, self.own_address = state.map_to_rank, state.rank_of, state.own_address
         self.special = _special(state)
+        if state.cooperative:
+            workspace = state.memory.allocate(np.zeros(64, np.uint8), "the grid's barrier")
+            state.watched.add(workspace.number)
+            self.special |= {"envreg1": workspace.base >> 32, "envreg2": workspace.base & 0xFFFFFFFF}
         self.steps = 0
 
     # --- running ---
@@ -70,6 +74,8 @@ class Machine:
         order = self._block_order()
         threads = state.block[0] * state.block[1] * state.block[2]
         size = max(1, _THREADS_PER_BATCH // (threads * state.cluster_size)) * state.cluster_size
+        if state.cooperative:
+            size = len(order)  # blocks that wait for each other run side by side
         with np.errstate(all="ignore"):
             for start in range(0, len(order), size):
                 self._run_batch(order[start : start + size])
@@ -197,6 +203,7 @@ class Machine:
 def _special(state: State) -> dict[str, int]:
     """Special registers with one value in all threads."""
     special = {"WARP_SZ": 32, "smid": 0, "nsmid": 1, "gridid": 0, "cluster_nctarank": state.cluster_size}
+    special |= {f"envreg{number}": 0 for number in range(32)}
     special["nwarpid"] = -(-state.block[0] * state.block[1] * state.block[2] // 32)
     special["dynamic_smem_size"] = state.dynamic_shared
     special["total_smem_size"] = special["aggr_smem_size"] = state.static_shared + state.dynamic_shared

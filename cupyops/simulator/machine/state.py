@@ -89,6 +89,7 @@ class State:
         check: bool,
         profile: Profile | None,
         exited_lanes: bool = False,
+        cooperative: bool = False,
     ) -> None:
         self.code, self.memory, self.listing = code, memory, listing
         self.grid, self.block, self.cluster = grid, block, cluster
@@ -106,6 +107,7 @@ class State:
         self.check = check
         self.profile = profile
         self.exited_lanes = exited_lanes  # whether masks may name lanes that have exited
+        self.cooperative = cooperative  # whether all blocks run at the same time
         self.clock = 0  # instructions issued so far
         self.thread_instructions = 0
         self.progressed = False  # something has happened that others may wait for

@@ -73,21 +73,27 @@ class Warps:
         if group.index is None and group.batch.whole_warps and not isinstance(mask, np.ndarray):
             source, inside = self._sources(group, mode, lane, clamp)
             return value[source], inside
-        own = group.get("laneid").astype(np.int64)
-        other, inside = _source_lane(mode, own, lane, clamp)
-        slot = group.get("slot")
-        lanes = np.full(group.batch.warps * 32, _NOTHING, np.uint32)
-        lanes[slot] = value
-        is_named = (mask >> other.astype(np.uint32)) & np.uint32(1) != 0
-        return np.where(is_named, lanes[slot - own + other], _NOTHING), inside
+        other, inside = _source_lane(mode, group.get("laneid").astype(np.int64), lane, clamp)
+        return self._of_lanes(group, value, other, mask, _NOTHING), inside
 
     def shuffle_flags(
         self, group: Group, mode: str, undefined: np.ndarray, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same, and whether what is read is undefined: of a lane that takes no part, or as it is in that lane."""
+        """The same, and whether what is read is undefined: of a lane outside of the mask, or as it is in that lane."""
         result, inside = self.shuffle(group, mode, value, lane, clamp, mask, pc)
-        flags, _ = self.shuffle(group, mode, undefined.astype(np.uint32), lane, clamp, mask, pc)
-        return result, inside, flags != 0
+        other, _ = _source_lane(mode, group.get("laneid").astype(np.int64), lane, clamp)
+        flags = self._of_lanes(group, undefined, other, group.spread(mask, np.uint32), np.True_)
+        if self._state.exited_lanes:  # code that reads of lanes that have exited is to be run as it is
+            flags &= (self._state.live_lanes()[group.get("warp")] >> other.astype(np.uint32)) & np.uint32(1) != 0
+        return result, inside, flags
+
+    def _of_lanes(self, group: Group, value: np.ndarray, other: np.ndarray, mask: Any, nothing: Any) -> np.ndarray:
+        """The values of other lanes of each warp; `nothing` of those that are not named in the mask, or not here."""
+        slot = group.get("slot")
+        lanes = np.full(group.batch.warps * 32, nothing, value.dtype)
+        lanes[slot] = value
+        is_named = (mask >> other.astype(np.uint32)) & np.uint32(1) != 0
+        return np.where(is_named, lanes[slot - group.get("laneid").astype(np.int64) + other], nothing)
 
     def _sources(self, group: Group, mode: str, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
         """For a whole batch: (the thread that each one's value comes from, whether it is within the segment)."""

@@ -47,6 +47,17 @@ STORAGE = {
     "b64": "u64", "u64": "u64", "s64": "u64", "f64": "f64",
 }  # fmt: skip
 DTYPES: dict[str, Any] = {kind: dtype.type for kind, dtype in NUMPY_DTYPES.items()}  # what the generated text names
+# what instructions that are not covered belong to, by the start of their opcodes
+_FEATURES = {
+    "tex": "textures", "tld4": "textures", "txq": "textures", "istypep": "textures",
+    "suld": "surfaces", "sust": "surfaces", "sured": "surfaces", "suq": "surfaces",
+    "tcgen05": "tensor cores of the fifth generation", "tensormap": "tensor maps that kernels change",
+    "multimem": "multicast objects of several GPUs", "clusterlaunchcontrol": "cluster launch controls",
+    "alloca": "arrays on the stack of variable size", "stacksave": "arrays on the stack of variable size",
+    "vadd": "video instructions", "vsub": "video instructions", "vabsdiff": "video instructions",
+    "vmin": "video instructions", "vmax": "video instructions", "vshl": "video instructions",
+    "vshr": "video instructions", "vmad": "video instructions", "vset": "video instructions",
+}  # fmt: skip
 _PURE = frozenset(("mov", "cvta", "isspacep"))
 
 
@@ -99,7 +110,7 @@ def _is_beside(instruction: Instruction) -> bool:
     return (
         instruction.opcode in ("wgmma", "mbarrier")
         or (instruction.opcode == "cp" and ("bulk" in modifiers or "mbarrier" in modifiers))
-        or (instruction.opcode == "st" and "async" in modifiers)
+        or (instruction.opcode in ("st", "red") and "async" in modifiers)
     )
 
 
@@ -372,6 +383,11 @@ class BlockWriter:
         """Bytes of an element of a load or store."""
         return size_of(STORAGE[instruction.modifiers[-1]])
 
+    @property
+    def has_undefined(self) -> bool:
+        """Whether any register of the kernel may be undefined."""
+        return bool(self._kernel.undefined)
+
     def may_be_undefined(self, name: str) -> bool:
         """Whether the value of a register may be one that nothing has written."""
         return name in self._kernel.undefined
@@ -557,7 +573,9 @@ class BlockWriter:
     def _arithmetic(self, instruction: Instruction) -> None:
         operation = _operation(instruction, self._kernel.worst)
         if operation is None:
-            raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+            feature = next((name for start, name in _FEATURES.items() if instruction.opcode.startswith(start)), "")
+            what = f"the instruction {instruction.name} is not covered"
+            raise UnsupportedInstruction(f"{feature} ({instruction.name}) are not covered" if feature else what)
         destinations = _destinations(instruction.operands[0])
         sources = instruction.operands[1:]
         taken = [self.read_scalar(operand, kind) for operand, kind in zip(sources, operation.takes)]

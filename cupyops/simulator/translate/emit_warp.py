@@ -15,14 +15,14 @@ def _shfl(w: BlockWriter, instruction: Instruction) -> None:
     members = w.read(mask[0], "u32") if mask else "u32(0xffffffff)"
     result, inside = w.temporary(), w.temporary()
     arguments = f"{w.read(value, 'u32')}, {w.read(lane, 'u32')}, {w.read(clamp, 'u32')}, {members}, {w.pc}"
-    to = destination.first if isinstance(destination, Pair) else destination
-    if isinstance(to, Register) and w.may_be_undefined(to.name):
+    if w.has_undefined:
         undefined = w.temporary()
-        of_value = (w.undefined([value.name]) if isinstance(value, Register) else "") or "False"
-        w.emit(
-            f"{result}, {inside}, {undefined} = m.warps.shuffle_flags(g, {mode!r}, g.spread({of_value}), {arguments})"
-        )
-        w.set_undefined(to.name, undefined)
+        of_value = w.undefined([value.name]) if isinstance(value, Register) else ""
+        flagged = f"g.spread({of_value or 'False'}, np.bool_), {arguments}"
+        w.emit(f"{result}, {inside}, {undefined} = m.warps.shuffle_flags(g, {mode!r}, {flagged})")
+        to = destination.first if isinstance(destination, Pair) else destination
+        if isinstance(to, Register) and w.may_be_undefined(to.name):
+            w.set_undefined(to.name, undefined)
     else:
         w.emit(f"{result}, {inside} = m.warps.shuffle(g, {mode!r}, {arguments})")
     first, second = (destination.first, destination.second) if isinstance(destination, Pair) else (destination, Sink())
@@ -109,6 +109,12 @@ def _stmatrix(w: BlockWriter, instruction: Instruction) -> None:
     values = ", ".join(w.read_all(instruction.operands[1], "u32"))
     transposed = "trans" in instruction.modifiers
     w.emit(f"m.matrices.store(g, {w.address(instruction.operands[0])}, ({values},), {count}, {transposed}, {w.pc})")
+
+
+@emits("movmatrix")
+def _movmatrix(w: BlockWriter, instruction: Instruction) -> None:
+    destination, source = instruction.operands
+    w.write(destination, f"m.matrices.transpose(g, {w.read(source, 'u32')}, {w.pc})", "u32")
 
 
 def _matrices(instruction: Instruction) -> int:

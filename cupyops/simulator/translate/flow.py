@@ -39,6 +39,7 @@ _WARP_WIDE = frozenset(
         "wgmma",
         "elect",
         "activemask",
+        "movmatrix",
         "setmaxnreg",
     )
 )

@@ -104,9 +104,15 @@ class Layout:
         return _MEMORY
 
 
+def function_addresses(module: Module) -> dict[str, int]:
+    """Numbers by which pointers name the functions of a module."""
+    names = [name for name, function in module.functions.items() if function.defined and not function.entry]
+    return {name: 16 * number for number, name in enumerate(names, 1)}
+
+
 def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:
     """Give every variable that the function may name its place."""
-    symbols = dict(globals_at)
+    symbols = dict(globals_at) | function_addresses(module)
     used = _named(function)
     shared, local, dynamic = _Room(), _Room(), []
     for variable in [*module.variables.values(), *function.variables.values()]:

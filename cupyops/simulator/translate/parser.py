@@ -59,7 +59,7 @@ _SPECIALS = re.compile(
     r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(\.[xyzw])?$"
     r"|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi)$"
     r"|%(cluster_ctarank|cluster_nctarank|is_explicit_cluster|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
-    r"|%lanemask_(eq|le|lt|ge|gt)$|WARP_SZ$"
+    r"|%envreg\d+$|%lanemask_(eq|le|lt|ge|gt)$|WARP_SZ$"
 )
 
 
