@@ -58,14 +58,22 @@ class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
     def __init__(
-        self, arch: str, check: bool, seed: int | None, max_steps: int | None, exited_lanes: bool = False
+        self,
+        arch: str,
+        check: bool,
+        seed: int | None,
+        max_steps: int | None,
+        exited_lanes: bool = False,
+        approximate: str = "nearest",
     ) -> None:
         device = architecture.read(arch)
         if device is None:
             meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
             raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
-        self.exited_lanes = exited_lanes
+        if approximate not in ("nearest", "worst"):
+            raise InputError(f'approximate is {approximate!r}, expected "nearest" or "worst"')
+        self.exited_lanes, self.approximate = exited_lanes, approximate
         self._device = device
         self._threads = threading.local()
 
@@ -103,10 +111,11 @@ class Simulation:
         program, binary, arguments = _program(specialised, self.arch)
         original, args = args, signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
-        self._check(specialised.name, configuration, binary)
+        self._check(specialised.name, configuration, binary, program.static_shared(binary.symbol))
         values = [_value(*each) for each in zip(arguments, args, checked)]
         pointed_to = _pointed_to(arguments, original)
         touched = _restrict([one for one in (*_tensors(args), *pointed_to) if one.numel()])
+        _memory().closed = _not_given(touched)
         if not specialised.strided:
             _leave_out_gaps([*(value for value in args if isinstance(value, Tensor)), *pointed_to])
         with Bar(f"simulating {specialised.name}") as bar:
@@ -122,20 +131,24 @@ class Simulation:
                     seed=self.seed,
                     max_steps=self.max_steps or MAX_STEPS,
                     exited_lanes=self.exited_lanes,
+                    approximate=self.approximate,
+                    cooperative=configuration.cooperative,
                     label=specialised.name,
                     progress=bar.update if bar.wanted else None,
                 )
             finally:
+                _memory().closed = frozenset()
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
                 _raise_written(arguments, original)  # after a fault too, which may be one in the middle
 
-    def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
-        """What a device of this architecture has no room for."""
+    def _check(self, name: str, configuration: Configuration, binary: Binary, static: int) -> None:
+        """What a device of this architecture has no room for. `static`: bytes of the kernel's own shared memory."""
         limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
-        if limit is not None and configuration.shared > limit * 1024:
+        if limit is not None and static + configuration.shared > limit * 1024:
+            own = f", and the kernel's __shared__ variables take {static} of them" if static else ""
             raise LaunchError(
-                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block; "
+                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block{own}; "
                 "take less, or simulate another architecture"
             )
         if configuration.overlap and self._device.major >= 9 and not waits(binary.ptx):
@@ -186,6 +199,7 @@ def simulate(
     seed: int | None = None,
     max_steps: int | None = None,
     exited_lanes: bool = False,
+    approximate: str = "nearest",
 ) -> Simulation:
     """Run kernels on CPU tensors in the simulator: operators and `Kernel` launches inside the `with` block.
 
@@ -199,6 +213,8 @@ def simulate(
         max_steps: after how many steps a launch that does not end is given up; None: the simulator's default.
         exited_lanes: let shuffles, votes and their kin name lanes that have exited, or that the block does not have; they
             take no part, and what is read of one is a pattern. PTX calls it undefined: by default it is a `WarpFault`.
+        approximate: results of approximate instructions (`ex2.approx`, `tanh.approx` and their kind): "nearest", which
+            rounds the exact ones, or "worst": each as wrong as the PTX manual allows, drawn with `seed`.
 
     Raises:
         SimulatorError: when a kernel does what it must not. A subclass for each kind of fault; the message names thread,
@@ -210,7 +226,7 @@ def simulate(
         >>> trace.routes()
         {'simulator'}
     """
-    return Simulation(arch, check, seed, max_steps, exited_lanes)
+    return Simulation(arch, check, seed, max_steps, exited_lanes, approximate)
 
 
 def simulating() -> bool:
@@ -340,6 +356,13 @@ def _restrict(tensors: list[Tensor]) -> list[Any]:
         hulls[allocation.number] = min(low, before[0]), max(high, before[1])
         allocation.restrict(*hulls[allocation.number])
     return [_memory().allocations[number] for number in hulls]
+
+
+def _not_given(touched: list[Any]) -> set[int]:
+    """The numbers of allocations of tensors that live, but that neither this launch nor a struct was given."""
+    given = {allocation.number for allocation in touched}
+    given.update(_allocations[storage].number for storage in _addressed if storage in _allocations)
+    return {allocation.number for allocation in _allocations.values()} - given
 
 
 def _leave_out_gaps(tensors: list[Tensor]) -> None:

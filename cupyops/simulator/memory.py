@@ -7,7 +7,7 @@ shared, local and parameter memory lie above all of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,7 @@ class Memory:
     """Every allocation that a kernel can reach. Buffers are the caller's own: what a kernel writes is seen there."""
 
     allocations: dict[int, Allocation] = field(default_factory=dict)
+    closed: Set[int] = frozenset()  # numbers of those that the current launch was not given
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def allocate(

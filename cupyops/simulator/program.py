@@ -18,6 +18,8 @@ from .machine.state import State
 from .memory import Allocation, Memory
 from .profile import Profile
 from .translate import Compiled, compile_kernel
+from .translate.calls import flatten
+from .translate.layout import function_addresses, lay_out
 from .translate.parser import parse
 from .translate.ptx import SIZES, Function, Variable
 
@@ -74,23 +76,35 @@ class Program:
         self.memory = memory if memory is not None else Memory()
         self.sources = dict(sources or {})
         self.variables = self._variables()
-        self._compiled: dict[tuple[str, bool], Compiled] = {}
+        self._compiled: dict[tuple[str, bool, bool], Compiled] = {}
+        self._static_shared: dict[str, int] = {}
 
     def kernels(self) -> list[str]:
         """The names of the kernels."""
         return [name for name, function in self.module.functions.items() if function.entry and function.defined]
 
-    def kernel(self, name: str, clusters: bool = False) -> Compiled:
-        """A kernel, translated at first use: for launches in `clusters`, or without. Raises `UnsupportedInstruction`."""
-        key = name, clusters
+    def kernel(self, name: str, clusters: bool = False, worst: bool = False) -> Compiled:
+        """A kernel, translated at first use: for launches in `clusters`, or without. Raises `UnsupportedInstruction`.
+
+        `worst`: its approximate instructions have the error that the PTX manual allows.
+        """
+        key = name, clusters, worst
         if key not in self._compiled:
             function = self._function(name)
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
             try:
-                self._compiled[key] = compile_kernel(self.module, function, at, clusters)
+                self._compiled[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
         return self._compiled[key]
+
+    def static_shared(self, name: str) -> int:
+        """Bytes of the `__shared__` variables that a kernel uses, as a GPU lays them out."""
+        if name not in self._static_shared:
+            self._static_shared[name] = lay_out(
+                self.module, flatten(self.module, self._function(name)), {}
+            ).static_shared
+        return self._static_shared[name]
 
     def launch(
         self,
@@ -105,6 +119,8 @@ class Program:
         seed: int | None = None,
         max_steps: int = MAX_STEPS,
         exited_lanes: bool = False,
+        approximate: str = "nearest",
+        cooperative: bool = False,
         profile: bool = False,
         label: str = "",
         progress: Callable[[int, int], Any] | None = None,
@@ -123,6 +139,9 @@ class Program:
             seed: run blocks, diverged threads and atomic updates in an order drawn with this seed.
             max_steps: of the scheduler for each batch of blocks, a step being one basic block run by one group.
             exited_lanes: let warp-wide instructions name lanes that have exited or do not exist, which take no part then.
+            approximate: results of approximate instructions: "nearest" to the exact ones, or the "worst" that the PTX
+                manual allows, drawn with `seed`.
+            cooperative: all blocks run side by side, so that they may wait for each other (grid-wide barriers).
             profile: count memory traffic, bank conflicts and divergence by instruction.
             label: what messages call the kernel, by default its name.
             progress: called with (blocks done, blocks in all) after each batch.
@@ -133,7 +152,7 @@ class Program:
         """
         extents = _triple(grid), _triple(block)
         clusters = self._function(name).cluster if cluster is None else _triple(cluster)
-        code = self.kernel(name, clusters != (1, 1, 1))
+        code = self.kernel(name, clusters != (1, 1, 1), approximate == "worst")
         listing = Listing(label or name, code.instructions, self.module.files, self.sources)
         _check_launch(code.function, *extents, clusters, listing.kernel)
         collected = Profile(listing) if profile else None
@@ -149,6 +168,7 @@ class Program:
             check,
             collected,
             exited_lanes,
+            cooperative,
         )
         machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()
@@ -181,16 +201,19 @@ class Program:
         """The module's global and constant variables, each an allocation with its initial value."""
         declared = [v for v in self.module.variables.values() if v.space in ("global", "const") and v.size]
         made = {v.name: self.memory.allocate(np.zeros(v.size, np.uint8), v.name) for v in declared}
+        functions = function_addresses(self.module)
         for variable in declared:
             size = SIZES[variable.type]
             for number, text in enumerate(variable.initial):
-                value = _initial(text, variable, made)
+                value = _initial(text, variable, made, functions)
                 made[variable.name].buffer[number * size : (number + 1) * size] = np.frombuffer(value, np.uint8)
         return made
 
 
-def _initial(text: str, variable: Variable, made: dict[str, Allocation]) -> bytes:
-    """One element of an initialiser: a number, the bits of a float, or the address of another variable."""
+def _initial(text: str, variable: Variable, made: dict[str, Allocation], functions: dict[str, int]) -> bytes:
+    """One element of an initialiser: a number, the bits of a float, or the address of another variable or a function."""
+    if text in functions:
+        return functions[text].to_bytes(SIZES[variable.type], "little")
     size = SIZES[variable.type]
     if bits := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", text):
         return int(bits.group(1), 16).to_bytes(size, "little")

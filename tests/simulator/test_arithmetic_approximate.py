@@ -169,3 +169,104 @@ def test_every_half(name: str, type_: str, packed: bool):
         too_large = expected > largest * (1 + step / 2)
         assert (within | too_large | (y == expected))[~nans].all()
         assert np.isinf(y[too_large]).all()
+
+
+# The bounds of the PTX manual: of the operand and the exact result; ulps are those of the exact result.
+BOUNDS: dict[tuple[str, str], Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    ("rcp", "f32"): lambda x, y, ulp: ulp,
+    ("sqrt", "f32"): lambda x, y, ulp: np.abs(y) * 2.0**-23,
+    ("rsqrt", "f32"): lambda x, y, ulp: np.abs(y) * 2.0**-22.9,
+    ("ex2", "f32"): lambda x, y, ulp: 2 * ulp,
+    ("lg2", "f32"): lambda x, y, ulp: np.where((x > 0.5) & (x < 2), 1, np.abs(y)) * 2.0**-22,
+    ("sin", "f32"): lambda x, y, ulp: np.where(np.abs(x) <= 2 * np.pi, 2.0**-20.5, 2.0**-14.7),
+    ("cos", "f32"): lambda x, y, ulp: np.where(np.abs(x) <= 2 * np.pi, 2.0**-20.5, 2.0**-14.7),
+    ("tanh", "f32"): lambda x, y, ulp: np.abs(y) * 2.0**-11,
+    ("ex2", "f16"): lambda x, y, ulp: np.abs(y) * 2.0**-9.9,
+    ("tanh", "f16"): lambda x, y, ulp: np.full_like(y, 2.0**-10.987),
+    ("ex2", "bf16"): lambda x, y, ulp: np.abs(y) * 2.0**-7,
+    ("tanh", "bf16"): lambda x, y, ulp: np.full_like(y, 2.0**-8),
+}
+
+
+def numbers(name: str, type_: str) -> tuple[np.ndarray, np.ndarray]:
+    """(operands in float64, each a normal number of the type with a normal result; their codes)."""
+    low, high = {"sqrt": (1e-3, 1e3), "rsqrt": (1e-3, 1e3), "lg2": (1e-3, 1e3)}.get(name, (-8, 8))
+    drawn = np.random.default_rng(0).uniform(low, high, 4000).astype(np.float32)
+    drawn = np.concatenate([drawn, np.float32([-300, 250]) if name in ("sin", "cos") else drawn[:0]])
+    if type_ == "f32":
+        return drawn.astype(np.float64), drawn
+    codes = (
+        drawn.astype(np.float16).view(np.uint16) if type_ == "f16" else (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    )
+    return value_of(codes, type_), codes
+
+
+def value_of(codes: np.ndarray, type_: str) -> np.ndarray:
+    if type_ == "f16":
+        return codes.view(np.float16).astype(np.float64)
+    if type_ == "bf16":
+        return (codes.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return codes.astype(np.float64)
+
+
+@pytest.mark.parametrize(("name", "type_"), list(BOUNDS))
+def test_worst_is_as_wrong_as_the_manual_allows(name: str, type_: str):
+    flags = ("approx", "ftz", type_) if (name, type_) == ("ex2", "bf16") else ("approx", type_)
+    operation = resolve(name, flags, 2, worst=True)
+    assert operation is not None and operation.seeded
+    x, codes = numbers(name, type_)
+    y = np.array([EXACT[name](value) for value in x])
+    found = value_of(run(operation.function, 1, codes), type_)
+    ulp = np.exp2(np.floor(np.log2(np.abs(y))) - {"f32": 23, "f16": 10, "bf16": 7}[type_])
+    error, bound = np.abs(found - y), BOUNDS[name, type_](x, y, ulp)
+    assert (error <= bound * (1 + 1e-9)).all()
+    # nothing nearer to the bound is a number of the type, but where the function cannot go there
+    free = (np.abs(y) < 0.99) | (name not in ("tanh", "sin", "cos"))
+    assert (error > bound - 2 * ulp)[free & (bound < np.abs(y))].all()
+    assert 0.3 < (found > y).mean() < 0.7
+    assert found.tolist() == value_of(run(operation.function, 1, codes), type_).tolist()
+    assert found.tolist() != value_of(run(operation.function, 2, codes), type_).tolist()
+    if type_ != "f32":  # two in a word are as each alone
+        both = resolve(name, (*flags[:-1], type_ + "x2"), 2, worst=True)
+        assert both is not None
+        assert value_of(run(both.function, 1, codes.view(np.uint32)).view(np.uint16), type_).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("flags", [("approx",), ("approx", "ftz"), ("full",)])
+def test_worst_quotients(flags: tuple[str, ...]):
+    operation = resolve("div", (*flags, "f32"), 3, worst=True)
+    assert operation is not None
+    a, b = np.random.default_rng(0).uniform(-9, 9, (2, 1000)).astype(np.float32)
+    exact = a.astype(np.float64) / b
+    error = np.abs(run(operation.function, 0, a, b) - exact)
+    ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
+    assert (error <= 2 * ulp).all() and (error > 0.9 * ulp).all()
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_worst_keeps_what_the_manual_tabulates(name: str):
+    operation = resolve(name, ("approx", "f32"), 2, worst=True)
+    assert operation is not None
+    found = run(operation.function, 5, np.array(SPECIAL, np.float32))
+    kept = [number for number, value in enumerate(SPECIAL) if value != -1.5 or math.isnan(TABLES[name][number])]
+    same(found[kept], [TABLES[name][number] for number in kept])
+
+
+def test_worst_of_float64_is_a_unit_of_what_is_kept():
+    x = np.random.default_rng(0).uniform(1, 100, 500)
+    for name, flags, unit in [
+        ("rcp", ("approx", "ftz"), 2**32),
+        ("rsqrt", ("approx", "ftz"), 2**32),
+        ("rsqrt", ("approx",), 1),
+    ]:
+        modifiers = (*flags, "f64")
+        operation = resolve(name, modifiers, 2, worst=True)
+        assert operation is not None
+        moved = run(operation.function, 0, x).view(np.int64) - compute(name, modifiers, x).view(np.int64)
+        assert set(np.abs(moved).tolist()) == {unit} and len(set(moved.tolist())) == 2
+
+
+def test_what_is_no_approximation_has_no_error():
+    for name, modifiers in [("rcp", ("rn", "f32")), ("sqrt", ("rn", "f32")), ("div", ("rn", "f64")), ("add", ("f32",))]:
+        operation = resolve(name, modifiers, 3 if name in ("div", "add") else 2, worst=True)
+        assert operation is not None and not operation.seeded

@@ -97,8 +97,151 @@ def test_threads_that_exited_before_the_barrier():
         "4 threads of the block have exited before its barrier",
         "block (1,0,0)",
         "28 threads, first thread (0,0,0)",
+        "exited_lanes=True",
     ]
     fails(BarrierFault, code, "early", 2, 32, ints(64), 60, says=says)
+    y = ints(64)
+    run(code, "early", 2, 32, y, 60, exited_lanes=True)
+    assert y.tolist() == [2] * 60 + [0] * 4
+
+
+def test_who_stays_is_waited_for_where_exited_threads_are_let_pass():
+    """What the last of those that stay stores before the barrier, the others read behind it."""
+    code = """
+        __global__ void early(int* y, int n) {
+            __shared__ int s[64];
+            if (threadIdx.x >= n) return;
+            s[threadIdx.x] = threadIdx.x;
+            __syncthreads();
+            y[threadIdx.x] = s[n - 1 - threadIdx.x];
+        }
+    """
+    y = ints(64)
+    run(code, "early", 1, 64, y, 40, exited_lanes=True)
+    assert y.tolist() == [*range(39, -1, -1), *[0] * 24]
+    stuck = code.replace("__syncthreads();", 'asm volatile("bar.sync 1, 64;" ::: "memory");')
+    fails(Deadlock, stuck, "early", 1, 64, ints(64), 32, exited_lanes=True, says=["32 of 64 threads have arrived"])
+
+
+# --- named barriers: how many they wait for ---
+
+COUNTS = """
+    __global__ void counts(int* y) {
+        if (threadIdx.x < 32) {
+            asm volatile("bar.FIRST;" ::: "memory");  // other
+        } else {
+            asm volatile("bar.SECOND;" ::: "memory");  // here
+        }
+        y[threadIdx.x] = 1;
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "first, second, says",
+    [
+        ("sync 1, 64", "sync 1, 96", "barrier 1 is to wait for 96 threads, but others have come to it that expect 64"),
+        ("arrive 2, 96", "sync 2, 64", "is to wait for 64 threads, but others have come to it that expect 96 threads"),
+        ("sync 1, 64", "sync 1", "wait for all threads of the block, but others have come to it that expect 64"),
+    ],
+)
+def test_one_barrier_with_two_counts(first, second, says):
+    same = COUNTS.replace("SECOND", first.replace("arrive", "sync"))
+    run(same.replace("FIRST", first), "counts", 1, 96 if "96" in first else 64, ints(96))
+    code = COUNTS.replace("FIRST", first).replace("SECOND", second)
+    message = fails(BarrierFault, code, "counts", 1, 64, ints(64), says=[says])
+    assert "thread (32,0,0) of block (0,0,0)" in message
+
+
+def test_threads_of_one_instruction_with_two_counts():
+    code = """
+        __global__ void counts(int* y) {
+            asm volatile("bar.sync 1, %0;" :: "r"(COUNT) : "memory");  // here
+            y[threadIdx.x] = 1;
+        }
+    """
+    run(code.replace("COUNT", "blockDim.x"), "counts", 2, 64, ints(64))
+    says = ["is to wait for 96 threads, but others have come to it that expect 64"]
+    fails(BarrierFault, code.replace("COUNT", "threadIdx.x < 32 ? 96 : 64"), "counts", 2, 64, ints(64), says=says)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ("16, 64", "barrier 16 of a block that has 16, 0 to 15"),
+        ("1, 40", "to wait for 40 threads; expected a multiple of 32"),
+    ],
+)
+def test_barriers_that_no_block_has(wrong, says):
+    code = """
+        __global__ void named(int* y) {
+            asm volatile("{ .reg .u32 a, b; mov.u32 a, %0; mov.u32 b, %1;"
+                " bar.sync a, b; }" :: "r"(A), "r"(B) : "memory");
+            y[threadIdx.x] = 1;
+        }
+    """
+    number, count = wrong.split(", ")
+    run(code.replace("(A)", "(15)").replace("(B)", "(64)"), "named", 1, 64, ints(64))
+    fails(
+        BarrierFault,
+        code.replace("(A)", f"({number})").replace("(B)", f"({count})"),
+        "named",
+        1,
+        64,
+        ints(64),
+        says=[says],
+    )
+
+
+# --- a cluster's barrier that says only who is there ---
+
+RELAXED = """
+    __global__ void __cluster_dims__(2, 1, 1) swap(int* y) {
+        __shared__ int s[32];
+        unsigned rank, own = __cvta_generic_to_shared(s + threadIdx.x), far;
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+        s[threadIdx.x] = rank;
+        FENCE
+        asm volatile("barrier.cluster.arriveHOW; barrier.cluster.wait;" ::: "memory");
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(own), "r"(rank ^ 1));
+        int found;
+        asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(found) : "r"(far) : "memory");  // here
+        asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");
+        y[32 * blockIdx.x + threadIdx.x] = found;
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "how, fence, right",
+    [
+        ("", "", True),
+        (".release", "", True),
+        (".relaxed", 'asm volatile("fence.acq_rel.cluster;" ::: "memory");', True),
+        (".relaxed", "", False),
+        (".relaxed.aligned", "", False),
+    ],
+)
+def test_a_relaxed_arrival_orders_nothing(how, fence, right):
+    code = RELAXED.replace("HOW", how).replace("FENCE", fence)
+    if right:
+        y = ints(128)
+        run(code, "swap", 4, 32, y, arch="sm_90")
+        assert y[::32].tolist() == [1, 0, 1, 0]
+    else:
+        says = ["read shared memory that another thread has written"]
+        fails(Race, code, "swap", 4, 32, ints(128), arch="sm_90", says=says)
+
+
+def test_a_relaxed_arrival_says_who_is_there():
+    run(
+        CLUSTER.replace("FIRST", "barrier.cluster.arrive.relaxed.aligned;" + WAIT),
+        "pairs",
+        4,
+        32,
+        ints(128),
+        arch="sm_90",
+    )
 
 
 def test_a_whole_block_may_leave_early():

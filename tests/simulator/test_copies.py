@@ -570,7 +570,7 @@ __global__ void multiply(const __half* a, const __half* b, float* y) {
     start = 1 + np.arange(8) % 2 + 2 * (np.arange(64) // 8 % 2)[:, None]
     assert (y == a.astype(np.float32) @ b.astype(np.float32).T + start).all()
     missing = code.replace("    sb[k / 8", "    if (threadIdx.x != 77) sb[k / 8")
-    says = ["read of shared memory that was never written", "offset 2250"]
+    says = ["read of shared memory that was never written", "offset 202 of `sb`"]
     fails(Uninitialized, missing, "multiply", 1, 128, a, b, y, says=says, **HOPPER)
 
 

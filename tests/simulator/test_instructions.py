@@ -1,5 +1,8 @@
 """Instructions end to end, from CUDA C through NVRTC: matrix units, packed and bit arithmetic, calls, structs."""
 
+import random
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from simulator.kit import launch, program, run
@@ -156,6 +159,79 @@ def test_wide_arithmetic():
         divisor >>= 20
         rest = abs(dividend) % abs(divisor) * (1 if dividend >= 0 else -1)
         assert row == [product & (1 << 64) - 1, product >> 64, left // (right >> 40), rest & (1 << 64) - 1]
+
+
+def quotient(a: int, b: int) -> int:
+    """Toward zero."""
+    return abs(a) // abs(b) * (-1 if (a < 0) != (b < 0) else 1)
+
+
+WIDE: dict[str, Callable[[int, int, int], int]] = {
+    "a + b": lambda a, b, n: a + b,
+    "a - b": lambda a, b, n: a - b,
+    "a * b": lambda a, b, n: a * b,
+    "a / b": lambda a, b, n: quotient(a, b),
+    "a % b": lambda a, b, n: a - b * quotient(a, b),
+    "a & b": lambda a, b, n: a & b,
+    "a | b": lambda a, b, n: a | b,
+    "a ^ b": lambda a, b, n: a ^ b,
+    "~a": lambda a, b, n: ~a,
+    "-a": lambda a, b, n: -a,
+    "a << n": lambda a, b, n: a << n,
+    "a >> n": lambda a, b, n: a >> n,
+    "a < b": lambda a, b, n: a < b,
+    "a <= b": lambda a, b, n: a <= b,
+    "a == b": lambda a, b, n: a == b,
+    "a > b": lambda a, b, n: a > b,
+    "a > b ? a - b : b - a": lambda a, b, n: abs(a - b),
+    "(wide)(double)(a >> 70)": lambda a, b, n: int(float(a >> 70)),
+    "(wide)(long long)a": lambda a, b, n: (a + 2**63) % 2**64 - 2**63,
+}
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_numbers_of_128_bits(signed: bool):
+    """Every operation, against Python's integers: of random, narrow and extreme numbers."""
+    names = [name for name in WIDE if signed or "double" not in name and "long long" not in name]
+    stores = " ".join(f"y[{len(names)} * i + {place}] = {name};" for place, name in enumerate(names))
+    code = f"""
+        typedef {"" if signed else "unsigned "}__int128 wide;
+        __global__ void each(const wide* x, const wide* z, wide* y) {{
+            int i = threadIdx.x, n = i % 128;
+            wide a = x[i], b = z[i];
+            {stores}
+        }}
+    """
+    low = -(2**127) if signed else 0
+    ends = [low, low + 1, low + 2**64, 2**64 - 1, 2**64, 2**96, 2**96 - 1, 2**126, low + 2**128 - 1, 1, 3, 10**30]
+    draw = random.Random(0)
+    pairs = [(a, b) for a in ends for b in ends]
+    for shift in draw.choices([0, 0, 20, 31, 33, 64, 90], k=300):
+        pairs += [(draw.randrange(2**128) + low >> shift, draw.randrange(2**128) + low >> draw.choice([0, 20, 64, 90]))]
+    pairs = [(a, b) for a, b in pairs if b and (a, b) != (low, -1)]
+    mask = 2**128 - 1
+    x, z = (
+        np.frombuffer(b"".join((pair[k] & mask).to_bytes(16, "little") for pair in pairs), np.uint64) for k in (0, 1)
+    )
+    y = np.zeros((len(pairs), len(names), 2), np.uint64)
+    run(code, "each", 1, len(pairs), x.copy(), z.copy(), y)
+    for i, (a, b) in enumerate(pairs):
+        for name, (first, second) in zip(names, y[i].tolist()):
+            assert first | second << 64 == WIDE[name](a, b, i % 128) & mask, (name, a, b)
+
+
+def test_a_guarded_carry_leaves_that_of_other_threads():
+    code = """
+        __global__ void guarded(unsigned* y) {
+            unsigned r;
+            asm("{ .reg .pred p; .reg .u32 t; setp.lt.u32 p, %1, 16; add.cc.u32 t, 0xffffffff, 1;"
+                " @p add.cc.u32 t, 1, 1; addc.u32 %0, 0, 0; }" : "=r"(r) : "r"(threadIdx.x));
+            y[threadIdx.x] = r;
+        }
+    """
+    y = np.zeros(32, np.uint32)
+    run(code, "guarded", 1, 32, y)
+    assert y.tolist() == [0] * 16 + [1] * 16
 
 
 def test_special_functions_and_conversions():

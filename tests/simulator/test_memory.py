@@ -207,7 +207,7 @@ def test_dynamic_shared_memory_ends_where_the_launch_says():
     y = np.zeros(32, np.float32)
     run(code, "dynamic", 1, 32, y, shared=128)
     assert y.tolist() == [100.0 + i for i in range(32)]
-    says = ["thread (31,0,0)", "(140 bytes)"]
+    says = ["thread (31,0,0)", "(124 bytes)"]
     fails(OutOfBounds, code, "dynamic", 1, 32, y, shared=124, says=says)
 
 
@@ -490,3 +490,84 @@ def test_variables_of_the_module():
     loaded[0].variables["weights"].buffer.view(np.float32)[:] = [1, 2, 3, 4]
     launch(loaded, ["y"], 1, 8, y)
     assert y[:4].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+# --- one array of several ---
+
+SEVERAL = """
+    __global__ void several(int* y, int i) {
+        __shared__ int first[32];
+        __shared__ int second[32];
+        __shared__ double third[4];
+        first[threadIdx.x] = 1;
+        second[threadIdx.x] = 2;
+        third[threadIdx.x % 4] = 3;
+        __syncthreads();
+        y[threadIdx.x] = first[31 - threadIdx.x] + second[31 - threadIdx.x] + third[threadIdx.x % 4];
+        __syncthreads();
+        ACCESS  // here
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "access, i, says",
+    [
+        ("y[threadIdx.x] = first[threadIdx.x + i];", 1, "read of 4 bytes outside `first` in shared memory"),
+        ("second[threadIdx.x + i] = 7;", 1, "write of 4 bytes outside `second` in shared memory"),
+        ("second[(int)threadIdx.x + i] = 7;", -1, "offset -4: 4 bytes before the start of `second`"),
+        (
+            "y[threadIdx.x] = ((short*)first)[64 + i];",
+            0,
+            "offset 128: just past the end of `first` in shared memory (128",
+        ),
+        ("atomicAdd(first + threadIdx.x + i, 1);", 4, "offset 128: just past the end of `first`"),
+    ],
+)
+def test_past_one_array_into_its_neighbour(access, i, says):
+    run(SEVERAL.replace("ACCESS", access.replace("64 + i", "63 + i")), "several", 1, 32, ints(32), 0)
+    fails(OutOfBounds, SEVERAL.replace("ACCESS", access), "several", 1, 32, ints(32), i, says=[says])
+
+
+def test_past_a_static_array_into_dynamic_memory():
+    code = """
+        extern __shared__ int more[];
+        __global__ void both(int* y, int i) {
+            __shared__ int own[32];
+            own[threadIdx.x] = more[threadIdx.x] = threadIdx.x;
+            __syncthreads();
+            y[threadIdx.x] = own[threadIdx.x + i] + more[threadIdx.x + i];  // here
+        }
+    """
+    run(code, "both", 1, 32, ints(32), 0, shared=128)
+    fails(OutOfBounds, code, "both", 1, 32, ints(32), 1, shared=256, says=["just past the end of `own`"])
+
+
+@pytest.mark.parametrize("size", [3, 13, 17])
+def test_local_memory_ends_with_its_last_byte(size):
+    code = f"""
+        __global__ void local(char* y, int n) {{
+            char a[{size}];
+            for (int i = 0; i < {size}; i++) a[i] = i;
+            for (int i = 0; i < {size}; i++) a[(a[i] + n) % {size}] += i;
+            y[threadIdx.x] = a[n];  // here
+        }}
+    """
+    run(code, "local", 1, 8, np.zeros(8, np.int8), size - 1)
+    says = [f"offset {size}: just past the end of the thread's local memory ({size} bytes)"]
+    fails(OutOfBounds, code, "local", 1, 8, np.zeros(8, np.int8), size, says=says)
+
+
+def test_memory_of_the_block_is_as_large_as_the_gpu_has_it():
+    code = """
+        extern __shared__ int more[];
+        __global__ void both(int* y) {
+            __shared__ int a[3], b[5];
+            a[threadIdx.x % 3] = b[threadIdx.x % 5] = more[0] = 1;
+            y[threadIdx.x] = a[y[0]] + b[y[0]];
+            asm("mov.u32 %0, %%total_smem_size;" : "=r"(y[0]));
+        }
+    """
+    y = ints(1)
+    run(code, "both", 1, 1, y, shared=64)
+    assert y[0] == 12 + 20 + 64

@@ -207,7 +207,7 @@ def test_a_place_is_named_exactly_once_granules_are_narrow(log):
     """
     sync = "__syncthreads();"
     run(code.replace("FIRST", sync).replace("SECOND", sync), "narrow", 1, N, ints())
-    says = ["offset 8, which thread (63,0,0) of block (0,0,0) has read"]
+    says = ["offset 8 of `s`, which thread (63,0,0) of block (0,0,0) has read"]
     fails(Race, code.replace("FIRST", "").replace("SECOND", sync), "narrow", 1, N, ints(), says=says)
 
 

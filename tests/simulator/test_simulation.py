@@ -398,6 +398,69 @@ def test_steps_run_out():
         forever[1, 1](torch.zeros(1, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("name", ["use", "store"])
+def test_a_kept_pointer_to_a_tensor_that_is_no_argument(name):
+    """The tensor lives, but nobody says so to the launch: on a GPU its memory may be another's by then."""
+    code = """
+        __global__ void through(float** table, float* y, int mode) {
+            if (mode == 0) table[0] = y;
+            if (mode == 1) y[threadIdx.x] = table[0][threadIdx.x];
+            if (mode == 2) table[0][threadIdx.x] = y[threadIdx.x];
+        }
+    """
+    through, table = cupyops.Kernel(code, "through"), torch.zeros(1, dtype=torch.int64)
+    x, y = torch.arange(4.0), torch.zeros(4)
+    mode = {"use": 1, "store": 2}[name]
+    with cupyops.simulate():
+        through[1, 1](table, x, 0)
+        with pytest.raises(simulator.OutOfBounds, match="a tensor that this launch was not given") as caught:
+            through[1, 4](table, y, mode)
+        assert "what an earlier launch called `y`" in str(caught.value) and "cupyops.address" in str(caught.value)
+        through[1, 1](table, y, 0)
+        through[1, 4](table, y, mode)  # of an argument it is no matter how the kernel has come by its address
+        table[0] = cupyops.address(x)  # and what was asked for is meant to be kept
+        through[1, 4](table, y, mode)
+
+
+@pytest.mark.parametrize("static, dynamic, right", [(40, 0, True), (40, 123, True), (40, 124, False), (48, 116, False)])
+def test_static_and_dynamic_shared_memory_have_one_limit(static, dynamic, right):
+    """163 KB in all on sm_80."""
+    code = f"""
+        extern __shared__ int more[];
+        __global__ void both(int* y, int n) {{
+            __shared__ int own[{static} * 256];
+            for (int i = 0; i < n; i++) own[i] = more[i] = i;
+            for (int i = 0; i < n; i++) y[i] = own[n - 1 - i] + more[i];
+        }}
+    """
+    both, y = cupyops.Kernel(code, "both"), torch.zeros(1, dtype=torch.int32)
+    with cupyops.simulate("sm_80"):
+        if right:
+            both[1, 1, max(4, dynamic * 1024)](y, 1)
+            return
+        with pytest.raises(cupyops.LaunchError, match=f"take {static * 1024} of them"):
+            both[1, 1, dynamic * 1024](y, 1)
+
+
+def test_approximations_as_bad_as_they_may_be():
+    kernel = cupyops.Kernel("__global__ void f(float* x) { x[threadIdx.x] = __expf(x[threadIdx.x]); }", "f")
+    x = torch.linspace(-4, 4, 64)
+    results = []
+    for options in ({}, {"approximate": "worst"}, {"approximate": "worst"}, {"approximate": "worst", "seed": 1}):
+        results.append(x.clone())
+        with cupyops.simulate(**options):
+            kernel[1, 64](results[-1])
+    nearest, worst, again, drawn = results
+    # 2 ulp of the power, and those that the product with log2(e) has lost before
+    torch.testing.assert_close(worst, x.exp(), rtol=1e-6, atol=0)
+    assert worst.equal(again) and not worst.equal(drawn) and not worst.equal(nearest)
+
+
+def test_approximations_are_one_or_the_other():
+    with pytest.raises(cupyops.InputError, match='approximate is \'good\', expected "nearest" or "worst"'):
+        cupyops.simulate(approximate="good")
+
+
 @pytest.mark.parametrize("arch", ["", "80", 80, None, "sm80", "sm_", "sm_x", "compute_80", "sm_10", "sm_30"])
 def test_bad_arch(arch):
     with pytest.raises(cupyops.InputError, match='expected one such as "sm_80"'):

@@ -672,7 +672,10 @@ def test_lanes_of_one_copy_that_have_exited(odd):
     says += ["thread (0,0,0) of block (0,0,0), and 30 more threads"]
     for seed in ORDERS:
         fails(WarpFault, code, "early", 1, 32, np.zeros(32, np.int32), seed=seed, says=says)
-    run(code.replace("0xffffffff", "0xffffff7f"), "early", 1, 32, np.zeros(32, np.int32))
+    named = code.replace("0xffffffff", "0xffffff7f")
+    says = ["stores a value that nothing has written", "thread (6,0,0)"]  # which reads lane 7
+    fails(Uninitialized, named, "early", 1, 32, np.zeros(32, np.int32), says=says)
+    run(named.replace("y[thr", "if (threadIdx.x != 6) y[thr"), "early", 1, 32, np.zeros(32, np.int32))
 
 
 @pytest.mark.parametrize("seed", ORDERS)

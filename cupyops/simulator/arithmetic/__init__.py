@@ -8,8 +8,10 @@ Functions are to be called under `np.errstate(all="ignore")`.
 
 from . import bits, compare, convert, extreme, floating, integer, logic, quotient
 from .combine import combine
+from .operation import Instruction as _Instruction
 from .operation import Operation
 from .operation import lookup as _lookup
+from .worst import worst as _worst
 
 __all__ = ["Operation", "combine", "resolve"]
 
@@ -17,10 +19,13 @@ __all__ = ["Operation", "combine", "resolve"]
 _MODULES = (bits, compare, convert, extreme, floating, integer, logic, quotient)
 
 
-def resolve(opcode: str, modifiers: tuple[str, ...], operands: int) -> Operation | None:
+def resolve(opcode: str, modifiers: tuple[str, ...], operands: int, worst: bool = False) -> Operation | None:
     """The operation of e.g. ("fma", ("rn", "f32"), 4): the modifiers as written, the operands with the destination.
 
     None for an opcode that is not arithmetic; UnsupportedInstruction for one that is, in a form not covered. A setp
-    gives two values, for `p|q`, whether or not q is written.
+    gives two values, for `p|q`, whether or not q is written. `worst`: approximations have the error that PTX allows.
     """
-    return _lookup(opcode, modifiers, operands)
+    operation = _lookup(opcode, modifiers, operands)
+    if operation is None or not worst:
+        return operation
+    return _worst(_Instruction(opcode, modifiers, operands), operation) or operation

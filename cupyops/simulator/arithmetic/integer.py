@@ -50,7 +50,6 @@ def add_with_carry(instruction: Instruction) -> Operation:
 
 
 def _with_carry(instruction: Instruction, carry_in: bool) -> Operation:
-    """The carry of a difference is the borrow."""
     if instruction.type.endswith("16"):
         raise instruction.unsupported()
     instruction.check(3, ("cc",))
@@ -60,18 +59,21 @@ def _with_carry(instruction: Instruction, carry_in: bool) -> Operation:
 
 
 def sum_with_carry(subtracts: bool, carry_in: bool, carry_out: bool) -> Function:
-    """a + b + carry or a - b - borrow, and the carry or borrow that goes out."""
-    step = np.subtract if subtracts else np.add
-    overflowed = np.greater if subtracts else np.less
+    """a + b + carry, or a + ~b + carry, which is a - b where the carry is set; and the carry that goes out.
+
+    So a carry of a difference says that nothing was borrowed. That is what an `addc` after a `sub.cc` reads, as in NVRTC's
+    own divisions of 128 bits.
+    """
 
     def apply(a: Any, b: Any, carry: Any = None) -> Any:
-        total = step(a, b)
-        out = overflowed(total, a)
-        if carry_in:
-            first = total
-            total = step(first, carry, dtype=first.dtype)
-            out = out | overflowed(total, first)
-        return (total, out) if carry_out else total
+        if not carry_in:
+            if subtracts:
+                return (a - b, a >= b) if carry_out else a - b
+            total = a + b
+            return (total, total < a) if carry_out else total
+        first = a + (~b if subtracts else b)
+        total = np.add(first, carry, dtype=first.dtype)
+        return (total, (first < a) | (total < first)) if carry_out else total
 
     return apply
 

@@ -51,6 +51,7 @@ class Operation:
     gives: tuple[str, ...]  # likewise for the destinations
     carry_in: bool = False  # the function's last argument is the carry flag
     carry_out: bool = False  # the function's last returned value is the carry flag
+    seeded: bool = False  # the function's first argument is a seed, by which errors are drawn
 
 
 @dataclass(frozen=True)

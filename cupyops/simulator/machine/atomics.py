@@ -83,21 +83,22 @@ class Atomics:
         dtype: Any,
         wanted: bool,
         pc: int,
-    ) -> None:
-        """Update elements that lie side by side, one value of each thread after the other."""
+    ) -> tuple[Any, ...]:
+        """Update elements that lie side by side, one value of each thread after the other; the old ones, if `wanted`."""
         size = np.dtype(dtype).itemsize
         address = group.spread(address, np.uint64)
-        for _ in self._spaces.global_.parts(group, address, size * len(values), ATOMIC, pc):  # that it is aligned
-            pass
-        for number, value in enumerate(values):
-            at = address + np.uint64(number * size)
-            self.update(group, space, operation, type_, at, (value,), dtype, wanted, pc)
+        self._spaces.global_.check_alignment(group, address, size * len(values), ATOMIC, pc)
+        return tuple(
+            self.update(group, space, operation, type_, address + np.uint64(place * size), (value,), dtype, wanted, pc)
+            for place, value in enumerate(values)
+        )
 
     def _check(self, group: Group, region: Region, position: np.ndarray, size: int, pc: int) -> None:
         in_global, in_shared = self._spaces.global_.shadow, self._spaces.shared.shadow
         if isinstance(region, Allocation):
             if in_global is not None:
-                in_global.atomic(group, region, position, size, pc)
+                of_block = "cta" in self._state.listing.instructions[pc].modifiers
+                in_global.atomic(group, region, position, size, pc, of_block)
         elif in_shared is not None:
             in_shared.atomic(group, position, size, pc)
 

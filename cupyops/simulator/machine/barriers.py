@@ -13,8 +13,9 @@ from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .knowledge import merged
-from .state import State
+from .state import PC_MASK, State
 
+_BARRIERS = 16  # of each block
 CLUSTER = -1  # the number by which barrier.cluster is known here
 
 
@@ -28,7 +29,8 @@ class _Waiter:
 @dataclass
 class _Barrier:
     arrived: np.ndarray  # threads, for each block of the batch
-    count: int | None  # of threads expected; None for all of the block
+    expected: np.ndarray  # how many, by block; 0 for all of it
+    announced_at: np.ndarray  # the instruction that said so, by block
     waiters: list[_Waiter] = field(default_factory=list)
     told: dict[int, np.ndarray] = field(default_factory=dict)  # by meeting what those know who have come (Knowledge)
 
@@ -44,6 +46,8 @@ class Barriers:
         self._alive = np.full(batch.blocks, batch.threads_per_block)
         self._check_arrivals = False
         self._at_cluster = np.zeros(batch.threads, np.bool_)  # who has arrived there, and is to wait
+        self._relaxed = np.zeros(batch.blocks, np.bool_)  # whose threads have arrived there by .relaxed, and no fence
+        self.fenced = np.zeros(batch.blocks, np.bool_)  # whose threads have run a fence since the cluster met
 
     @property
     def waiting(self) -> bool:
@@ -68,16 +72,16 @@ class Barriers:
         numbers = group.spread(number)
         for one in np.unique(numbers):
             mask = numbers == one
-            self._arrive(group, mask, int(one), count)
+            self._arrive(group, mask, int(one), count, block.first + block.size - 1)
             own = None if predicate is None else group.spread(predicate)[mask]
             self._barriers[int(one)].waiters.append(_Waiter(group.threads[mask], block, own))
         return self._release_all()
 
-    def arrive(self, group: Group, number: Any, count: Any) -> None:
+    def arrive(self, group: Group, number: Any, count: Any, pc: int) -> None:
         """bar.arrive: counted, without waiting."""
         numbers = group.spread(number)
         for one in np.unique(numbers):
-            self._arrive(group, numbers == one, int(one), count)
+            self._arrive(group, numbers == one, int(one), count, pc)
         self._check_arrivals = True
 
     def arrive_cluster(self, group: Group, pc: int) -> None:
@@ -87,6 +91,9 @@ class Barriers:
             what = "arrives at the cluster's barrier again, with no barrier.cluster.wait in between"
             raise fault(BarrierFault, self._state.listing, group, twice, what, pc)
         self._at_cluster[group.threads] = True
+        if "relaxed" in self._state.listing.instructions[pc].modifiers:
+            blocks = group.get("block")
+            self._relaxed[blocks] |= ~self.fenced[blocks]
 
     def _wait_cluster(self, group: Group, pc: int) -> None:
         without = ~self._at_cluster[group.threads]
@@ -107,16 +114,46 @@ class Barriers:
         self._alive -= np.bincount(group.get("block"), minlength=self._batch.blocks)
         return self._release_all()
 
-    def _arrive(self, group: Group, mask: np.ndarray, number: int, count: Any) -> None:
-        expected = None if count is None else int(np.asarray(count).reshape(-1)[0])
+    def _arrive(self, group: Group, mask: np.ndarray, number: int, count: Any, pc: int) -> None:
+        threads, blocks = group.threads[mask], group.get("block")[mask]
         barrier = self._barriers.get(number)
         if barrier is None:
-            barrier = self._barriers[number] = _Barrier(np.zeros(self._batch.blocks, np.int64), expected)
-        barrier.arrived += np.bincount(group.get("block")[mask], minlength=self._batch.blocks)
+            nobody, unknown = np.zeros(self._batch.blocks, np.int64), np.zeros(self._batch.blocks, np.int64)
+            barrier = self._barriers[number] = _Barrier(nobody, np.zeros_like(nobody), unknown)
+        if number != CLUSTER:
+            expected = np.zeros(len(threads), np.int64) if count is None else group.spread(count).astype(np.int64)[mask]
+            self._check_count(group, mask, barrier, number, expected, pc)
+        barrier.arrived += np.bincount(blocks, minlength=self._batch.blocks)
         if self._state.knowledge is not None:
-            for meeting, threads in self._by_meeting(number, group.threads[mask]):
-                told, before = self._state.knowledge.told(threads), barrier.told.get(meeting)
+            for meeting, own in self._by_meeting(number, threads):
+                told, before = self._state.knowledge.told(own), barrier.told.get(meeting)
                 barrier.told[meeting] = told if before is None else merged(before, told)
+
+    def _check_count(
+        self, group: Group, mask: np.ndarray, barrier: _Barrier, number: int, expected: np.ndarray, pc: int
+    ) -> None:
+        """Whether the barrier exists, and all who come to it before it is complete expect as many threads there."""
+        listing = self._state.listing
+        if not 0 <= number < _BARRIERS:
+            what = f"barrier {number} of a block that has {_BARRIERS}, 0 to {_BARRIERS - 1}"
+            raise fault(BarrierFault, listing, group, mask, what, pc)
+        if (expected % 32).any():
+            count = int(expected[expected % 32 != 0][0])
+            what = f"barrier {number} is to wait for {count} threads; expected a multiple of 32"
+            raise fault(BarrierFault, listing, group, mask, what, pc)
+        blocks = group.get("block")[mask]
+        fresh = barrier.arrived[blocks] == 0
+        barrier.expected[blocks[fresh]], barrier.announced_at[blocks[fresh]] = expected[fresh], pc
+        wrong = barrier.expected[blocks] != expected
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            guilty = mask.copy()
+            guilty[mask] = wrong
+            counts = int(expected[first]), int(barrier.expected[blocks[first]])
+            found, before = (f"{one} threads" if one else "all threads of the block" for one in counts)
+            what = f"barrier {number} is to wait for {found}, but others have come to it that expect {before}"
+            also = int(barrier.announced_at[blocks[first]])
+            raise fault(BarrierFault, listing, group, guilty, what, pc, also=also)
 
     def _together(self, number: int) -> int:
         """How many blocks meet at a barrier."""
@@ -147,7 +184,7 @@ class Barriers:
         going = [waiter for waiter in going if len(waiter.threads)]
         if number == CLUSTER:
             self._check_warps(going)
-        elif barrier.count is None:
+        elif not barrier.expected[done].any():
             self._check_agreement(going, done)
         self._reduce(going)
         self._pass(number, done)
@@ -174,11 +211,18 @@ class Barriers:
     def _pass(self, number: int, done: np.ndarray) -> None:
         """These blocks have come through a barrier: what they did before it is over."""
         state = self._state
-        state.epoch[done] += 1
         if number == CLUSTER:
-            state.cluster_epoch[done] = state.epoch[done]
+            state.has_met[done] = True
+            size = state.cluster_size
+            relaxed = np.repeat(self._relaxed.reshape(-1, size).any(1), size)
+            self._relaxed[done] = self.fenced[done] = False
             for block in np.flatnonzero(done):
                 state.reached.pop(int(block), None)
+            done = done & ~relaxed  # who only says that it is there orders no accesses
+        state.epoch[done] += 1
+        state.synced[done] = state.now(PC_MASK)
+        if number == CLUSTER:
+            state.cluster_epoch[done] = state.epoch[done]
             if self._shadow is not None:
                 self._shadow.cluster_barrier(self._batch.block_numbers[done])
 
@@ -189,7 +233,7 @@ class Barriers:
             arrived = barrier.arrived.reshape(-1, size).sum(1)
             together = (arrived >= self._alive.reshape(-1, size).sum(1)) & (arrived > 0)
             return np.repeat(together, size)
-        expected = self._alive if barrier.count is None else barrier.count
+        expected = np.where(barrier.expected == 0, self._alive, barrier.expected)
         return (barrier.arrived >= expected) & (barrier.arrived > 0)
 
     def _check_agreement(self, going: list[_Waiter], done: np.ndarray) -> None:
@@ -202,10 +246,15 @@ class Barriers:
                 if other.block.index != waiter.block.index:
                     raise self._fault("threads of one block wait at different barriers", int(one), [other, waiter])
         missing = done & (self._alive < self._batch.threads_per_block)
-        if missing.any():
+        if missing.any() and not self._state.exited_lanes:
             block = int(np.argmax(missing))
             gone = self._batch.threads_per_block - int(self._alive[block])
-            raise self._fault(f"{gone} threads of the block have exited before its barrier", block, [place[block]])
+            raise self._fault(
+                f"{gone} threads of the block have exited before its barrier. GPUs wait for the others alone, but CUDA does "
+                "not promise it: let all threads come, or ask for simulate(exited_lanes=True)",
+                block,
+                [place[block]],
+            )
 
     def _check_warps(self, going: list[_Waiter]) -> None:
         """Of a cluster's barrier, `.aligned` says that a warp is at one place; other warps may be at others, or gone."""
@@ -260,7 +309,7 @@ class Barriers:
             block_of = self._batch.per_thread["block"]
             if barrier.waiters:
                 block = int(block_of[barrier.waiters[0].threads[0]])
-                expected = int(self._alive[block]) if barrier.count is None else barrier.count
+                expected = int(barrier.expected[block]) or int(self._alive[block])
                 lines += self._places(block, barrier.waiters)
                 lines.append(f"  {int(barrier.arrived[block])} of {expected} threads have arrived")
         return lines

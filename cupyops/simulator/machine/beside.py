@@ -89,7 +89,10 @@ class Beside:
         if (self._arriving.of(granule)[1] != LATER).any():
             return False
         instructions = self._state.listing.instructions
-        return all("reduce" in instructions[pc].modifiers for pc in np.unique(self._arriving.pc.take(granule)))
+        return all(
+            "reduce" in instructions[pc].modifiers or instructions[pc].opcode == "red"
+            for pc in np.unique(self._arriving.pc.take(granule))
+        )
 
     def unaware(self, access: Access) -> np.ndarray | None:
         """Where threads know of no copy that has come and told an mbarrier so; None: there have been none."""

@@ -81,7 +81,7 @@ class Bulk:
             map_ = tiles.tensor_map(self._state, self._spaces, one, map_at, pc)
             given = [group.spread(coordinate)[number : number + 1] for coordinate in coordinates]
             place = tiles.coordinates(self._state, one, map_, given, pc)
-            addresses, inside, offsets = self._tile(map_, place, dst)
+            addresses, inside, offsets = self._tile(one, map_, place, dst, pc)
             size = map_.element_size
             data = np.zeros((len(offsets), size), np.uint8)
             data[:] = np.frombuffer(int(map_.fill_bits).to_bytes(size, "little"), np.uint8)
@@ -120,8 +120,17 @@ class Bulk:
             own = self._state.shared_memory.buffer[start : start + len(data)].view(reduction.dtype)
             own[:] = reduction.of_two(own, data.view(reduction.dtype))
 
-    def send(self, group: Group, destination: Any, values: tuple[Any, ...], dtype: Any, barrier: Any, pc: int) -> None:
-        """st.async: values to the shared memory of a block of the cluster, each thread's told to an mbarrier there."""
+    def send(
+        self,
+        group: Group,
+        destination: Any,
+        values: tuple[Any, ...],
+        dtype: Any,
+        barrier: Any,
+        pc: int,
+        reduction: tuple[str, str] | None = None,
+    ) -> None:
+        """st.async and red.async: values to the shared memory of a block of the cluster, told to an mbarrier there."""
         columns = np.stack([group.spread(value).astype(dtype, copy=False) for value in values], axis=-1)
         width = columns.itemsize * len(values)
         start = self._spaces.shared.positions(group, destination, width, "asynchronous store", pc, True)
@@ -132,8 +141,18 @@ class Bulk:
             where = start[lanes][:, None] + np.arange(width)
             data = np.ascontiguousarray(columns[lanes]).view(np.uint8).reshape(-1, width)
             put = partial(memory.__setitem__, where, data)
+            if reduction is not None:
+                put = partial(self._add, where, data, Reduction.of(*reduction))
             arrival = Arrival(group.subset(lanes), start[lanes], width, data.size, int(one), pc, put)
-            self._arrivals.start(arrival)
+            self._arrivals.start(arrival, reduction is not None)
+
+    def _add(self, where: np.ndarray, data: np.ndarray, reduction: Reduction) -> None:
+        """Thread after thread: several may have sent to one place."""
+        memory = self._state.shared_memory.buffer
+        for place, value in zip(where, data):
+            memory[place] = reduction.of_two(memory[place].view(reduction.dtype), value.view(reduction.dtype)).view(
+                np.uint8
+            )
 
     def _arrive(
         self,
@@ -179,7 +198,7 @@ class Bulk:
             map_ = tiles.tensor_map(self._state, self._spaces, one, map_at, pc)
             given = [group.spread(coordinate)[number : number + 1] for coordinate in coordinates]
             place = tiles.coordinates(self._state, one, map_, given, pc, stored=True)
-            addresses, inside, offsets = self._tile(map_, place, src)
+            addresses, inside, offsets = self._tile(one, map_, place, src, pc)
             if not inside.any():
                 continue
             size = map_.element_size
@@ -228,9 +247,15 @@ class Bulk:
             for rank in ranks
         ]
 
-    def _tile(self, map_: TensorMap, place: list[int], shared: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _tile(
+        self, group: Group, map_: TensorMap, place: list[int], shared: np.ndarray, pc: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         base = int(shared[0]) & (self._state.rank_unit - 1)
-        addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
+        try:
+            addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
+        except (Misaligned, ValueError) as error:
+            kind = Misaligned if isinstance(error, Misaligned) else OutOfBounds
+            raise fault(kind, self._state.listing, group, np.True_, str(error), pc) from None
         return addresses, inside, offsets
 
     def _look_at(self, group: Group, map_: TensorMap, pc: int) -> None:
@@ -250,8 +275,9 @@ class Bulk:
 
     def _span(self, group: Group, address: np.ndarray, size: int, verb: str, pc: int, anywhere: bool = True) -> int:
         """Where `size` bytes begin, all of which are in shared memory."""
-        last = address + address.dtype.type(max(size - 1, 0))
-        self._spaces.shared.positions(group, last, 1, verb, pc, anywhere)
+        ends = [size - 1] if self._state.shared_gaps is None else [*range(15, size, 16), size - 1]
+        for end in ends:
+            self._spaces.shared.positions(group, address + address.dtype.type(max(end, 0)), 1, verb, pc, anywhere)
         return int(self._spaces.shared.positions(group, address, 1, verb, pc, anywhere)[0])
 
     def _gather_global(self, group: Group, addresses: np.ndarray, pc: int) -> np.ndarray:

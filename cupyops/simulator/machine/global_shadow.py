@@ -1,14 +1,14 @@
-"""What is remembered of global memory: races between blocks, and reads of what no kernel has written.
+"""What is remembered of global memory: races, and reads of what no kernel has written.
 
-Blocks run one after the other or side by side, in no order that a kernel may count on. Each granule keeps which blocks
-touched it last in each way.
+Blocks run one after the other or side by side, in no order that a kernel may count on, and so do the threads of a block
+between two barriers. Each granule keeps who touched it last in each way.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,34 @@ import numpy as np
 from ..errors import Race, Uninitialized
 from ..memory import POISON, WORDS, Allocation
 from .faults import fault
-from .global_records import NEVER, NOBODY, BlockRecord, Owners, Way
+from .global_records import NEVER, NOBODY, BlockRecord, Check, Owners, Touch, Way, block_of, index_of, warp_of, who_is
 from .group import Group
+from .space import Access
 from .state import State
 
-# times count instructions issued, then the instruction within the stretch that was issued at once
-_PC_BITS, _PC_MASK = 20, (1 << 20) - 1
+_PC_MASK = (1 << 20) - 1  # of times: the instruction
+_DONE = {
+    Way.WRITE: "written",
+    Way.READ: "read",
+    Way.ATOMIC: "updated atomically",
+    Way.BLOCK_ATOMIC: "updated atomically",
+}
+# what an access in each way conflicts with
+_AGAINST = {
+    Way.READ: {Way.WRITE, Way.ATOMIC, Way.BLOCK_ATOMIC},
+    Way.WRITE: {Way.WRITE, Way.READ, Way.ATOMIC, Way.BLOCK_ATOMIC},
+    Way.ATOMIC: {Way.WRITE, Way.READ},
+    Way.BLOCK_ATOMIC: {Way.WRITE, Way.READ},
+}
+# and with what of other blocks beside
+_BETWEEN = {Way.ATOMIC: {Way.BLOCK_ATOMIC}, Way.BLOCK_ATOMIC: {Way.ATOMIC, Way.BLOCK_ATOMIC}}
 
 
 class GlobalShadow:
-    """Races between the blocks of one launch, and reads of global memory that no kernel has written.
+    """Races within blocks and between them, and reads of global memory that no kernel has written.
 
-    Only allocations that the kernel writes are watched. A fence by the writer and then an atomic, volatile or acquiring
-    access by the reader order the two.
+    Only allocations that the kernel writes are watched. A barrier orders the threads of a block. A fence by the writer and
+    then an atomic, volatile or acquiring access by the reader order two blocks, or two threads of one.
     """
 
     def __init__(self, state: State, granule: int) -> None:
@@ -39,114 +54,250 @@ class GlobalShadow:
         self._records: dict[int, dict[Way, BlockRecord]] = {}  # where they have
         self._fences: defaultdict[int, list[int]] = defaultdict(list)  # by block: when it ran them
         self._acquired: defaultdict[int, int] = defaultdict(lambda: NEVER)  # when it last met what others had released
+        # the same for the threads of one block, for which fences and atomics of the scope of a block are enough
+        self._own_fences: defaultdict[int, list[int]] = defaultdict(list)
+        self._own_acquired: defaultdict[int, int] = defaultdict(lambda: NEVER)
 
-    def read(
-        self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int, strong: bool
-    ) -> None:
-        """A load of `width` bytes at each position."""
+    def read(self, group: Group, load: Access) -> None:
+        """A load."""
+        allocation, position, width, pc = load.region, load.position, load.width, load.pc
+        assert isinstance(allocation, Allocation)
         if allocation.written is not None:
             self._written(group, allocation, position, width, pc)
-        if strong:
+        if load.strong:
             self.acquire(group, pc)
             return
         if allocation.number not in self._state.watched:
             return
-        access = _Access("read", group, allocation, self._blocks(group), pc)
-        records = self._records_if_met(Way.READ, access, position, width)
-        if records is None:
-            return
-        for granule in self._granules(position, width):
-            self._against(records[Way.WRITE], "written", access, granule)
-            self._against(records[Way.ATOMIC], "updated atomically", access, granule)
-            records[Way.READ].note(access.block, granule, self._now(pc))
+        access = self._access("read", group, allocation, pc)
+        if load.constant:
+            self._unchanged(access, position, width)
+        self._touch(access, Way.READ, position, width)
 
-    def write(
-        self,
-        group: Group,
-        allocation: Allocation,
-        position: np.ndarray,
-        values: Sequence[Any],
-        width: int,
-        pc: int,
-        strong: bool,
-    ) -> None:
+    def write(self, group: Group, store: Access, values: Sequence[Any]) -> None:
         """A store."""
+        allocation, position, width, pc = store.region, store.position, store.width, store.pc
+        assert isinstance(allocation, Allocation)
         if allocation.written is not None:
             _mark_written(allocation, position, width)
-        access = _Access("write", group, allocation, self._blocks(group), pc)
-        records = self._records_if_met(Way.ATOMIC if strong else Way.WRITE, access, position, width)
-        if records is None:
-            return
-        writes = records[Way.WRITE]
-        element = width // len(values)
-        for number, granule in enumerate(self._granules(position, width)):
-            if strong:
-                records[Way.ATOMIC].note(access.block, granule, self._now(pc))
-                continue
-            place = number * self._granule // element
-            value, index = np.asarray(values[place]), position // element + place
-            self._against(writes, "written", access, granule, _differ(allocation.view(value.dtype)[index], value))
-            self._against(records[Way.READ], "read", access, granule)
-            self._against(records[Way.ATOMIC], "updated atomically", access, granule)
-            writes.note(access.block, granule, self._now(pc))
-            self._one_writer(writes, access, granule, value)
+        access = self._access("write", group, allocation, pc)
+        self._touch(access, Way.ATOMIC if store.strong else Way.WRITE, position, width, values)
 
-    def atomic(self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int) -> None:
-        """An atomic update."""
+    def atomic(
+        self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int, of_block: bool
+    ) -> None:
+        """An atomic update, of the scope of a block or a wider one."""
         if allocation.written is not None:
             self._written(group, allocation, position, width, pc)
             _mark_written(allocation, position, width)
-        self.acquire(group, pc)
-        access = _Access("update atomically", group, allocation, self._blocks(group), pc)
-        records = self._records_if_met(Way.ATOMIC, access, position, width)
-        if records is None:
-            return
-        for granule in self._granules(position, width):
-            self._against(records[Way.WRITE], "written", access, granule)
-            self._against(records[Way.READ], "read", access, granule)
-            records[Way.ATOMIC].note(access.block, granule, self._now(pc))
+        self.acquire(group, pc, of_block)
+        access = self._access("update atomically", group, allocation, pc)
+        self._touch(access, Way.BLOCK_ATOMIC if of_block else Way.ATOMIC, position, width)
 
-    def fence(self, group: Group, pc: int) -> None:
-        """A membar or fence of device scope or wider: earlier accesses of these blocks are before what follows."""
+    def fence(self, group: Group, pc: int, of_block: bool = False) -> None:
+        """A membar or fence: earlier accesses of these blocks are before what follows."""
         for block in np.unique(self._blocks(group)).tolist():
-            self._fences[block].append(self._now(pc))
+            self._own_fences[block].append(self._state.now(pc))
+            if not of_block:
+                self._fences[block].append(self._state.now(pc))
 
-    def acquire(self, group: Group, pc: int) -> None:
-        """What other blocks have released so far is before what these blocks do from here on."""
+    def acquire(self, group: Group, pc: int, of_block: bool = False) -> None:
+        """What others have released so far is before what these blocks do from here on."""
         for block in np.unique(self._blocks(group)).tolist():
-            self._acquired[block] = self._now(pc)
+            self._own_acquired[block] = self._state.now(pc)
+            if not of_block:
+                self._acquired[block] = self._state.now(pc)
 
     def cluster_barrier(self, blocks: np.ndarray) -> None:
         """These blocks have come through a barrier together: all that they did is before all that they will do."""
         for block in blocks.tolist():
-            self._fences[block].append(self._now(_PC_MASK))
-            self._acquired[block] = self._now(_PC_MASK)
+            self._fences[block].append(self._state.now(_PC_MASK))
+            self._acquired[block] = self._state.now(_PC_MASK)
 
     # --- the rules ---
 
-    def _now(self, pc: int) -> int:
-        return self._state.clock << _PC_BITS | pc
+    def _access(self, verb: str, group: Group, allocation: Allocation, pc: int) -> _Access:
+        who = group.once("who of the grid", lambda: self._who(group))
+        return _Access(verb, group, allocation, who, pc)
+
+    def _who(self, group: Group) -> np.ndarray:
+        return who_is(self._blocks(group), group.threads % group.batch.threads_per_block)
 
     def _blocks(self, group: Group) -> np.ndarray:
         return group.once("block number", lambda: group.batch.block_numbers.take(group.get("block")))
 
-    def _records_if_met(
-        self, way: Way, access: _Access, position: np.ndarray, width: int
-    ) -> dict[Way, BlockRecord] | None:
-        """The records of the allocation, once two blocks have met there; before, the access is noted right here."""
+    def _touch(
+        self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None = None
+    ) -> None:
+        """An access of `width` bytes at each position: what is wrong with it, and who was there from now on."""
         number = access.allocation.number
-        if number in self._records:
-            return self._records[number]
-        if number not in self._owners:
-            self._owners[number] = Owners(len(access.allocation.buffer), self._granule)
-        if self._owners[number].takes(way, access.block, position, width, self._now(access.pc)):
-            return None
-        self._records[number] = self._owners.pop(number).records()
-        return self._records[number]
+        stored = values if way is Way.WRITE else None
+        if number not in self._records:
+            if number not in self._owners:
+                self._owners[number] = Owners(len(access.allocation.buffer), self._granule)
+            touch = Touch(way, access.who, position, width, self._state.now(access.pc))
+            if self._owners[number].takes(touch, *self._rules(access, way, position, width, stored)):
+                return
+            self._records[number] = self._owners.pop(number).records()
+        self._touch_shared(access, way, position, width, stored)
+
+    def _rules(
+        self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None
+    ) -> tuple[Check, Callable[[np.ndarray, np.ndarray], None] | None]:
+        """What `Owners` asks of an access where no other block is: see `Owners.takes`."""
+
+        def changes(granule: np.ndarray) -> np.ndarray:
+            assert values is not None
+            return self._changes(access.allocation, granule.shape, position, width, values)
+
+        def check(granule: np.ndarray, before: np.ndarray, times: dict[Way, np.ndarray]) -> np.ndarray:
+            concurrent = self._concurrent(access, before, np.max(list(times.values()), axis=0))
+            if concurrent.any():
+                for other in sorted(_AGAINST[way] & times.keys()):
+                    harmful = None if values is None or other is not Way.WRITE else changes
+                    self._within(access, granule, before, times[other], other, position, width, harmful)
+            return concurrent
+
+        if values is None:
+            return check, None
+        return check, lambda granule, lost: self._one_value(access, granule, lost, position, width, values)
+
+    def _touch_shared(
+        self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None
+    ) -> None:
+        """The same where several blocks have been."""
+        records = self._records[access.allocation.number]
+        element = width // len(values) if values is not None else width
+        for number, granule in enumerate(self._granules(position, width)):
+            harmful = None
+            if values is not None:
+                place = number * self._granule // element
+                value, index = np.asarray(values[place]), position // element + place
+                harmful = _differ(access.allocation.view(value.dtype)[index], value)
+            for other in sorted(_AGAINST[way] | _BETWEEN.get(way, set())):
+                harms = harmful if other is Way.WRITE else None
+                self._against(records[other], _DONE[other], access, granule, harms)
+                if other in _AGAINST[way] and records[other].used:
+                    before, time = records[other].last(granule)
+                    changes = None if harms is None else lambda _, harms=harms: harms
+                    self._within(access, granule, before, time, other, position, width, changes)
+            records[way].note(access.who, granule, self._state.now(access.pc))
+            if values is not None:
+                self._one_writer(records[way], access, granule, value)
 
     def _granules(self, position: np.ndarray, width: int) -> list[np.ndarray]:
         first = position // self._granule
         return [first + k if k else first for k in range(max(1, width // self._granule))]
+
+    def _changes(
+        self, allocation: Allocation, shape: tuple[int, ...], position: np.ndarray, width: int, values: Sequence[Any]
+    ) -> np.ndarray:
+        """Where a store changes what is there: a row for each granule, or for each value if they are more."""
+        element = width // len(values)
+        rows = []
+        for place, given in enumerate(values):
+            value = np.asarray(given)
+            rows.append(
+                np.broadcast_to(_differ(allocation.view(value.dtype)[position // element + place], value), shape[1:])
+            )
+        each = max(1, len(rows) // shape[0])
+        joined = [np.any(rows[row : row + each], axis=0) for row in range(0, len(rows), each)]
+        return np.repeat(joined, max(1, shape[0] // len(joined)), axis=0)
+
+    def _within(
+        self,
+        access: _Access,
+        granule: np.ndarray,
+        before: np.ndarray,
+        time: np.ndarray,
+        way: Way,
+        position: np.ndarray,
+        width: int,
+        changes: Callable[[np.ndarray], np.ndarray] | None,
+    ) -> None:
+        """Another thread of the block has made an access in this way, and nothing orders the two."""
+        state, group = self._state, access.group
+        bad = self._concurrent(access, before, time)
+        if changes is not None and bad.any():
+            bad &= changes(granule)
+        if not bad.any():
+            return
+        column = int(np.argmax(bad.any(0))) if bad.ndim > 1 else int(np.argmax(bad))
+        row = int(np.argmax(bad[:, column])) if bad.ndim > 1 else 0
+        at = (row, column) if bad.ndim > 1 else column
+        index, name = int(index_of(before[at])), access.allocation.name
+        party = "several threads of it have"
+        if index < 1024:
+            party = f"{group.batch.thread_name(int(group.get('block')[column]) * group.batch.threads_per_block + index)} has"
+        guilty, offset = bad.any(0) if bad.ndim > 1 else bad, int(position[column]) - access.allocation.low
+        offset += row * (width // len(bad)) if bad.ndim > 1 else 0
+        done = f"another thread has {_DONE[way]}, with no barrier in between"
+        what = f"race within a block: {access.verb} `{name}` where {done}"
+        detail = f"offset {offset} of `{name}`, which {party} {_DONE[way]}"
+        also = int(time[at]) & _PC_MASK
+        raise fault(Race, state.listing, group, guilty, what, access.pc, detail=detail, also=also)
+
+    def _concurrent(self, access: _Access, before: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Where another thread of the block was there since nothing has ordered it with this one."""
+        state, group = self._state, access.group
+        synced = state.synced.take(group.get("block"))
+        found = (time > synced) & (before != access.who) & (block_of(before ^ access.who) == 0)
+        if found.any():
+            in_warp = warp_of(before) == warp_of(access.who)
+            found &= ~in_warp | state.unordered_in_warp(group, index_of(before), time)
+        if self._own_fences and found.any():
+            block = np.broadcast_to(block_of(access.who), found.shape)[found]
+            found[found] = ~self._ordered(block, time[found], block, self._own_fences, self._own_acquired)
+        return found
+
+    def _one_value(
+        self,
+        access: _Access,
+        granule: np.ndarray,
+        lost: np.ndarray,
+        position: np.ndarray,
+        width: int,
+        values: Sequence[Any],
+    ) -> None:
+        """Threads of one instruction write one place only if they write one value."""
+        element = width // len(values)
+        for place, given in enumerate(values):
+            value = np.asarray(given)
+            if value.ndim == 0:
+                continue
+            index = position // element + place
+            order = np.argsort(index, kind="stable")
+            last = order[np.searchsorted(index[order], index, "right") - 1]  # whose value stays
+            bad = _differ(value[last], value)
+            if bad.any():
+                name, first = access.allocation.name, int(np.argmax(bad))
+                what = (
+                    f"race within a block: threads of one instruction write different values to one place of `{name}`"
+                )
+                other = access.group.batch.thread_name(int(access.group.threads[last[first]]))
+                offset = int(index[first]) * element - access.allocation.low
+                detail = f"offset {offset} of `{name}`, which {other} writes too"
+                raise fault(Race, self._state.listing, access.group, bad, what, access.pc, detail=detail)
+
+    def _unchanged(self, access: _Access, position: np.ndarray, width: int) -> None:
+        """ld.global.nc reads nothing that this launch has written: it may have come to the cache before."""
+        number, time = access.allocation.number, None
+        if number in self._records:
+            found = [record for way, record in self._records[number].items() if way is not Way.READ and record.used]
+            times = [record.last(one)[1] for record in found for one in self._granules(position, width)]
+            time = np.max(times, axis=0) if times else None
+        elif number in self._owners:
+            time = self._owners[number].changed(position, width)
+        if time is None or not (bad := time != NEVER).any():
+            return
+        name, first = access.allocation.name, int(np.argmax(bad))
+        what = (
+            f"read of `{name}` by ld.global.nc where this launch has written: the cache may hold what was there before. "
+            "__ldg() and `const __restrict__` pointers are for what no thread writes while the kernel runs"
+        )
+        detail = f"offset {int(position[first]) - access.allocation.low} of `{name}`"
+        also = int(time[first]) & _PC_MASK
+        raise fault(Race, self._state.listing, access.group, bad, what, access.pc, detail=detail, also=also)
 
     def _against(
         self, record: BlockRecord, done: str, access: _Access, granule: np.ndarray, harmful: np.ndarray | None = None
@@ -154,37 +305,48 @@ class GlobalShadow:
         """Another block has made an access of this kind, and nothing orders the two."""
         if not record.used:
             return
+        block = access.block
         for other, time in record.last_two(granule):
-            bad = (other != NOBODY) & (other != access.block)
+            bad = (other != NOBODY) & (other != block)
             if harmful is not None:
                 bad &= harmful
             if bad.any():
-                bad[bad] = ~self._ordered(other[bad], time[bad], access.block[bad])
+                bad[bad] = ~self._ordered(other[bad], time[bad], block[bad], self._fences, self._acquired)
             if bad.any():
                 first = int(np.argmax(bad))
                 party = f"block {_block_name(access.group, int(other[first]))} has"
                 self._report(access, bad, granule, done, party, int(time[first]) & _PC_MASK)
 
-    def _ordered(self, other: np.ndarray, time: np.ndarray, block: np.ndarray) -> np.ndarray:
+    def _ordered(
+        self,
+        other: np.ndarray,
+        time: np.ndarray,
+        block: np.ndarray,
+        fences: defaultdict[int, list[int]],
+        acquired: defaultdict[int, int],
+    ) -> np.ndarray:
         """Whether `other` has fenced since `time`, and `block` has met it after that."""
+        if not fences:
+            return np.zeros(len(time), np.bool_)
         cases, number = np.unique(np.stack([other, time, block]), axis=1, return_inverse=True)
         found = np.empty(cases.shape[1], np.bool_)
         for case, (writer, when, reader) in enumerate(cases.T.tolist()):
-            fences = self._fences[writer]
-            after = bisect_right(fences, when)
-            found[case] = after < len(fences) and self._acquired[reader] >= fences[after]
+            after = bisect_right(fences[writer], when)
+            found[case] = after < len(fences[writer]) and acquired[reader] >= fences[writer][after]
         return found[number.reshape(-1)]
 
     def _one_writer(self, record: BlockRecord, access: _Access, granule: np.ndarray, value: np.ndarray) -> None:
-        """Blocks that write one place with one instruction write one value."""
-        lost = record.block[granule] != access.block
+        """Threads that write one place with one instruction write one value."""
+        last_writer = record.last(granule)[0]
+        lost = last_writer != access.who
         if not lost.any() or value.ndim == 0:
             return
         order = np.argsort(granule, kind="stable")
         last = order[np.searchsorted(granule[order], granule, "right") - 1]  # whose value stays
         lost &= _differ(value[last], value)
         if lost.any():
-            party = f"block {_block_name(access.group, int(access.block[last[int(np.argmax(lost))]]))} has"
+            other = int(last[int(np.argmax(lost))])
+            party = f"block {_block_name(access.group, int(access.block[other]))} has"
             self._report(access, lost, granule, "written", party, access.pc)
 
     def _report(self, access: _Access, bad: np.ndarray, granule: np.ndarray, done: str, party: str, also: int) -> None:
@@ -217,13 +379,18 @@ class GlobalShadow:
 
 @dataclass(frozen=True)
 class _Access:
-    """What is going on: the threads' blocks, and what they do to which memory."""
+    """What is going on: the threads, and what they do to which memory."""
 
     verb: str
     group: Group
     allocation: Allocation
-    block: np.ndarray
+    who: np.ndarray
     pc: int
+
+    @property
+    def block(self) -> np.ndarray:
+        """The number of each thread's block in the grid."""
+        return block_of(self.who)
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -81,11 +81,17 @@ class Knowledge:
         rows = self._known.reshape(len(self._numbers), -1, together * self._batch.threads_per_block)
         rows[:] = rows.max(2, keepdims=True)
 
-    def meet_in_warps(self, group: Group) -> None:
-        """The threads of each warp in a group have met."""
+    def meet_in_warps(self, group: Group, mask: np.ndarray) -> None:
+        """The threads of each warp in a group have met that name one mask."""
         if not self._numbers:
             return
         warp = group.get("warp")
+        if (mask != mask[0]).any():
+            meetings = warp.astype(np.uint64) << np.uint64(32) | mask
+            for one in np.unique(meetings):
+                threads = group.threads[meetings == one]
+                self.tell(threads, self.told(threads))
+            return
         starts = np.flatnonzero(np.concatenate(([True], warp[1:] != warp[:-1])))
         most = np.maximum.reduceat(self._known[:, group.threads], starts, axis=1)
         self._known[:, group.threads] = np.repeat(most, np.diff([*starts, len(warp)]), axis=1)

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import Uninitialized
 from ..translate.function import CompiledBlock
 from .atomics import Atomics
 from .bulk import Bulk
 from .copies import Copies
+from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group
 from .matrices import Matrices
 from .mbarriers import MBarriers
 from .meetings import Meetings, Prompter
+from .register_pool import RegisterPool
 from .runtime import Runtime
 from .scheduler import Scheduler
 from .shared_shadow import SharedShadow
@@ -41,6 +44,7 @@ class Machine:
     def __init__(self, state: State, *, seed: int | None, max_steps: int, output: Callable[[str], Any]) -> None:
         self._state = state
         self._chooser = random.Random(seed) if seed is not None else None
+        self.seed = seed or 0  # by which the errors of approximations are drawn
         self._max_steps = max_steps
         layout = state.code.layout
         self._shadow = GlobalShadow(state, layout.global_granule) if state.check else None
@@ -49,13 +53,17 @@ class Machine:
         self.cluster_space = self._spaces.cluster
         self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
         self.generic_space = self._spaces.generic
-        self.warps = warps = Warps(state)
+        self.warps = warps = self._all_warps = Warps(state)
         self._meetings = Meetings(state, warps, self._run_prompted)
         self.atomics = Atomics(state, self._spaces, self._chooser)
         self.matrices = Matrices(state, self._spaces, warps)
         self.runtime = Runtime(state, self._spaces, output)
         self.map_to_rank, self.rank_of, self.own_address = state.map_to_rank, state.rank_of, state.own_address
         self.special = _special(state)
+        if state.cooperative:
+            workspace = state.memory.allocate(np.zeros(64, np.uint8), "the grid's barrier")
+            state.watched.add(workspace.number)
+            self.special |= {"envreg1": workspace.base >> 32, "envreg2": workspace.base & 0xFFFFFFFF}
         self.steps = 0
 
     # --- running ---
@@ -66,6 +74,8 @@ class Machine:
         order = self._block_order()
         threads = state.block[0] * state.block[1] * state.block[2]
         size = max(1, _THREADS_PER_BATCH // (threads * state.cluster_size)) * state.cluster_size
+        if state.cooperative:
+            size = len(order)  # blocks that wait for each other run side by side
         with np.errstate(all="ignore"):
             for start in range(0, len(order), size):
                 self._run_batch(order[start : start + size])
@@ -94,6 +104,7 @@ class Machine:
         batch = Batch(state.grid, state.block, state.cluster, blocks)
         state.begin(batch)
         self.registers = state.registers
+        self._undefined = {one: np.full(batch.threads, flag) for one, flag in state.code.undefined.items()}
         has_shadow = state.check and state.shared_bytes > 0
         shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
         self.shared_space.shadow = self.cluster_space.shadow = shadow
@@ -101,6 +112,7 @@ class Machine:
         self.copies = Copies(state, self._spaces, self.mbarriers)
         self.bulk = Bulk(state, self._spaces, self.atomics, self.mbarriers, self._chooser)
         self.matrices.begin()
+        self.register_pool = RegisterPool(state, self._all_warps)
         self.scheduler = Scheduler(
             state,
             batch,
@@ -114,7 +126,26 @@ class Machine:
         )
         self.scheduler.run()
         self.bulk.finish()
+        self.register_pool.finish(Group(batch, None, batch.threads))
         self.steps += self.scheduler.steps
+
+    def flags(self, number: int, index: Any) -> np.ndarray:
+        """Where a register is undefined."""
+        found = self._undefined[number]
+        return found if index is None else found[index]
+
+    def set_flags(self, number: int, index: Any, flags: Any) -> None:
+        """Note where a register is undefined."""
+        self._undefined[number][slice(None) if index is None else index] = flags
+
+    def check_defined(self, group: Group, undefined: Any, pc: int, verb: str) -> None:
+        """These threads do something for good with values that nothing has written: none may be undefined."""
+        if self._state.check and np.any(undefined):
+            what = f"{verb} a value that nothing has written"
+            detail = (
+                "it comes from a variable without a value, from local memory, or by a shuffle from outside of the mask"
+            )
+            raise fault(Uninitialized, self._state.listing, group, undefined, what, pc, detail=detail)
 
     def _run_block(self, block: CompiledBlock, group: Group) -> Any:
         self._count(block, group)
@@ -124,7 +155,12 @@ class Machine:
         """The same, with the answers of exchanges that have taken place already; counted if they are all."""
         prompted = copy.copy(self)
         prompted.warps = prompter
-        result = block.function(prompted, group)
+        clock = self._state.clock
+        self._state.clock += block.size  # as in `_count`: what it does is later than what was done so far
+        try:
+            result = block.function(prompted, group)
+        finally:
+            self._state.clock = clock
         self._count(block, group)
         return result
 
@@ -146,10 +182,12 @@ class Machine:
         """One value from the kernel's parameters."""
         return self._state.parameters.buffer[offset : offset + size].view(dtype)[0]
 
-    def fence(self, group: Group, pc: int) -> None:
-        """Earlier accesses of these threads' blocks are before what they do next, for the other blocks too."""
+    def fence(self, group: Group, pc: int, of_block: bool = False) -> None:
+        """Earlier accesses of these threads are before what they do next, for their block, or for other blocks too."""
+        if not of_block:
+            self.scheduler.barriers.fenced[group.get("block")] = True
         if self._shadow is not None:
-            self._shadow.fence(group, pc)
+            self._shadow.fence(group, pc, of_block)
 
     def fence_proxy(self, group: Group, pc: int) -> None:
         """fence.proxy.async: what these threads know to be written is there for bulk copies and matrix products."""
@@ -165,9 +203,10 @@ class Machine:
 def _special(state: State) -> dict[str, int]:
     """Special registers with one value in all threads."""
     special = {"WARP_SZ": 32, "smid": 0, "nsmid": 1, "gridid": 0, "cluster_nctarank": state.cluster_size}
+    special |= {f"envreg{number}": 0 for number in range(32)}
     special["nwarpid"] = -(-state.block[0] * state.block[1] * state.block[2] // 32)
     special["dynamic_smem_size"] = state.dynamic_shared
-    special["total_smem_size"] = special["aggr_smem_size"] = state.shared_bytes
+    special["total_smem_size"] = special["aggr_smem_size"] = state.static_shared + state.dynamic_shared
     special["is_explicit_cluster"] = int(state.cluster_size > 1)
     clusters = [extent // size for extent, size in zip(state.grid, state.cluster)]
     families = {"ntid": state.block, "nctaid": state.grid, "cluster_nctaid": state.cluster, "nclusterid": clusters}

@@ -46,6 +46,11 @@ class Matrices:
         elements = matrix.stmatrix([group.spread(value) for value in values], transposed).reshape(-1, 8)
         self._state.shared_memory.view(WORDS[16])[position >> 4] = np.ascontiguousarray(elements).view(WORDS[16])[:, 0]
 
+    def transpose(self, group: Group, value: Any, pc: int) -> np.ndarray:
+        """movmatrix: an 8 x 8 matrix of 16-bit elements that a warp holds, as `ldmatrix` deals them out, transposed."""
+        self._warps.check_whole(group, 32, pc)
+        return matrix.ldmatrix(matrix.stmatrix([group.spread(value)], False), True)[0]
+
     def _rows(self, group: Group, address: Any, count: int, verb: str, pc: int) -> tuple[Group, np.ndarray]:
         """The lanes that name rows, and the positions of those rows."""
         self._warps.check_whole(group, 32, pc)

@@ -15,6 +15,8 @@ from .knowledge import Series, merged
 from .spaces import Shared
 from .state import State
 
+_PENDING_SHIFT = 40  # of a token: the phase below, the arrivals that were missing before the token's own from here on
+
 
 @dataclass
 class _Phase:
@@ -80,7 +82,7 @@ class MBarriers:
         for one in np.unique(position):
             lanes = position == one
             phase = self._at(group, int(one), lanes, pc)
-            token[lanes] = phase.number
+            token[lanes] = phase.number | phase.pending << _PENDING_SHIFT
             brought = int(bytes_[lanes].sum())
             phase.bytes += brought
             if brought > 0:
@@ -110,6 +112,7 @@ class MBarriers:
     def test(self, group: Group, address: Any, phase: Any, parity: bool, pc: int) -> np.ndarray:
         """mbarrier.test_wait and try_wait: whether the phase (a token, or its parity) is over."""
         position, asked = self.position(group, address, pc), group.spread(phase).astype(np.int64)
+        asked = asked if parity else asked & ((1 << _PENDING_SHIFT) - 1)
         over = np.empty(group.size, np.bool_)
         for one in map(int, np.unique(position)):
             lanes = position == one

@@ -52,7 +52,16 @@ class Runtime:
     def trap(self, group: Group, pc: int) -> None:
         """The kernel gives up."""
         what = "the kernel executed trap: __trap(), or what the compiler made of undefined behaviour, such as a null pointer"
+        if not self._state.cooperative and any("%envreg" in one.text for one in self._state.code.instructions):
+            what = (
+                "the kernel waits for the whole grid in a launch that is not cooperative: configure(cooperative=True)"
+            )
         raise fault(Trap, self._state.listing, group, np.True_, what, pc)
+
+    def no_function(self, group: Group, pc: int) -> None:
+        """A call through a pointer that leads to none of the functions that take such arguments."""
+        what = "a call through a pointer to no function that takes these arguments, or of a function by itself: not covered"
+        raise fault(OutOfBounds, self._state.listing, group, np.True_, what, pc)
 
     def malloc(self, group: Group, result: int, size: int, pc: int) -> None:
         """Memory from the device's heap."""

@@ -23,7 +23,7 @@ from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .meetings import Asked, Meetings, Stand, lanes_named, names_lanes
 from .state import State
-from .warps import absent_lanes
+from .warps import absent_lanes, lanes_alike
 
 _PATIENCE = 3000  # steps that a group may be passed over
 _IDLE = 400  # times that mbarriers are asked in vain, while nothing else can run, until that is taken for good
@@ -165,7 +165,15 @@ class Scheduler:
         group = stand.group
         mask = group.spread(lanes_named(self._state, stand.block, group), np.uint32)
         places = [(other.pc, other.group.threads) for other in self._stands()] + self.barriers.places()
-        absent = mask & ~group.lanes_present()[group.get("warp")]
+        warp = group.get("warp")
+        absent = mask & ~lanes_alike(group, mask)
+        if (contrary := absent & group.lanes_present()[warp]).any():
+            first = int(np.argmax(contrary != 0))
+            lane = int(contrary[first]).bit_length() - 1
+            other = mask[(warp == warp[first]) & (group.get("laneid") == lane)]
+            what = "lanes of one warp-wide instruction name masks that contradict each other"
+            detail = f"mask {int(mask[first]):#010x} names lane {lane}, which names mask {int(other[0]):#010x}"
+            return fault(WarpFault, self._state.listing, group, contrary != 0, what, stand.pc, detail=detail)
         return absent_lanes(self._state, group, mask, absent, stand.pc, places)
 
     # --- lanes that meet ---
@@ -250,7 +258,7 @@ class Scheduler:
     def _complete(self, block: CompiledBlock, group: Group) -> np.ndarray | None:
         """Which threads of the group have all the lanes around them that the block's first instruction needs; None: all."""
         members = block.members
-        if members is None or group is self._everyone:
+        if members is None or (group is self._everyone and members.register is None):
             return None
         live, present = self._state.live_lanes(), group.lanes_present()
         if members.lanes == 128:
@@ -259,7 +267,9 @@ class Scheduler:
             missing = np.isin(warpgroup, warpgroup[(live & ~present) != 0])[group.get("warp")]
         else:
             mask = lanes_named(self._state, block, group)
-            missing = (live & ~present)[group.get("warp")] & mask != 0
+            if group is self._everyone and not isinstance(mask, np.ndarray):
+                return None
+            missing = live[group.get("warp")] & ~lanes_alike(group, mask) & mask != 0
         return ~missing if missing.any() else None
 
     # --- where they go ---

@@ -17,6 +17,7 @@ from .faults import fault
 from .granules import COARSEST, Granules
 from .group import Group
 from .shared_records import (
+    EPOCH_SHIFT,
     IN_FLIGHT,
     PC_MASK,
     SEVERAL_THREADS,
@@ -261,7 +262,8 @@ class SharedShadow:
         who = record.who.take(access.granule)
         bad = when >= access.since(who)
         bad &= thread_of(who) != access.group.threads
-        bad &= (warp_of(who) != access.warp) | (when >= access.when)
+        in_warp = warp_of(who) == access.warp
+        bad &= ~in_warp | (when >= access.when) | (self._apart(access, who, when) & in_warp)
         if changes is not None and bad.any():
             bad &= ((who & PC_MASK) != access.pc) | changes()
         if not bad.any():
@@ -275,6 +277,17 @@ class SharedShadow:
         mine = int(access.group.threads[first[1]])
         guilty, also = bad.any(axis=0), pc_of(record.other(int(access.granule[first]), mine))
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
+
+    def _apart(self, access: Access, who: np.ndarray, when: np.ndarray) -> Any:
+        """Where lanes of one warp have met others since, but not each other."""
+        order, shape = self._state.lane_epochs, when.shape
+        if not order:
+            return False
+        group, thread = access.group, thread_of(who)
+        warp, lane = (np.broadcast_to(one, shape) for one in (group.get("warp"), group.get("laneid")))
+        slots = group.batch.per_thread["laneid"]
+        other = np.where(thread == SEVERAL_THREADS, -1, slots.take(np.minimum(thread, len(slots) - 1)).astype(np.int64))
+        return order.unordered(warp, lane, other, when & ((1 << EPOCH_SHIFT) - 1))
 
     def _one_value(self, access: Access, position: np.ndarray, width: int, values: Sequence[Any]) -> None:
         """Threads of one instruction may write one place only if they write one value."""
@@ -298,4 +311,10 @@ class SharedShadow:
                 raise fault(Race, self._state.listing, group, bad, what, access.pc, detail=detail)
 
     def _place(self, granule: int) -> str:
-        return f"shared memory, offset {(granule << self._granules.shift) % self._state.shared_stride}"
+        offset = (granule << self._granules.shift) % self._state.shared_stride
+        if self._state.shared_gaps is None:
+            return f"shared memory, offset {offset}"
+        place = self._state.shared_gaps.nearest(offset)
+        return f"shared memory, offset {offset - place.low} of " + (
+            f"`{place.name}`" if place.name else "the dynamic part"
+        )

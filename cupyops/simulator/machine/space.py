@@ -14,7 +14,7 @@ from ..errors import Misaligned, OutOfBounds
 from ..memory import Region
 from .faults import fault
 from .group import Group, Selection
-from .state import State
+from .state import Gaps, State
 
 # Lanes (None: all), the region that their addresses lie in, and the positions there, in bytes.
 Part = tuple[np.ndarray | None, Region, np.ndarray]
@@ -29,6 +29,7 @@ class Access(NamedTuple):
     width: int
     pc: int
     strong: bool  # volatile, relaxed, acquire or release: made to meet what others do
+    constant: bool = False  # through the cache for what no thread writes while the kernel runs
 
 
 class Space:
@@ -49,19 +50,32 @@ class Space:
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         """Checks on a write."""
 
-    def load(self, group: Group, address: Any, dtype: Any, size: int, count: int, pc: int, strong: bool = False) -> Any:
-        """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire."""
+    def load(
+        self,
+        group: Group,
+        address: Any,
+        dtype: Any,
+        size: int,
+        count: int,
+        pc: int,
+        strong: bool = False,
+        constant: bool = False,
+    ) -> Any:
+        """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire.
+
+        `constant`: ld.global.nc.
+        """
         if strong:
             self.state.spinning = True  # perhaps a flag that another thread is to set
         parts = self.parts(group, address, size * count, "read", pc)
         if len(parts) == 1 and parts[0][0] is None:
             _, region, position = parts[0]
-            self.before_read(group, Access(region, position, size * count, pc, strong))
+            self.before_read(group, Access(region, position, size * count, pc, strong, constant))
             return region.take(position, dtype, size, count)
         result = [np.empty(group.size, dtype) for _ in range(count)]
         for mask, region, position in parts:
             assert mask is not None
-            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong))
+            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong, constant))
             taken = region.take(position, dtype, size, count)
             for values, part in zip(result, taken if count > 1 else (taken,)):
                 values[mask] = part
@@ -89,14 +103,43 @@ class Space:
             raise fault(Misaligned, self.state.listing, group, bad, what, pc, detail=detail)
 
     def check_offsets(
-        self, group: Group, offset: np.ndarray, width: int, size: int, where: str, verb: str, pc: int
+        self,
+        group: Group,
+        offset: np.ndarray,
+        width: int,
+        size: int,
+        where: str,
+        verb: str,
+        pc: int,
+        gaps: Gaps | None = None,
     ) -> None:
-        """Every access lies within the `size` bytes of `where`, and is aligned."""
+        """Every access lies within the `size` bytes of `where`, outside the gaps, and is aligned."""
         if int(offset.min()) < 0 or int(offset.max()) + width > size:
-            bad = (offset < 0) | (offset + width > size)
-            first = int(offset[int(np.argmax(bad))])
-            raise self.out_of_bounds(group, bad, first, width, (0, size), verb, where, pc)
+            raise self._outside(
+                group, (offset < 0) | (offset + width > size), offset, width, size, where, verb, pc, gaps
+            )
         self.check_alignment(group, offset, width, verb, pc)
+        if gaps is not None and (bad := gaps.inside.take(offset + (width - 1))).any():
+            raise self._outside(group, bad, offset, width, size, where, verb, pc, gaps)
+
+    def _outside(
+        self,
+        group: Group,
+        bad: np.ndarray,
+        offset: np.ndarray,
+        width: int,
+        size: int,
+        where: str,
+        verb: str,
+        pc: int,
+        gaps: Gaps | None,
+    ) -> OutOfBounds:
+        """The error for offsets that lie in no variable, by the one that they are nearest to."""
+        first, bounds = int(offset[int(np.argmax(bad))]), (0, size)
+        if gaps is not None:
+            place = gaps.nearest(first)
+            bounds, where = (place.low, place.high), place.name and f"`{place.name}` in {self.name} memory" or where
+        return self.out_of_bounds(group, bad, first, width, bounds, verb, where, pc)
 
     def out_of_bounds(
         self,

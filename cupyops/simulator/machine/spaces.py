@@ -39,6 +39,7 @@ class Global(Space):
         allocation = self.state.memory.at(low)
         if (
             allocation is None
+            or allocation.number in self.state.memory.closed
             or low < allocation.base + allocation.low
             or high + width > allocation.base + allocation.high
         ):
@@ -60,6 +61,8 @@ class Global(Space):
             allocation = self.state.memory.allocations.get(int(one))
             if allocation is None:
                 raise self._stray(group, mask, address, width, verb, pc)
+            if allocation.number in self.state.memory.closed:
+                raise self._not_given(group, mask, allocation, address, width, verb, pc)
             offset = (address - np.uint64(allocation.base)).view(np.int64)
             bad = mask & ((offset < allocation.low) | (offset + width > allocation.high))
             if bad.any():
@@ -100,12 +103,31 @@ class Global(Space):
         """The error for addresses that lie in no allocation, by the one that they are nearest to."""
         first = int(address[int(np.argmax(mask))])
         near = self.state.memory.nearest(first)
-        if near is not None and abs(first - near.base) < _FAR:
+        if near is not None and near.number not in self.state.memory.closed and abs(first - near.base) < _FAR:
             bounds = (near.low, near.high)
             return self.out_of_bounds(group, mask, first - near.base, width, bounds, verb, f"`{near.name}`", pc)
         null = first < 4096
         what = f"{verb} of {width} bytes through " + ("a null pointer" if null else "a wild pointer")
         detail = f"address {first:#x}" + ("" if null else f": {_WILD}")
+        return fault(OutOfBounds, self.state.listing, group, mask, what, pc, detail=detail)
+
+    def _not_given(
+        self,
+        group: Group,
+        mask: np.ndarray,
+        allocation: Allocation,
+        address: np.ndarray,
+        width: int,
+        verb: str,
+        pc: int,
+    ) -> OutOfBounds:
+        """The error for a tensor that lives, but that nobody has given to this launch: it may be gone on a GPU."""
+        what = f"{verb} of {width} bytes of a tensor that this launch was not given"
+        offset = int(address[int(np.argmax(mask))]) - allocation.base
+        detail = (
+            f"offset {offset} of what an earlier launch called `{allocation.name}`: a pointer that was kept. Pass the "
+            "tensor, or ask for the pointer by cupyops.address"
+        )
         return fault(OutOfBounds, self.state.listing, group, mask, what, pc, detail=detail)
 
     def before_read(self, group: Group, access: Access) -> None:
@@ -114,12 +136,12 @@ class Global(Space):
             self.unstored(group, access.region, access.position, access.width, access.pc)
         if self.shadow is not None:
             assert isinstance(access.region, Allocation)
-            self.shadow.read(group, access.region, access.position, access.width, access.pc, access.strong)
+            self.shadow.read(group, access)
 
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         if self.shadow is not None:
             assert isinstance(access.region, Allocation)
-            self.shadow.write(group, access.region, access.position, values, access.width, access.pc, access.strong)
+            self.shadow.write(group, access, values)
 
 
 class Shared(Space):
@@ -150,7 +172,8 @@ class Shared(Space):
         offset = address
         if state.cluster_size > 1:
             offset = self._in_cluster(group, address, width, verb, pc, self._anywhere if anywhere is None else anywhere)
-        self.check_offsets(group, offset, width, state.shared_bytes, "the block's shared memory", verb, pc)
+        where, gaps = "the block's shared memory", state.shared_gaps
+        self.check_offsets(group, offset, width, state.shared_bytes, where, verb, pc, gaps)
         if state.profile is not None:
             state.profile.shared_access(group, offset, width, pc)
         return offset + state.shared_start(group, address)
@@ -191,7 +214,7 @@ class Shared(Space):
         """Another block's memory is there once the cluster has met, and until that block exits."""
         state = self.state
         own = group.get("block")
-        early = others & (state.cluster_epoch[own] == 0)
+        early = others & ~state.has_met[own]
         if early.any():
             what = f"{verb} of another block's shared memory before the cluster has met: that block may not have begun"
             raise fault(Race, state.listing, group, early, what, pc)
@@ -220,8 +243,29 @@ class Local(Space):
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         state = self.state
         offset = group.spread(address, np.uint64).astype(np.int64)
-        self.check_offsets(group, offset, width, state.local_bytes, "the thread's local memory", verb, pc)
+        where, gaps = "the thread's local memory", state.local_gaps
+        self.check_offsets(group, offset, width, state.local_bytes, where, verb, pc, gaps)
         return [(None, state.local_memory, offset + group.threads * state.local_bytes)]
+
+    def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
+        if len(self.state.local_written):
+            for byte in range(access.width):
+                self.state.local_written[access.position + byte] = True
+
+    def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
+        """Whether each thread has written none of the bytes from its address on; of addresses outside nothing is said."""
+        return ~np.any([self.state.local_written[place] for place in self._bytes(group, address, width)], axis=0)
+
+    def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
+        """What these threads have stored there is no value."""
+        chosen = group.spread(undefined, np.bool_)
+        for place in self._bytes(group, address, start + width)[start:]:
+            self.state.local_written[place[chosen]] = False
+
+    def _bytes(self, group: Group, address: Any, width: int) -> list[np.ndarray]:
+        size = self.state.local_bytes
+        offset = np.clip(group.spread(address, np.uint64).astype(np.int64), 0, size - width)
+        return [offset + group.threads * size + byte for byte in range(width)]
 
 
 class Parameters(Space):
@@ -245,7 +289,17 @@ class Generic(Space):
         super().__init__(state)
         self._spaces = spaces  # global, shared, local, parameters: by the number in the address
 
-    def load(self, group: Group, address: Any, dtype: Any, size: int, count: int, pc: int, strong: bool = False) -> Any:
+    def load(
+        self,
+        group: Group,
+        address: Any,
+        dtype: Any,
+        size: int,
+        count: int,
+        pc: int,
+        strong: bool = False,
+        constant: bool = False,
+    ) -> Any:
         address = group.spread(address, np.uint64)
         pieces = self.split(group, address, pc)
         if len(pieces) == 1:

@@ -10,13 +10,16 @@ from ..errors import Race
 from ..memory import POISON, SHARED_BASE, Memory, Region
 from ..profile import Profile
 from ..translate.function import Compiled
+from ..translate.layout import Extent
 from .faults import Listing, fault
 from .group import Batch, Group, lane_bits
 from .knowledge import Knowledge
+from .lane_order import LaneOrder
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: the offset below, the rank of the block from here on
 _RANK_MASK = 0xFF
 _PC_BITS = 20
+PC_MASK = (1 << _PC_BITS) - 1
 
 
 class Reach(NamedTuple):
@@ -28,16 +31,45 @@ class Reach(NamedTuple):
     pc: int
 
 
+class Gaps:
+    """What lies between the variables of a space, and belongs to none of them."""
+
+    def __init__(self, places: tuple[Extent, ...], inside: np.ndarray) -> None:
+        size = len(inside)
+        # the extent of dynamic memory is known with the launch
+        self._places = [place if place.high > place.low else Extent("", place.low, size) for place in places]
+        self.inside = inside  # whether it is such, by byte
+
+    @classmethod
+    def between(cls, places: tuple[Extent, ...], size: int, dynamic: int = 0) -> Gaps | None:
+        """None where there are none. `dynamic`: bytes at the end that belong to the kernel as a whole."""
+        inside = np.ones(size, np.bool_)
+        for place in places:
+            inside[place.low : place.high] = False
+        inside[size - dynamic :] = False
+        return cls(places, inside) if len(places) > 1 or inside.any() else None
+
+    def nearest(self, offset: int) -> Extent:
+        """The variable that an access there was meant for: the one that ends nearest before it, or begins behind."""
+        return min(self._places, key=lambda place: max(place.low - offset, offset + 1 - place.high))
+
+
 class State:
     """Plain data that the units of the machine share."""
 
     batch: Batch
     shared_memory: Region  # of all blocks of the batch, one after the other
     local_memory: Region  # of all its threads
+    local_written: np.ndarray  # which bytes of it hold a value; empty where that is not asked
     registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
     epoch: np.ndarray  # barriers passed, by block
+    has_met: np.ndarray  # whether the block's cluster has met at all
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
+    lane_epochs: LaneOrder  # where some lanes of a warp have met without the others, by epochs of the warp
+    lane_times: LaneOrder  # and by time
+    synced: np.ndarray  # when the block's threads last came through a barrier (`now`), by block
+    warp_synced: np.ndarray  # when the lanes of a warp last met by __syncwarp, by warp
     exited: np.ndarray  # by thread
     knowledge: Knowledge | None  # of what goes on beside the threads; None where nothing does
     fenced_at: np.ndarray  # by thread: when it last ran fence.proxy.async
@@ -57,13 +89,17 @@ class State:
         check: bool,
         profile: Profile | None,
         exited_lanes: bool = False,
+        cooperative: bool = False,
     ) -> None:
         self.code, self.memory, self.listing = code, memory, listing
         self.grid, self.block, self.cluster = grid, block, cluster
         self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         self.rank_unit = 1 << _RANK_SHIFT
         self.dynamic_shared = dynamic_shared
+        self.static_shared = code.layout.static_shared
         self.shared_bytes = code.layout.shared_bytes + dynamic_shared
+        self.shared_gaps = Gaps.between(code.layout.shared_places, self.shared_bytes, dynamic_shared)
+        self.local_gaps = Gaps.between(code.layout.local_places, code.layout.local_bytes)
         self.shared_stride = max(16, -(-self.shared_bytes // 16) * 16)
         self.local_bytes = code.layout.local_bytes
         self.parameters = Region(parameters)
@@ -71,6 +107,7 @@ class State:
         self.check = check
         self.profile = profile
         self.exited_lanes = exited_lanes  # whether masks may name lanes that have exited
+        self.cooperative = cooperative  # whether all blocks run at the same time
         self.clock = 0  # instructions issued so far
         self.thread_instructions = 0
         self.progressed = False  # something has happened that others may wait for
@@ -82,9 +119,15 @@ class State:
         self.batch = batch
         self.shared_memory = Region(np.full(batch.blocks * self.shared_stride, POISON, np.uint8))
         self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
+        self.local_written = np.zeros(len(self.local_memory.buffer) if self.code.undefined else 0, np.bool_)
         self.epoch = np.zeros(batch.blocks, np.int64)
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
+        self.has_met = np.zeros(batch.blocks, np.bool_)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
+        # before this batch nothing has happened that its threads must be ordered with
+        self.synced = np.full(batch.blocks, self.now(PC_MASK), np.int64)
+        self.warp_synced = np.zeros(batch.warps, np.int64)
+        self.lane_epochs, self.lane_times = LaneOrder(), LaneOrder()
         self.exited = np.zeros(batch.threads, np.bool_)
         self.reached = {}
         self.knowledge = Knowledge(batch, self.cluster_size) if self.code.beside else None
@@ -101,11 +144,24 @@ class State:
         """A number that only grows: instructions issued, then the one within the stretch that was issued at once."""
         return self.clock << _PC_BITS | pc
 
+    def unordered_in_warp(self, group: Group, other: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Whether a lane has not met another one of its warp (by its thread; from 1024 on several) since `time`."""
+        warp = group.get("warp")
+        found = time > self.warp_synced.take(warp)
+        if self.lane_times and found.any():
+            warps, lanes = (np.broadcast_to(one, time.shape) for one in (warp, group.get("laneid")))
+            partly = self.lane_times.partial(warps)
+            others = np.where(other < 1024, other % 32, -1)
+            found = np.where(partly, self.lane_times.unordered(warps, lanes, others, time), found)
+        return found
+
     def passed_cluster(self, block: int) -> None:
         """The blocks of this one's cluster have met."""
         first = block // self.cluster_size * self.cluster_size
         cluster = slice(first, first + self.cluster_size)
         self.epoch[cluster] += 1
+        self.synced[cluster] = self.now(PC_MASK)
+        self.has_met[cluster] = True
         self.cluster_epoch[cluster] = self.epoch[cluster]
         for one in range(first, first + self.cluster_size):
             self.reached.pop(one, None)

@@ -14,6 +14,7 @@ from .group import Group
 from .state import State
 
 _FULL = 0xFFFFFFFF
+_NOTHING = np.uint32(POISON * 0x01010101)  # what is read of a lane that takes no part
 _NEUTRAL: dict[str, Any] = {"add": 0, "or": 0, "xor": 0}
 
 
@@ -67,17 +68,32 @@ class Warps:
 
         That of a lane which takes no part is a pattern, for PTX does not say what it is.
         """
-        self.members(group, mask, pc)
+        mask = self.members(group, mask, pc)
         value = group.spread(value)
-        if group.index is None and group.batch.whole_warps:
+        if group.index is None and group.batch.whole_warps and not isinstance(mask, np.ndarray):
             source, inside = self._sources(group, mode, lane, clamp)
             return value[source], inside
-        own = group.get("laneid").astype(np.int64)
-        other, inside = _source_lane(mode, own, lane, clamp)
+        other, inside = _source_lane(mode, group.get("laneid").astype(np.int64), lane, clamp)
+        return self._of_lanes(group, value, other, mask, _NOTHING), inside
+
+    def shuffle_flags(
+        self, group: Group, mode: str, undefined: np.ndarray, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same, and whether what is read is undefined: of a lane outside of the mask, or as it is in that lane."""
+        result, inside = self.shuffle(group, mode, value, lane, clamp, mask, pc)
+        other, _ = _source_lane(mode, group.get("laneid").astype(np.int64), lane, clamp)
+        flags = self._of_lanes(group, undefined, other, group.spread(mask, np.uint32), np.True_)
+        if self._state.exited_lanes:  # code that reads of lanes that have exited is to be run as it is
+            flags &= (self._state.live_lanes()[group.get("warp")] >> other.astype(np.uint32)) & np.uint32(1) != 0
+        return result, inside, flags
+
+    def _of_lanes(self, group: Group, value: np.ndarray, other: np.ndarray, mask: Any, nothing: Any) -> np.ndarray:
+        """The values of other lanes of each warp; `nothing` of those that are not named in the mask, or not here."""
         slot = group.get("slot")
-        lanes = np.full(group.batch.warps * 32, POISON * 0x01010101, np.uint32)
+        lanes = np.full(group.batch.warps * 32, nothing, value.dtype)
         lanes[slot] = value
-        return lanes[slot - own + other], inside
+        is_named = (mask >> other.astype(np.uint32)) & np.uint32(1) != 0
+        return np.where(is_named, lanes[slot - group.get("laneid").astype(np.int64) + other], nothing)
 
     def _sources(self, group: Group, mode: str, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
         """For a whole batch: (the thread that each one's value comes from, whether it is within the segment)."""
@@ -161,11 +177,34 @@ class Warps:
         return result[number]
 
     def sync(self, group: Group, mask: Any, pc: int) -> None:
-        """bar.warp.sync: orders the memory accesses of the lanes."""
-        self.members(group, mask, pc)
-        self._state.warp_epoch[np.unique(group.get("warp"))] += 1
-        if self._state.knowledge is not None:
-            self._state.knowledge.meet_in_warps(group)
+        """bar.warp.sync: orders the memory accesses of the lanes that the mask names."""
+        state, mask = self._state, group.spread(self.members(group, mask, pc), np.uint32)
+        warp, now = group.get("warp"), state.now(pc)
+        partly = (state.live_lanes()[warp] & ~mask) != 0
+        whole = np.unique(warp[~partly])
+        apart = np.unique(warp[partly].astype(np.uint64) << np.uint64(32) | mask[partly])
+        for one in apart.tolist():
+            of_warp, of_mask = one >> 32, one & _FULL
+            lanes = np.array([lane for lane in range(32) if of_mask >> lane & 1])
+            state.lane_epochs.meet(of_warp, lanes, int(state.warp_epoch[of_warp]) + 1, int(state.warp_epoch[of_warp]))
+            state.lane_times.meet(of_warp, lanes, now + 1, int(state.warp_synced[of_warp]) + 1)
+        state.lane_epochs.meet_whole(whole)
+        state.lane_times.meet_whole(whole)
+        state.warp_epoch[np.unique(warp)] += 1
+        state.warp_synced[whole] = now
+        if state.knowledge is not None:
+            state.knowledge.meet_in_warps(group, mask)
+
+
+def lanes_alike(group: Group, mask: Any) -> np.ndarray:
+    """For each thread of the group, a bit for each lane of its warp that is in the group and names the same mask."""
+    warp = group.get("warp")
+    if not isinstance(mask, np.ndarray) or not mask.ndim or bool((mask == mask[0]).all()):
+        return group.lanes_present()[warp]
+    _, number = np.unique(warp.astype(np.uint64) << np.uint64(32) | mask, return_inverse=True)
+    here = np.zeros(int(number.max()) + 1, np.uint32)
+    np.bitwise_or.at(here, number, np.uint32(1) << group.get("laneid"))
+    return here[number]
 
 
 def absent_lanes(

@@ -26,10 +26,14 @@ from .ptx import (
 )
 
 _MAX_DEPTH = 50
+_MAX_CALLS = 2000
 
 
 def flatten(module: Module, kernel: Function) -> Function:
-    """A copy of `kernel` without calls, but for those of functions that the PTX declares and does not define."""
+    """A copy of `kernel` without calls, but for those of functions that the PTX declares and does not define.
+
+    A call through a pointer becomes a choice among the functions that it may lead to.
+    """
     flat = replace(kernel, registers={}, variables={}, body=[], branch_targets={})
     _Inliner(module, flat).append(kernel, {}, "", None, 0)
     return flat
@@ -40,6 +44,7 @@ class _Inliner:
         self._module = module
         self._flat = flat
         self._calls = 0
+        self._stack: list[str] = []  # functions that are being inlined
 
     def append(self, function: Function, names: dict[str, str], suffix: str, end: str | None, depth: int) -> None:
         """The body of `function`, its names made unique by `suffix`; `ret` goes to the label `end`."""
@@ -72,24 +77,63 @@ class _Inliner:
             self._flat.branch_targets[names.get(table, table)] = own
 
     def _call(self, call: Instruction, depth: int) -> None:
-        results, name, arguments = _call_parts(call)
-        called = self._module.functions.get(name)
-        if called is None:
-            raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: calls through a pointer are not covered")
-        if not called.defined:
-            operands = (*results, *arguments)
-            self._flat.body.append(replace(call, modifiers=(name,), operands=operands))
-            return
+        results, callee, arguments = _call_parts(call)
         self._calls += 1
-        suffix = f"$call{self._calls}"
-        bound = zip((*called.parameters, *called.results), (*arguments, *results))
-        names = {variable.name: symbol.name for variable, symbol in bound}
-        end = f"$L_return{self._calls}"
         skip = self._skip_unless(call)
-        self.append(called, names, suffix, end, depth + 1)
-        self._flat.body.append(Label(end))
+        if isinstance(callee, Register):
+            self._call_by_pointer(call, results, callee, arguments, depth)
+        elif callee.name not in self._module.functions:
+            raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: no such function")
+        elif not self._module.functions[callee.name].defined:
+            self._flat.body.append(replace(call, modifiers=(callee.name,), operands=(*results, *arguments), guard=None))
+        else:
+            self._inline(self._module.functions[callee.name], (*arguments, *results), depth)
         if skip:
             self._flat.body.append(Label(skip))
+
+    def _inline(self, called: Function, given: tuple[Symbol, ...], depth: int) -> None:
+        self._calls += 1
+        end = f"$L_return{self._calls}"
+        names = {variable.name: symbol.name for variable, symbol in zip((*called.parameters, *called.results), given)}
+        self._stack.append(called.name)
+        self.append(called, names, f"$call{self._calls}", end, depth + 1)
+        self._stack.pop()
+        self._flat.body.append(Label(end))
+
+    def _call_by_pointer(
+        self,
+        call: Instruction,
+        results: tuple[Symbol, ...],
+        pointer: Register,
+        arguments: tuple[Symbol, ...],
+        depth: int,
+    ) -> None:
+        """A comparison and a branch for each function that takes such arguments."""
+        sizes = [[self._flat.variables[one.name].size for one in part] for part in (arguments, results)]
+        number = self._calls
+        for called in self._module.functions.values():
+            own = [[one.size for one in part] for part in (called.parameters, called.results)]
+            if called.entry or not called.defined or own != sizes or called.name in self._stack:
+                continue
+            self._calls += 1
+            if self._calls > _MAX_CALLS:
+                raise UnsupportedInstruction(
+                    f"{self._flat.name}: more than {_MAX_CALLS} calls, through pointers, are not covered"
+                )
+            chosen, other = f"$p_call{self._calls}", f"$L_other{self._calls}"
+            self._flat.registers[chosen] = "pred"
+            compare = (Register(chosen), pointer, Symbol(called.name))
+            self._flat.body += [
+                replace(call, opcode="setp", modifiers=("eq", "u64"), operands=compare, guard=None),
+                replace(call, opcode="bra", modifiers=(), operands=(Symbol(other),), guard=Guard(chosen, True)),
+            ]
+            self._inline(called, (*arguments, *results), depth)
+            self._flat.body.append(
+                replace(call, opcode="bra", modifiers=(), operands=(Symbol(f"$L_called{number}"),), guard=None)
+            )
+            self._flat.body.append(Label(other))
+        self._flat.body.append(replace(call, modifiers=("$no_function",), operands=(), guard=None))
+        self._flat.body.append(Label(f"$L_called{number}"))
 
     def _skip_unless(self, call: Instruction) -> str:
         """Branch around a guarded call."""
@@ -112,15 +156,15 @@ class _Inliner:
         return instruction
 
 
-def _call_parts(call: Instruction) -> tuple[tuple[Symbol, ...], str, tuple[Symbol, ...]]:
-    """(results, name, arguments) of `call (r), f, (a, b)`."""
+def _call_parts(call: Instruction) -> tuple[tuple[Symbol, ...], Symbol | Register, tuple[Symbol, ...]]:
+    """(results, the function or a pointer to one, arguments) of `call (r), f, (a, b)`."""
     operands = list(call.operands)
     results = _symbols(operands.pop(0)) if isinstance(operands[0], Vector) else []
-    name = operands.pop(0)
+    callee = operands.pop(0)
     arguments = _symbols(operands.pop(0)) if operands and isinstance(operands[0], Vector) else []
-    if not isinstance(name, Symbol) or results is None or arguments is None:
-        raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: calls through a pointer are not covered")
-    return tuple(results), name.name, tuple(arguments)
+    if not isinstance(callee, (Symbol, Register)) or results is None or arguments is None:
+        raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: a call of this form is not covered")
+    return tuple(results), callee, tuple(arguments)
 
 
 def _symbols(operand: Operand) -> list[Symbol] | None:

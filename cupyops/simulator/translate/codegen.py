@@ -17,6 +17,7 @@ import numpy as np
 from .. import arithmetic
 from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
+from . import emit_undefined
 from .calls import flatten
 from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
@@ -37,6 +38,7 @@ from .ptx import (
     Symbol,
     Vector,
 )
+from .undefined import find as undefined_registers
 
 STORAGE = {
     "pred": "b1", "b8": "u8", "u8": "u8", "s8": "u8",
@@ -45,6 +47,17 @@ STORAGE = {
     "b64": "u64", "u64": "u64", "s64": "u64", "f64": "f64",
 }  # fmt: skip
 DTYPES: dict[str, Any] = {kind: dtype.type for kind, dtype in NUMPY_DTYPES.items()}  # what the generated text names
+# what instructions that are not covered belong to, by the start of their opcodes
+_FEATURES = {
+    "tex": "textures", "tld4": "textures", "txq": "textures", "istypep": "textures",
+    "suld": "surfaces", "sust": "surfaces", "sured": "surfaces", "suq": "surfaces",
+    "tcgen05": "tensor cores of the fifth generation", "tensormap": "tensor maps that kernels change",
+    "multimem": "multicast objects of several GPUs", "clusterlaunchcontrol": "cluster launch controls",
+    "alloca": "arrays on the stack of variable size", "stacksave": "arrays on the stack of variable size",
+    "vadd": "video instructions", "vsub": "video instructions", "vabsdiff": "video instructions",
+    "vmin": "video instructions", "vmax": "video instructions", "vshl": "video instructions",
+    "vshr": "video instructions", "vmad": "video instructions", "vset": "video instructions",
+}  # fmt: skip
 _PURE = frozenset(("mov", "cvta", "isspacep"))
 
 
@@ -53,12 +66,19 @@ def size_of(kind: str) -> int:
     return 1 if kind == "b1" else int(kind[1:]) // 8
 
 
-def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int], clusters: bool = False) -> Compiled:
-    """Translate a kernel, for a launch in `clusters` or without. Raises `UnsupportedInstruction`."""
+def compile_kernel(
+    module: Module, kernel: Function, globals_at: dict[str, int], clusters: bool = False, worst: bool = False
+) -> Compiled:
+    """Translate a kernel, for a launch in `clusters` or without. Raises `UnsupportedInstruction`.
+
+    `worst`: approximate instructions have the error that the PTX manual allows.
+    """
     flat = flatten(module, kernel)
     layout = lay_out(module, flat, globals_at)
     flow = analyse(flat, is_pure, layout.shared_symbols if clusters else frozenset())
-    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters)
+    early = flow.live_in[0] - flow.uniform
+    undefined = undefined_registers(flow.blocks, early, is_computed)
+    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters, worst, undefined)
     texts = [writer.block(block) for block in flow.blocks]
     blocks = [
         CompiledBlock(
@@ -80,7 +100,8 @@ def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int],
     instructions = [instruction for block in flow.blocks for instruction in block.instructions]
     written = layout.written_parameters(instructions)
     beside, reads = any(map(_is_beside, instructions)), any(map(_reads_beside, instructions))
-    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts), beside, reads)
+    at_start = {writer.number[name]: name in flow.live_in[0] for name in undefined}
+    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts), beside, reads, at_start)
 
 
 def _is_beside(instruction: Instruction) -> bool:
@@ -89,7 +110,7 @@ def _is_beside(instruction: Instruction) -> bool:
     return (
         instruction.opcode in ("wgmma", "mbarrier")
         or (instruction.opcode == "cp" and ("bulk" in modifiers or "mbarrier" in modifiers))
-        or (instruction.opcode == "st" and "async" in modifiers)
+        or (instruction.opcode in ("st", "red") and "async" in modifiers)
     )
 
 
@@ -109,6 +130,11 @@ def is_pure(instruction: Instruction) -> bool:
     return instruction.opcode in _PURE or _operation(instruction) is not None
 
 
+def is_computed(instruction: Instruction) -> bool:
+    """Whether an instruction does nothing but compute its result from its operands."""
+    return instruction.opcode in _PURE or _operation(instruction) is not None
+
+
 def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group: Any) -> None:
     """Write a register for some of the batch's threads."""
     if registers[number] is None:
@@ -119,9 +145,9 @@ def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group:
 _resolve = functools.cache(arithmetic.resolve)
 
 
-def _operation(instruction: Instruction) -> arithmetic.Operation | None:
+def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Operation | None:
     try:
-        return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands))
+        return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands), worst)
     except UnsupportedInstruction as error:
         raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
 
@@ -129,8 +155,19 @@ def _operation(instruction: Instruction) -> arithmetic.Operation | None:
 class _KernelWriter:
     """What the blocks of one kernel share while they are written."""
 
-    def __init__(self, function: Function, layout: Layout, flow: Flow, products: Products, clusters: bool) -> None:
+    def __init__(
+        self,
+        function: Function,
+        layout: Layout,
+        flow: Flow,
+        products: Products,
+        clusters: bool,
+        worst: bool,
+        undefined: frozenset[str],
+    ) -> None:
         self.products = products
+        self.undefined = undefined  # registers whose value nothing may have written
+        self.worst = worst  # approximations have the error that they may have
         self.clusters = clusters  # addresses of shared memory bear the rank of the block
         self.function = function
         self.layout = layout
@@ -161,7 +198,7 @@ class _KernelWriter:
             return Members(mask=mask.value & 0xFFFFFFFF)
         if isinstance(mask, Register):
             return Members(register=self.number[mask.name])
-        return Members(128 if first.opcode == "wgmma" else 32)
+        return Members(128 if first.opcode in ("wgmma", "setmaxnreg") else 32)
 
     def block(self, block: Block) -> str:
         """The text of one block's function."""
@@ -179,6 +216,8 @@ class BlockWriter:
         self._hoisted: dict[str, str] = {}  # special registers, fetched once
         self._read: set[str] = set()  # registers whose value at the start is used
         self._written: dict[str, None] = {}
+        self._flags_read: set[str] = set()  # registers of which it is asked whether their value at the start is defined
+        self._flags_written: dict[str, None] = {}
         self._scalar: dict[str, bool] = {}
         self._alias: set[str] = set()  # registers whose array may be another's too
         self._temporaries = 0
@@ -194,6 +233,8 @@ class BlockWriter:
         for position, instruction in enumerate(self.block.instructions):
             self.instruction, self.pc = instruction, self.block.first + position
             if instruction is self.block.last and self._ends(instruction):
+                if self._kernel.undefined:
+                    emit_undefined.branch(self, instruction)
                 continue
             self._one(instruction)
         epilogue = self._epilogue()
@@ -241,12 +282,16 @@ class BlockWriter:
     def _one(self, instruction: Instruction) -> None:
         if self._kernel.products.early:
             self._watch()
+        if self._kernel.undefined:
+            emit_undefined.before(self, instruction)
         handler = HANDLERS.get(instruction.opcode)
         try:
             if handler is not None:
                 handler(self, instruction)
             else:
                 self._arithmetic(instruction)
+            if self._kernel.undefined:
+                emit_undefined.after(self, instruction)
         except UnsupportedInstruction as error:
             if "PTX line" in str(error):
                 raise
@@ -255,7 +300,8 @@ class BlockWriter:
             raise InvalidPtx(f"PTX line {instruction.line}: cannot read {instruction.text!r} ({error!r})") from error
 
     def _prologue(self) -> list[str]:
-        lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written else []
+        lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written or self._flags_read else []
+        lines += [f"{self._flag(name)} = m.flags({self._kernel.number[name]}, i)" for name in sorted(self._flags_read)]
         live = [name for name in self._read if name in self._kernel.flow.live_in[self.block.index]]
         own = [name for name in live if name not in self._kernel.flow.uniform]
         self._kernel.crossing.update(own)
@@ -283,6 +329,8 @@ class BlockWriter:
                 lines.append(f"{local} = {local}.copy()")
             whole.append(f"R[{number}] = {local}")
             part.append(f"put(R, {number}, i, {local}, g)")
+        flags = [name for name in self._flags_written if name in self._kernel.flow.live_out[self.block.index]]
+        lines += [f"m.set_flags({self._kernel.number[name]}, i, {self._flag(name)})" for name in flags]
         if whole:
             lines += ["if i is None: " + "; ".join(whole), "else: " + "; ".join(part)]
         return lines
@@ -326,6 +374,41 @@ class BlockWriter:
         if guard is None:
             return ""
         return f"~{self._register(guard.register)}" if guard.negated else self._register(guard.register)
+
+    def is_computed(self, instruction: Instruction) -> bool:
+        """Whether the instruction does nothing but compute its result."""
+        return is_computed(instruction)
+
+    def bytes_of(self, instruction: Instruction) -> int:
+        """Bytes of an element of a load or store."""
+        return size_of(STORAGE[instruction.modifiers[-1]])
+
+    @property
+    def has_undefined(self) -> bool:
+        """Whether any register of the kernel may be undefined."""
+        return bool(self._kernel.undefined)
+
+    def may_be_undefined(self, name: str) -> bool:
+        """Whether the value of a register may be one that nothing has written."""
+        return name in self._kernel.undefined
+
+    def undefined(self, names: list[str]) -> str:
+        """Whether any of these registers is undefined, as an expression; "" where none can be."""
+        flags = []
+        for name in dict.fromkeys(names):
+            if name in self._kernel.undefined:
+                if name not in self._flags_written:
+                    self._flags_read.add(name)
+                flags.append(self._flag(name))
+        return " | ".join(flags)
+
+    def set_undefined(self, name: str, expression: str) -> None:
+        """Note whether a register is undefined from here on."""
+        self.emit(f"{self._flag(name)} = {expression}")
+        self._flags_written[name] = None
+
+    def _flag(self, name: str) -> str:
+        return f"no{self._kernel.number[name]}"
 
     def wanted(self, operand: Operand) -> bool:
         """Whether anything reads this destination later."""
@@ -488,9 +571,11 @@ class BlockWriter:
     # --- arithmetic ---
 
     def _arithmetic(self, instruction: Instruction) -> None:
-        operation = _operation(instruction)
+        operation = _operation(instruction, self._kernel.worst)
         if operation is None:
-            raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+            feature = next((name for start, name in _FEATURES.items() if instruction.opcode.startswith(start)), "")
+            what = f"the instruction {instruction.name} is not covered"
+            raise UnsupportedInstruction(f"{feature} ({instruction.name}) are not covered" if feature else what)
         destinations = _destinations(instruction.operands[0])
         sources = instruction.operands[1:]
         taken = [self.read_scalar(operand, kind) for operand, kind in zip(sources, operation.takes)]
@@ -500,6 +585,8 @@ class BlockWriter:
             if not self.has_carry:
                 raise UnsupportedInstruction("a carry that an earlier block has left")
             arguments.append("carry")
+        if operation.seeded:
+            arguments.insert(0, "m.seed")
         call = f"{self.bind(operation.function)}({', '.join(arguments)})"
         # a ufunc makes a new array; other functions may give back what they were given
         alias = not isinstance(operation.function, np.ufunc)
@@ -507,10 +594,18 @@ class BlockWriter:
             self.write(destinations[0], call, operation.gives[0], scalar=scalar, alias=alias)
             return
         names = [self.temporary() for _ in operation.gives]
-        self.emit(f"{', '.join([*names, 'carry'] if operation.carry_out else names)} = {call}")
-        self.has_carry = self.has_carry or operation.carry_out
+        carry = self._new_carry() if operation.carry_out else []
+        self.emit(f"{', '.join([*names, *carry])} = {call}")
+        if carry and carry != ["carry"]:
+            self.emit(f"carry = np.where({self.guard()}, {carry[0]}, carry)")
         for destination, name, kind in zip(destinations, names, operation.gives):
             self.write(destination, name, kind, scalar=scalar, alias=True)
+
+    def _new_carry(self) -> list[str]:
+        """The name of the carry that goes out; under a guard one of its own, for other threads keep the carry they have."""
+        merges = self.instruction.guard is not None and self.has_carry
+        self.has_carry = True
+        return [self.temporary() if merges else "carry"]
 
 
 PER_THREAD = frozenset(

@@ -47,7 +47,7 @@ def _bulk(w: BlockWriter, instruction: Instruction) -> None:
         return
     # a cache policy may follow; it changes no result
     elif any(m.startswith("im2col") for m in modifiers):
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+        raise UnsupportedInstruction(f"TMA tiles by im2col ({instruction.name}) are not covered")
     elif "tensor" in modifiers:
         _tensor(w, instruction, spaces)
     elif spaces[0].startswith("shared"):
@@ -117,6 +117,8 @@ def _mbarrier(w: BlockWriter, instruction: Instruction) -> None:
         phase = w.read(operands[2], "u32" if parity else "u64")
         call = f"m.mbarriers.test(g, {w.address(operands[1])}, {phase}, {parity}, {w.pc})"
         w.write(operands[0], call, "b1")
+    elif kind == "pending_count":
+        w.write(operands[0], f"({w.read(operands[1], 'u64')} >> {w.constant(40, 'u64')}).astype(u32)", "u32")
     else:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
 

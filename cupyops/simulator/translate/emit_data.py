@@ -123,7 +123,9 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
         return
     strong = bool(_STRONG & set(instruction.modifiers))
     memory = _memory_of(instruction)
-    shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}"
+    shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}" + (
+        ", True" if "nc" in instruction.modifiers else ""
+    )
     w.masked(destinations, kind, lambda g, pick: f"m.{memory}.load({g}, {pick(address)}, {shape})")
 
 
@@ -160,10 +162,11 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     operation = next((m for m in modifiers if m in _ATOMIC), None)
     space = space_of(instruction)
     vector = any(m in ("v2", "v4", "v8") for m in modifiers)
-    if operation is None or space == "local" or "async" in modifiers:
+    if operation is None or space == "local" or modifiers[-1] == "b128":
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
-    if vector and (instruction.opcode, operation, modifiers[-1], space) != ("red", "add", "f32", "global"):
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+    if "async" in modifiers:
+        _red_async(w, instruction, operation)
+        return
     operands = instruction.operands if instruction.opcode == "atom" else (Sink(), *instruction.operands)
     where = "cluster" if "shared::cluster" in modifiers else space
     type_ = modifiers[-1]
@@ -171,7 +174,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     parts = elements(operands[2]) if vector else operands[2:]
     values = [w.read(operand, kind) for operand in parts]
     address = w.address(operands[1])
-    wanted = w.wanted(operands[0])
+    wanted = any(w.wanted(element) for element in elements(operands[0]))
     if _RELEASES & set(modifiers):
         w.emit(f"m.fence(g, {w.pc})")
 
@@ -180,14 +183,28 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
         of, method = f"{where!r}, {operation!r}, {type_!r}", "update_side_by_side" if vector else "update"
         return f"m.atomics.{method}({g}, {of}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc})"
 
-    w.masked([operands[0]] if wanted else [], kind, call)
+    destinations = list(elements(operands[0])) if vector and instruction.opcode == "atom" else [operands[0]]
+    w.masked(destinations if wanted else [], kind, call)
+
+
+def _red_async(w: BlockWriter, instruction: Instruction, operation: str) -> None:
+    """red.async [address], value, [mbarrier]: to the shared memory of a block of the cluster."""
+    kind = kind_of(instruction.modifiers[-1])
+    address, barrier = w.address(instruction.operands[0]), w.address(instruction.operands[2])
+    value = w.read(instruction.operands[1], kind)
+    reduction = f"({operation!r}, {instruction.modifiers[-1]!r})"
+
+    def call(g: str, pick: Callable[[str], str]) -> str:
+        return f"m.bulk.send({g}, {pick(address)}, ({pick(value)},), {kind}, {pick(barrier)}, {w.pc}, {reduction})"
+
+    w.masked([], kind, call)
 
 
 @emits("membar", "fence")
 def _fence(w: BlockWriter, instruction: Instruction) -> None:
-    wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)
-    if wide:
-        w.emit(f"m.fence(g, {w.pc})")
+    wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)  # fence.mbarrier_init.release.cluster is one
+    if wide or "cta" in instruction.modifiers:
+        w.emit(f"m.fence(g, {w.pc}, {not wide})")
     if {"proxy", "async"} <= set(instruction.modifiers) and "global" not in instruction.modifiers:
         w.emit(f"m.fence_proxy(g, {w.pc})")
 
@@ -201,17 +218,17 @@ def _trap(w: BlockWriter, instruction: Instruction) -> None:
 def _call(w: BlockWriter, instruction: Instruction) -> None:
     """A function of the device runtime; arguments and result lie in local memory."""
     name = instruction.modifiers[0]
-    known = {"vprintf": 3, "__assertfail": 5, "malloc": 2, "free": 1}
+    known = {"$no_function": 0, "vprintf": 3, "__assertfail": 5, "malloc": 2, "free": 1}
     if name not in known or len(instruction.operands) != known[name]:
         raise UnsupportedInstruction(f"a call of {name}, which the PTX does not define")
     places = []
     for operand in instruction.operands:
         assert isinstance(operand, Symbol)
         places.append(str(w.layout.address(operand.name)))
-    w.emit(f"m.runtime.{name.strip('_')}(g, {', '.join(places)}, {w.pc})")
+    w.emit(f"m.runtime.{name.strip('_$')}({', '.join(['g', *places, str(w.pc)])})")
 
 
-@emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent", "setmaxnreg")
+@emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent")
 def _nothing(w: BlockWriter, instruction: Instruction) -> None:
     """Changes when things happen, not what."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import matrix
 from ..errors import UnsupportedInstruction
 from .codegen import STORAGE, BlockWriter, elements, emits
-from .ptx import Instruction, Pair, Sink, Vector
+from .ptx import Immediate, Instruction, Pair, Register, Sink, Vector
 
 
 @emits("shfl")
@@ -15,7 +15,16 @@ def _shfl(w: BlockWriter, instruction: Instruction) -> None:
     members = w.read(mask[0], "u32") if mask else "u32(0xffffffff)"
     result, inside = w.temporary(), w.temporary()
     arguments = f"{w.read(value, 'u32')}, {w.read(lane, 'u32')}, {w.read(clamp, 'u32')}, {members}, {w.pc}"
-    w.emit(f"{result}, {inside} = m.warps.shuffle(g, {mode!r}, {arguments})")
+    if w.has_undefined:
+        undefined = w.temporary()
+        of_value = w.undefined([value.name]) if isinstance(value, Register) else ""
+        flagged = f"g.spread({of_value or 'False'}, np.bool_), {arguments}"
+        w.emit(f"{result}, {inside}, {undefined} = m.warps.shuffle_flags(g, {mode!r}, {flagged})")
+        to = destination.first if isinstance(destination, Pair) else destination
+        if isinstance(to, Register) and w.may_be_undefined(to.name):
+            w.set_undefined(to.name, undefined)
+    else:
+        w.emit(f"{result}, {inside} = m.warps.shuffle(g, {mode!r}, {arguments})")
     first, second = (destination.first, destination.second) if isinstance(destination, Pair) else (destination, Sink())
     w.write(first, result, "u32")
     w.write(second, inside, "b1")
@@ -77,7 +86,8 @@ def _barrier(w: BlockWriter, instruction: Instruction) -> None:
     elif "cluster" in instruction.modifiers:
         w.emit(f"m.scheduler.barriers.arrive_cluster(g, {w.pc})")
     else:
-        w.emit(f"m.scheduler.barriers.arrive(g, {w.read(operands[0], 'u32')}, {w.read(operands[1], 'u32')})")
+        number, count = (w.read(operand, "u32") for operand in operands)
+        w.emit(f"m.scheduler.barriers.arrive(g, {number}, {count}, {w.pc})")
 
 
 @emits("ldmatrix")
@@ -99,6 +109,12 @@ def _stmatrix(w: BlockWriter, instruction: Instruction) -> None:
     values = ", ".join(w.read_all(instruction.operands[1], "u32"))
     transposed = "trans" in instruction.modifiers
     w.emit(f"m.matrices.store(g, {w.address(instruction.operands[0])}, ({values},), {count}, {transposed}, {w.pc})")
+
+
+@emits("movmatrix")
+def _movmatrix(w: BlockWriter, instruction: Instruction) -> None:
+    destination, source = instruction.operands
+    w.write(destination, f"m.matrices.transpose(g, {w.read(source, 'u32')}, {w.pc})", "u32")
 
 
 def _matrices(instruction: Instruction) -> int:
@@ -157,6 +173,13 @@ def _wgmma_order(w: BlockWriter, instruction: Instruction) -> None:
         w.emit(f"m.matrices.wait(g, int({w.read(instruction.operands[0], 'u32')}))")
     else:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+
+
+@emits("setmaxnreg")
+def _setmaxnreg(w: BlockWriter, instruction: Instruction) -> None:
+    count = instruction.operands[0]
+    assert isinstance(count, Immediate)
+    w.emit(f"m.register_pool.set(g, {instruction.modifiers[0]!r}, {count.value}, {w.pc})")
 
 
 @emits("wmma")

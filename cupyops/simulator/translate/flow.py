@@ -27,7 +27,21 @@ from .ptx import (
 )
 
 _WARP_WIDE = frozenset(
-    ("shfl", "vote", "match", "redux", "ldmatrix", "stmatrix", "mma", "wmma", "wgmma", "elect", "activemask")
+    (
+        "shfl",
+        "vote",
+        "match",
+        "redux",
+        "ldmatrix",
+        "stmatrix",
+        "mma",
+        "wmma",
+        "wgmma",
+        "elect",
+        "activemask",
+        "movmatrix",
+        "setmaxnreg",
+    )
 )
 _NAMES_MEMBERS = frozenset(["shfl", "vote", "match", "redux", "elect"])
 _LEAVES = frozenset(("ret", "exit"))
@@ -39,10 +53,24 @@ _WITHOUT_EFFECT = (
     "nanosleep",
     "griddepcontrol",
     "pmevent",
-    "setmaxnreg",
 )
 _NO_DESTINATION = _LEAVES.union(
-    ("st", "red", "bra", "brx", "bar", "barrier", "trap", "brkpt", "membar", "fence", "cp", "stmatrix", "tensormap"),
+    (
+        "setmaxnreg",
+        "st",
+        "red",
+        "bra",
+        "brx",
+        "bar",
+        "barrier",
+        "trap",
+        "brkpt",
+        "membar",
+        "fence",
+        "cp",
+        "stmatrix",
+        "tensormap",
+    ),
     _WITHOUT_EFFECT,
 )
 # guarded instructions that are branched around; loads, stores and arithmetic are masked instead
@@ -206,7 +234,8 @@ def _blocks(body: list[Instruction | Label], function: Function) -> list[Block]:
 
 def _same_members(previous: Instruction, instruction: Instruction) -> bool:
     """Whether lanes that have come together for the one need not wait again for the other."""
-    if (previous.opcode == "wgmma") != (instruction.opcode == "wgmma") or not is_warp_wide(previous):
+    of_warpgroups = [one.opcode in ("wgmma", "setmaxnreg") for one in (previous, instruction)]
+    if of_warpgroups[0] != of_warpgroups[1] or not is_warp_wide(previous):
         return False
     mask = member_mask(instruction)
     is_overwritten = isinstance(mask, Register) and mask.name in uses_and_definitions(previous)[1]

@@ -64,3 +64,6 @@ class Compiled:
     text: str  # of the generated functions
     beside: bool = False  # whether anything goes on beside the threads: bulk copies, mbarriers, products of matrices
     reads_beside: bool = False  # whether some of it reads shared memory
+    undefined: dict[int, bool] = field(
+        default_factory=dict
+    )  # registers that may be undefined, and whether they are at first

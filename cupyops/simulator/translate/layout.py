@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import UnsupportedInstruction
 from .flow import destination_operands
 from .ptx import SIZES, Address, Function, Instruction, Module, Symbol, Variable, registers_of
 
+_GAP = 128  # bytes between variables that belong to none
 _MEMORY = 1  # where a register's value may come from, as bits
 
 
 def _parameter(number: int) -> int:
     return 2 << number
+
+
+class Extent(NamedTuple):
+    """Where a variable lies."""
+
+    name: str
+    low: int
+    high: int  # behind its last byte
 
 
 @dataclass
@@ -23,8 +34,11 @@ class Layout:
     parameters: dict[str, int]  # offsets within the parameter memory
     parameter_bytes: int
     parameter_names: list[str]
-    shared_bytes: int = 0  # static; dynamic shared memory follows
+    shared_bytes: int = 0  # static, with the gaps between variables; dynamic shared memory follows
+    static_shared: int = 0  # of that, what a GPU gives it
+    shared_places: tuple[Extent, ...] = ()  # of the variables, by address; that of dynamic memory last, with no end
     local_bytes: int = 0
+    local_places: tuple[Extent, ...] = ()
     granule: int = 16  # bytes: the smallest access to shared memory
     global_granule: int = 16
     shared_symbols: frozenset[str] = frozenset()  # variables in shared memory
@@ -90,33 +104,78 @@ class Layout:
         return _MEMORY
 
 
+def function_addresses(module: Module) -> dict[str, int]:
+    """Numbers by which pointers name the functions of a module."""
+    names = [name for name, function in module.functions.items() if function.defined and not function.entry]
+    return {name: 16 * number for number, name in enumerate(names, 1)}
+
+
 def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:
     """Give every variable that the function may name its place."""
-    symbols = dict(globals_at)
+    symbols = dict(globals_at) | function_addresses(module)
     used = _named(function)
-    shared, dynamic, local = 0, [], 0
-    alignment = 16
+    shared, local, dynamic = _Room(), _Room(), []
     for variable in [*module.variables.values(), *function.variables.values()]:
         if variable.name not in used:
             continue
         if variable.space == "shared" and variable.size == 0:
             dynamic.append(variable)
-            alignment = max(alignment, variable.align)
-        elif variable.space == "shared":
-            symbols[variable.name] = shared = _aligned(shared, variable.align)
-            shared += variable.size
-        elif variable.space == "local":
-            symbols[variable.name] = local = _aligned(local, variable.align)
-            local += variable.size
+        elif variable.space in ("shared", "local"):
+            room = shared if variable.space == "shared" else local
+            symbols[variable.name] = room.place(variable.name, variable.size, variable.align)
     if dynamic:
-        shared = _aligned(shared, alignment)
-        symbols |= {variable.name: shared for variable in dynamic}
+        start = shared.place("", 0, max(16, *(variable.align for variable in dynamic)))
+        symbols |= {variable.name: start for variable in dynamic}
     offsets, size = _parameters(function.parameters)
     granule, global_granule = _granules(function)
     names = [parameter.name for parameter in function.parameters]
     declared = [*module.variables.values(), *function.variables.values()]
     in_shared = frozenset(variable.name for variable in declared if variable.space == "shared")
-    return Layout(symbols, offsets, size, names, shared, _aligned(local, 16), granule, global_granule, in_shared)
+    return Layout(
+        symbols,
+        offsets,
+        size,
+        names,
+        shared.end,
+        shared.own,
+        tuple(shared.places),
+        _aligned(local.end + _GAP, 16) if local.end else 0,
+        tuple(local.places),
+        granule,
+        global_granule,
+        in_shared,
+    )
+
+
+class _Room:
+    """Places for variables one after the other, as on a GPU but for gaps between them, so that overflows show.
+
+    A gap is a multiple of 128 bytes: each variable stays in the banks in which it is.
+    """
+
+    def __init__(self) -> None:
+        self.own = self.end = 0  # bytes without the gaps, and with them
+        self.places: list[Extent] = []
+
+    def place(self, name: str, size: int, align: int) -> int:
+        """The address of the next variable."""
+        gaps = self.end - self.own
+        self.own = _aligned(self.own, align)
+        if self.places:
+            gaps = _aligned(gaps + _GAP, max(_GAP, align))
+        start = self.own + gaps
+        self.own += size
+        self.end = start + size
+        self.places.append(Extent(_in_source(name), start, self.end))
+        return start
+
+
+def _in_source(symbol: str) -> str:
+    """A variable's name in the source, of a mangled one such as `_ZZ4sumsPfE4tile`; "" for a thread's stack."""
+    if symbol.startswith("__local_depot"):
+        return ""
+    local = re.fullmatch(r"_ZZ.*E(\d+)(\w+)", symbol)
+    return local.group(2)[: int(local.group(1))] if local else symbol
 
 
 def _parameters(parameters: list[Variable]) -> tuple[dict[str, int], int]:

@@ -59,7 +59,7 @@ _SPECIALS = re.compile(
     r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(\.[xyzw])?$"
     r"|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi)$"
     r"|%(cluster_ctarank|cluster_nctarank|is_explicit_cluster|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
-    r"|%lanemask_(eq|le|lt|ge|gt)$|WARP_SZ$"
+    r"|%envreg\d+$|%lanemask_(eq|le|lt|ge|gt)$|WARP_SZ$"
 )
 
 
@@ -385,6 +385,8 @@ class _Parser:
 
 def _limits(function: Function, directives: str) -> None:
     """.maxntid, .reqntid and .reqnctapercluster."""
+    if limit := re.search(r"\.maxnreg\s+(\d+)", directives):
+        function.registers_each = int(limit.group(1))
     for name, values in re.findall(r"\.(maxntid|reqntid|reqnctapercluster)\s+([\d, ]+)", directives):
         extents = tuple(int(value) for value in values.split(","))
         product = 1

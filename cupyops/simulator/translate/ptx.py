@@ -183,6 +183,7 @@ class Function:
     body: list[Instruction | Label] = field(default_factory=list)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of brx.idx
     max_threads: int | None = None
+    registers_each: int | None = None  # of a thread at launch
     required_block: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] = (1, 1, 1)
     defined: bool = False

@@ -1,0 +1,110 @@
+"""Writing of what follows undefined values through a block: a flag beside each register that may hold one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .flow import destination_operands
+from .ptx import Address, Instruction, Operand, registers_of
+from .undefined import begins
+
+if TYPE_CHECKING:
+    from .codegen import BlockWriter
+
+_STORES = frozenset(("st", "atom", "red"))
+# what goes on with an undefined operand, and takes it for a value
+_TAKES_ANY = frozenset(("wgmma", "vote", "match", "redux", "elect", "call"))
+
+
+def before(w: BlockWriter, instruction: Instruction) -> None:
+    """Faults where an instruction makes something of an undefined value, else the flags of what it gives."""
+    destinations, sources = destination_operands(instruction)
+    guard = instruction.guard.register if instruction.guard is not None else None
+    if guard is not None and not w.is_computed(instruction) and (flag := w.undefined([guard])):
+        w.emit(f"m.check_defined(g, {flag}, {w.pc}, 'guards an instruction by')")
+    if what := _use(w, instruction, sources):
+        verb, flag = what
+        if guard is not None:
+            flag = f"({flag}) & {w.guard()}"
+        w.emit(f"m.check_defined(g, {flag}, {w.pc}, {verb!r})")
+    if instruction.opcode == "shfl":
+        return  # whose writer has the flags exchanged with the values
+    for name in registers_of(destinations):
+        _set(w, name, _result(w, instruction, sources, destinations), guard)
+
+
+def after(w: BlockWriter, instruction: Instruction) -> None:
+    """An undefined value in local memory is as if nothing were there."""
+    if instruction.opcode != "st" or "local" not in instruction.modifiers:
+        return
+    address, value = instruction.operands
+    for number, element in enumerate(getattr(value, "elements", (value,))):
+        if flag := w.undefined(registers_of([element])):
+            selected = f"({flag}) & {w.guard()}" if w.guard() else flag
+            size = w.bytes_of(instruction)
+            w.emit(f"m.local_space.forget(g, {w.address(address)}, {number * size}, {size}, {selected})")
+
+
+def branch(w: BlockWriter, instruction: Instruction) -> None:
+    """A way that depends on an undefined value."""
+    names = registers_of(instruction.operands)
+    if instruction.guard is not None:
+        names.append(instruction.guard.register)
+    if flag := w.undefined(names):
+        w.emit(f"m.check_defined(g, {flag}, {w.pc}, 'branches on')")
+
+
+def _use(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...]) -> tuple[str, str] | None:
+    """(verb, flag) of what the instruction makes of a value for good; None: nothing."""
+    if w.is_computed(instruction) or instruction.opcode in _TAKES_ANY or instruction.opcode == "shfl":
+        return None
+    addresses = [operand for operand in sources if isinstance(operand, Address)]
+    if flag := w.undefined(registers_of(addresses)):
+        return "takes for an address", flag
+    if instruction.opcode in ("ld", "ldu") or (instruction.opcode == "st" and "local" in instruction.modifiers):
+        return None
+    if flag := w.undefined(registers_of(sources)):
+        return ("stores" if instruction.opcode in _STORES else "computes with"), flag
+    return None
+
+
+def _result(
+    w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...], destinations: tuple[Operand, ...]
+) -> str:
+    """Whether what an instruction gives is undefined, as an expression."""
+    if begins(instruction):
+        size = w.bytes_of(instruction) * len(registers_of(destinations))
+        return f"m.local_space.unwritten(g, {w.address(instruction.operands[1])}, {size})"
+    if not w.is_computed(instruction):
+        return "False"
+    if instruction.opcode == "selp":
+        yes, no, chooses = sources
+        ways = [w.undefined(registers_of([one])) or "False" for one in (yes, no)]
+        picked = f"np.where({w.read(chooses, 'b1')}, {ways[0]}, {ways[1]})"
+        return f"{picked} | {flag}" if (flag := w.undefined(registers_of([chooses]))) else picked
+    if instruction.name in ("and.pred", "or.pred"):
+        return _short_circuit(w, instruction, sources)
+    return w.undefined(registers_of(sources)) or "False"
+
+
+def _short_circuit(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...]) -> str:
+    """Of `a && b` the value of b makes no difference where a is false."""
+    first, second = (w.undefined(registers_of([one])) for one in sources)
+    if not first and not second:
+        return "False"
+    says = "" if instruction.opcode == "and" else "~"
+    one, other = (f"({says}{w.read(source, 'b1')})" for source in sources)
+    left = f"({first} & ({other} | {second or 'False'}))" if first else "False"
+    right = f"({second} & ({one} | {first or 'False'}))" if second else "False"
+    return f"{left} | {right}"
+
+
+def _set(w: BlockWriter, name: str, flag: str, guard: str | None) -> None:
+    if not w.may_be_undefined(name):
+        return
+    if guard is None:
+        w.set_undefined(name, flag)
+        return
+    old, own = w.undefined([name]), w.undefined([guard])
+    picked = f"np.where({w.guard()}, {flag}, {old})"
+    w.set_undefined(name, f"{picked} | {own}" if own else picked)

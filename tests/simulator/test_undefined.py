@@ -1,0 +1,136 @@
+"""Values that nothing has written: variables, local arrays, and what shuffles read from outside of their masks."""
+
+import numpy as np
+import pytest
+from simulator.kit import fails, run
+
+from cupyops.simulator import Uninitialized
+
+
+def floats(count: int = 32) -> np.ndarray:
+    return np.zeros(count, np.float32)
+
+
+# --- registers ---
+
+FRAGMENT = """
+    __global__ void product(float* y) {
+        unsigned a[4] = {0, 0, 0, 0}, b[2] = {0, 0};
+        float d[4]START;
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+            " {%0, %1, %2, %3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));  // here
+        for (int i = 0; i < 4; i++) y[4 * threadIdx.x + i] = d[i];
+    }
+"""
+
+
+def test_an_accumulator_that_was_never_cleared():
+    run(FRAGMENT.replace("START", " = {0, 0, 0, 0}"), "product", 1, 32, floats(128))
+    says = ["computes with a value that nothing has written", "thread (0,0,0) of block (0,0,0), and 31 more threads"]
+    fails(Uninitialized, FRAGMENT.replace("START", ""), "product", 1, 32, floats(128), says=says)
+
+
+VARIABLE = """
+    __global__ void choose(float* y, int n) {
+        float v;
+        asm volatile("{ .reg .pred p; setp.lt.s32 p, %1, %2; @p mov.f32 %0, 0f40400000; }"
+            : "+f"(v) : "r"((int)threadIdx.x), "r"(n));
+        USE
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "use, verb",
+    [
+        ("y[threadIdx.x] = v + 1;  // here", "stores a value"),
+        ("if (v > 1) y[threadIdx.x] = 1;  // here", "a value that nothing has written"),
+        ("y[(int)v] = 1;  // here", "takes for an address a value"),
+        ("atomicAdd(y, v);  // here", "stores a value"),
+    ],
+)
+def test_a_variable_that_some_threads_have_not_set(use, verb):
+    code = VARIABLE.replace("USE", use)
+    run(code.replace("y[(int)v] = 1", "y[(int)v] = 1"), "choose", 1, 16, floats(), 16)
+    fails(Uninitialized, code, "choose", 1, 16, floats(), 12, says=[verb, "thread (12,0,0)", "and 3 more threads"])
+
+
+def test_what_nobody_uses_may_be_undefined():
+    """It is computed with, chosen against, and not asked for in `a && b` where a is false."""
+    code = VARIABLE.replace(
+        "USE",
+        """
+        float twice = v * 2;
+        bool set = threadIdx.x < n, large;
+        asm volatile("{ .reg .pred p, q, r; setp.gt.f32 p, %1, 0f3f800000; setp.ne.u32 q, %2, 0; and.pred r, q, p;"
+            " selp.u32 %0, 1, 0, r; }" : "=r"(*(unsigned*)&n) : "f"(v), "r"((unsigned)set));
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; selp.f32 %0, %0, 0f00000000, p; }"
+            : "+f"(twice) : "r"((unsigned)set));
+        y[threadIdx.x] = twice + n;
+        """,
+    )
+    y = floats()
+    run(code, "choose", 1, 32, y, 12)
+    assert y.tolist() == [7] * 12 + [0] * 20
+
+
+# --- local memory ---
+
+LOCAL = """
+    __global__ void local(float* y, const int* at, int n) {
+        float a[8];
+        for (int i = 0; i < n; i++) a[at[i]] = i + 1;
+        float sum = 0;
+        for (int i = 0; i < 8; i++) USE  // here
+        y[threadIdx.x] = sum;
+    }
+"""
+
+
+def test_local_memory_that_was_never_written():
+    at = np.array([3, 1, 4, 0, 5, 7, 2, 6], np.int32)
+    code, y = LOCAL.replace("USE", "sum += a[at[7 - i]];"), floats(8)
+    run(code, "local", 1, 8, y, at, 8)
+    assert (y == 36).all()
+    message = fails(Uninitialized, code.replace("  // here", ""), "local", 1, 8, y, at, 5, says=["stores a value that"])
+    assert "local memory" in message
+
+
+def test_local_memory_that_is_copied_and_not_used():
+    at = np.arange(8, dtype=np.int32)
+    y = floats(8)
+    run(LOCAL.replace("USE", "{ float v = a[at[i]]; if (i < n) sum += v; }"), "local", 1, 8, y, at, 5)
+    assert (y == 15).all()
+    code = LOCAL.replace("USE", "").replace(
+        "sum = 0;", "sum = 0, b[8]; for (int i = 0; i < 8; i++) b[at[i]] = a[at[7 - i]];"
+    )
+    ok = code.replace("y[threadIdx.x] = sum", "y[threadIdx.x] = b[at[7]]").replace("  // here", ";")
+    run(ok, "local", 1, 8, y, at, 5)
+    assert (y == 1).all()
+    bad = code.replace("y[threadIdx.x] = sum", "y[threadIdx.x] = b[at[0]]").replace("  // here", ";")
+    fails(Uninitialized, bad, "local", 1, 8, y, at, 5, says=["stores a value that nothing has written"])
+
+
+# --- shuffles ---
+
+OUTSIDE = """
+    __global__ void outside(float* y) {
+        int lane = threadIdx.x;
+        unsigned mask = lane < 16 ? 0xffff : 0xffff0000;
+        float v = lane;
+        for (int by = FIRST; by; by /= 2) v += __shfl_down_sync(mask, v, by);
+        if (WHO) y[lane] = v;  // here
+    }
+"""
+
+
+def test_a_sum_that_takes_lanes_from_outside_of_the_mask():
+    """The upper lanes read beyond the mask too, but what they have is not asked for."""
+    y = floats()
+    run(OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 == 0"), "outside", 1, 32, y)
+    assert y[[0, 16]].tolist() == [120, 376]
+    wrong = OUTSIDE.replace("FIRST", "16").replace("WHO", "lane == 0")
+    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["stores a value that nothing has written", "thread (0,0,0)"])
+    wrong = OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 < 2")
+    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["thread (1,0,0)"])
