@@ -24,7 +24,7 @@ from .expressions import (
     typed,
 )
 from .program import Function, Node, bare, is_stream, text, walk
-from .scope import NotTranslated, Scope
+from .scope import NotTranslated, Scope, changed
 from .values import (
     BOOL,
     DEVICE,
@@ -361,8 +361,6 @@ def _parameter(spelled: str, called: Function, scope: Scope) -> Type | None:
 
 def written_to(function: Function) -> set[str]:
     """The parameters of a function that are references, and that it assigns to: what it returns besides its result."""
-    from .scope import changed
-
     names = changed(function.body)
     found = set()
     for spelled, name in function.parameters:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from . import values
-from .expressions import children, condition, python
+from .expressions import assigned, children, condition, ctype, python
 from .program import Node, text, walk
-from .scope import NotTranslated, changed
+from .scope import NotTranslated, Scope, changed
 from .values import INT, Type, Value
 
-if TYPE_CHECKING:
-    from .statements import Writer
+
+class Writer(Protocol):
+    """What a loop asks of the writer of its function."""
+
+    scope: Scope
+    depth: int
+    loops: list[Loop]
+
+    def put(self, code: str, node: Node) -> None: ...
+
+    def block(self, nodes: Sequence[Node]) -> None: ...
+
+    def statement(self, node: Node) -> None: ...
+
+    def inside(self, node: Node) -> None: ...
+
+    def effect(self, node: Node) -> None: ...
+
+    def asked(self, clause: Node, once: bool = False) -> Value: ...
 
 
 @dataclass
@@ -101,8 +118,6 @@ def _counted(
     up = sign in ("<", "<=")
     if sign not in ("<", "<=", ">", ">=") or (step > 0) != up:
         return False
-    from .expressions import assigned, ctype
-
     kind = ctype(begin.child_by_field_name("type"), scope)
     if not kind.is_integer:
         return False
@@ -114,7 +129,7 @@ def _counted(
     if not to.signed and (start.low < 0 or end.low < 0 or not up):
         return False  # compared as unsigned numbers
     if sign in ("<=", ">="):
-        end = values.computed("+" if up else "-", replace_type(end), values.number(1, INT, "1"))
+        end = values.computed("+" if up else "-", _wider(end), values.number(1, INT, "1"))
     low, high = (start.low, max(end.high - 1, start.low)) if up else (end.low + 1, start.high)
     found = scope.declare(name, kind, Value("", kind, low=low, high=high, sized=start.sized), fixed=True)
     first = "" if start.code == "0" and step == 1 else f"{start.code}, "
@@ -126,10 +141,8 @@ def _counted(
     return True
 
 
-def replace_type(value: Value) -> Value:
+def _wider(value: Value) -> Value:
     """An integer with room for one more."""
-    from dataclasses import replace
-
     return replace(value, type=Type("int", 64)) if value.type.bits < 64 and value.type.signed else value
 
 
@@ -180,7 +193,7 @@ def for_range_loop(writer: Writer, node: Node) -> None:
 
 def while_statement(writer: Writer, node: Node) -> None:
     """`while (test)`."""
-    test = writer._asked(node.child_by_field_name("condition"))
+    test = writer.asked(node.child_by_field_name("condition"))
     writer.put(f"while {test.code}:", node)
     _body(writer, node.child_by_field_name("body"), Loop(_nothing))
     writer.scope.read(node)
@@ -213,7 +226,7 @@ _LEAVES = ("break_statement", "return_statement", "throw_statement", "continue_s
 
 def switch_statement(writer: Writer, node: Node) -> None:
     """A switch as conditions; a case that goes on into the next has that one's statements, too."""
-    asked = writer._asked(node.child_by_field_name("condition"))
+    asked = writer.asked(node.child_by_field_name("condition"))
     body = node.child_by_field_name("body")
     code = asked.code
     cases = [one for one in children(body) if one.type == "case_statement"]

@@ -528,7 +528,7 @@ class Writer:
     def _if_statement(self, node: Node, word: str = "if") -> None:
         clause = node.child_by_field_name("condition")
         consequence, alternative = node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
-        test = self._asked(clause, word == "if")
+        test = self.asked(clause, word == "if")
         other = None if alternative is None else children(alternative)[-1]
         if test.truth is not None:  # of CUDA's errors, which are exceptions
             self.scope.read(node)
@@ -551,7 +551,8 @@ class Writer:
             self.scope.read(alternative)
         self.scope.read(consequence)
 
-    def _asked(self, clause: Node, once: bool = False) -> Value:
+    def asked(self, clause: Node, once: bool = False) -> Value:
+        """The condition of a statement; `once` where what it does before it is done once."""
         if clause.type == "condition_clause":
             inner = clause.child_by_field_name("value")
             if clause.child_by_field_name("initializer") is not None or inner is None:

@@ -14,10 +14,8 @@ from cupyops._port.statements import STATEMENTS
 from cupyops._port.values import HELPERS
 
 HEAD = "__global__ void k(float* x, int n) {}\n__global__ void m(const float* x, float* y, float by, int n) {}\n"
-RUN = (
-    HEAD
-    + "int helper(int a, int b = 4) { return a + b; }\nvoid run(at::Tensor x, at::Tensor y, int n, float s, bool fast) {\n%s\n}\n"
-)
+HELPER = "int helper(int a, int b = 4) { return a + b; }\n"
+RUN = HEAD + HELPER + "void run(at::Tensor x, at::Tensor y, int n, float s, bool fast) {\n%s\n}\n"
 LAUNCH = "k<<<1, 2>>>(x.data_ptr<float>(), n);"
 
 
