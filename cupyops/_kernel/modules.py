@@ -20,6 +20,7 @@ from .compile import source
 from .compile.declarations import Function, functions
 from .kernel import Kernel, caller
 from .launch.pointers import Pointers
+from .launch.shared import Shared
 from .launch.tensor_map import TensorMap
 
 _DIM = (1, 1, 1)
@@ -39,6 +40,7 @@ class Module:
         self.name = name
         self._code, self._options, self._place = code, options, place
         self._kernels: dict[str, Kernel] = {}
+        self._shared = Shared()
 
     @functools.cached_property
     def _functions(self) -> dict[str, Function]:
@@ -53,6 +55,7 @@ class Module:
         if name not in self._kernels:
             kernel = Kernel(self._code, name, **self._options)
             kernel.defined_at(*self._place, strided=self._options.get("strided", False))
+            kernel.shared = self._shared
             self._kernels[name] = kernel
         return self._kernels[name]
 
@@ -95,7 +98,7 @@ def module(
 
     Returns:
         Module: `module.scale` is the kernel of that name, with its template parameters to be given at the launch;
-        `module["ns::f<float, 4>"]` the one that the expression names. Each kernel has `__device__` variables of its own.
+        `module["ns::f<float, 4>"]` the one that the expression names. All have the `__device__` variables together.
 
     Raises:
         SourceError: the file is not found.
