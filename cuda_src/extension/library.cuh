@@ -49,7 +49,7 @@ struct tuple<T, Rest...> {
   tuple() = default;
   __host__ __device__ constexpr tuple(const T& first, const Rest&... rest) : first_(first), rest_(rest...) {}
 };
-template <size_t I, typename T>
+template <size_t I, typename... Ts>  // declared as CCCL declares it, which has specialisations of its own
 struct tuple_element;
 template <size_t I, typename T, typename... Rest>
 struct tuple_element<I, tuple<T, Rest...>> : tuple_element<I - 1, tuple<Rest...>> {};
@@ -67,7 +67,7 @@ struct tuple_element<1, pair<A, B>> {
 };
 template <size_t I, typename T>
 using tuple_element_t = typename tuple_element<I, T>::type;
-template <typename T>
+template <typename... Ts>
 struct tuple_size;
 template <typename... Ts>
 struct tuple_size<tuple<Ts...>> : integral_constant<size_t, sizeof...(Ts)> {};

@@ -51,7 +51,17 @@ from .launch.variables import Globals
 from .launch.versions import this_thread
 
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
-_OF_THIS_PROCESS = {"source", "shared", "_specialised", "_configured", "_fast", "_boundaries", "_watch", "_table", "_lock"}
+_OF_THIS_PROCESS = {
+    "source",
+    "shared",
+    "_specialised",
+    "_configured",
+    "_fast",
+    "_boundaries",
+    "_watch",
+    "_table",
+    "_lock",
+}
 _kernels: list[weakref.ref[Kernel]] = []
 
 

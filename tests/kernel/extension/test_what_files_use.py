@@ -47,8 +47,8 @@ FILES = {
     "functions of the C++ library": (
         "#include <algorithm>\n#include <cmath>\n__global__ void f(const float* x, float* y) {\n"
         "  float whole, rest = std::modf(x[threadIdx.x], &whole), all[3];\n  std::fill(all, all + 3, 2.0f);\n"
-        "  y[threadIdx.x] = whole * 10 + rest + std::lround(x[threadIdx.x]) * 100 + std::clamp(x[threadIdx.x], 0.0f, 1.0f) +\n"
-        "                   all[2] + std::round(0.4f);\n}\n",
+        "  y[threadIdx.x] = whole * 10 + rest + std::lround(x[threadIdx.x]) * 100 +\n"
+        "                   std::clamp(x[threadIdx.x], 0.0f, 1.0f) + all[2] + std::round(0.4f);\n}\n",
         [10 + 0 + 100 + 1 + 2, -20 - 0.5 - 300 + 0 + 2, 30 + 0.25 + 300 + 1 + 2, 0.5 + 100 + 0.5 + 2],
     ),
     "aligned storage": (
@@ -93,6 +93,12 @@ FILES = {
         "__device__ float kept = 3;\n__global__ void grow() { kept += 1; }\n"
         "__global__ void f(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x]; }\n",
         X,
+    ),
+    "sums of a block by CUDA's C++ library, of the copy that comes with CuPy": (
+        "#include <cub/cub.cuh>\n__global__ void f(const float* x, float* y) {\n"
+        "  using Reduce = cub::BlockReduce<float, 4>;\n  __shared__ typename Reduce::TempStorage room;\n"
+        "  const float sum = Reduce(room).Sum(x[threadIdx.x]);\n  if (threadIdx.x == 0) y[0] = sum;\n}\n",
+        [sum(X), 0, 0, 0],
     ),
     "a state of random numbers": (
         "#include <ATen/cuda/CUDAGraphsUtils.cuh>\n#include <ATen/cuda/CUDAGeneratorImpl.h>\n"

@@ -21,7 +21,9 @@ template <typename T> __global__ void give(T* y) {
 """
 
 
-@pytest.mark.parametrize("made", [cupyops.module, cupyops.extension, lambda code: cupyops.load_inline(cuda_sources=code)])
+@pytest.mark.parametrize(
+    "made", [cupyops.module, cupyops.extension, lambda code: cupyops.load_inline(cuda_sources=code)]
+)
 def test_kernels_of_one_text_have_them_together(made):
     kernels = made(CODE)
     x, y, z = torch.tensor([5.0, 7.0]), torch.zeros(2), torch.zeros(2, dtype=torch.float64)
