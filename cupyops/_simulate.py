@@ -255,8 +255,8 @@ def _program(specialised: Specialised, arch: str) -> tuple[Any, Binary, tuple[si
 
 def _bring(specialised: Specialised, arch: str, program: Any, binary: Binary) -> None:
     """Variables that kernels of one text share are where this one sees them."""
-    if specialised.copies and specialised.shared is not None:
-        specialised.shared.bring(arch, program, _Variables(program), specialised.symbols(binary))
+    if (copied := specialised.copied(binary)) and specialised.shared is not None:
+        specialised.shared.bring(arch, program, _Variables(program), copied)
 
 
 class _Variables:

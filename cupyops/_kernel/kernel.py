@@ -375,9 +375,10 @@ class Kernel(ByName, Template):
             if any(isinstance(one, Tensor) and has_bits(one) for one in args):
                 recorder.refuse(f"{specialised.name} was given a copy of a conjugated or negated view")
             recorder.launched(specialised, loaded, configuration, args)
-        if recorder is not None and specialised.copies and loaded is not None and specialised.symbols(loaded.binary):
+        copied = loaded is not None and bool(specialised.copied(loaded.binary))
+        if recorder is not None and copied:
             recorder.refuse(f"{specialised.name} shares variables with other kernels of its text")
-        if loaded is not None and not faults.debug and not (specialised.copies and specialised.symbols(loaded.binary)):
+        if loaded is not None and not faults.debug and not copied:
             self._make_fast(specialised, loaded)
 
     def _run_dry(self, args: tuple[Any, ...], named: dict[str, Any], template: dict[str, Any]) -> None:

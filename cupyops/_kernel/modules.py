@@ -76,8 +76,8 @@ class Module:
         except KeyError:
             if name in self._host:
                 raise AttributeError(
-                    f"{self.name}: {name} is a function of the host, for which there is no compiler here: write what it does "
-                    "in Python, kernels.f[grid, block](...); `python -m cupyops port` translates a .cu file"
+                    f"{self.name}: {name} is a function of the host, for which there is no compiler here: write what it "
+                    "does in Python, kernels.f[grid, block](...); `python -m cupyops port` translates a .cu file"
                 ) from None
             raise AttributeError(f"{self.name} has no kernel {name!r}; it has {', '.join(self) or 'none'}") from None
         parameters = ", ".join(parameter.name for parameter in one.template)

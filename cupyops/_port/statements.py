@@ -593,6 +593,9 @@ class Writer:
 
     def _throw_statement(self, node: Node) -> None:
         inner = children(node)
+        if len(inner) == 1 and inner[0].type in ("string_literal", "concatenated_string"):
+            self.put(f"raise RuntimeError({python(inner[0], self.scope).code})", node)
+            return
         called = inner[0].child_by_field_name("function") if inner and inner[0].type == "call_expression" else None
         if called is None or text(called) not in EXCEPTIONS:
             raise NotTranslated(node, f"{text(node)[:60]!r}")

@@ -106,7 +106,9 @@ GUARDS = _words(
     CUDAGuard OptionalCUDAGuard DeviceGuard OptionalDeviceGuard CUDAStreamGuard MaybeSetDevice CUDAStream cudaStream_t
     """
 )
-STREAMS = _words("getCurrentCUDAStream getDefaultCUDAStream getStreamFromPool cuda_stream device_of")
+STREAMS = _words(
+    "getCurrentCUDAStream getDefaultCUDAStream getStreamFromPool cuda_stream device_of THCState_getCurrentStream"
+)
 ATTRIBUTES_OF_KERNELS = _words(  # hints, and room for shared memory, for which a launch asks itself
     """
     cudaFuncAttributeMaxDynamicSharedMemorySize cudaFuncAttributePreferredSharedMemoryCarveout cudaFuncCachePreferL1

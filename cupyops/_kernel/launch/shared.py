@@ -32,7 +32,7 @@ class Shared:
 
     def __init__(self) -> None:
         self._modules: dict[Hashable, list[tuple[Binary, Any]]] = {}
-        self._last: dict[Hashable, tuple[Any, Holder]] = {}
+        self._last: dict[Hashable, tuple[Any, Holder, frozenset[str]]] = {}
         self._lock = threading.Lock()
         self._templates: dict[str, bool] = {}
 
@@ -55,9 +55,8 @@ class Shared:
         """A kernel of this module is about to see the variables: they get the values that they have elsewhere."""
         with self._lock:
             before = self._last.get(place)
-            self._last[place] = module, holder
+            self._last[place] = module, holder, frozenset(one.symbol for one in symbols.values())
             if before is None or before[0] is module:
                 return
-            for one in symbols.values():
-                if not one.constant:
-                    holder.write(one.symbol, before[1].read(one.symbol, one.size))
+            for one in (one for one in symbols.values() if one.symbol in before[2]):
+                holder.write(one.symbol, before[1].read(one.symbol, one.size))

@@ -48,6 +48,7 @@ class Specialised:
         shared: Shared | None = None,
     ) -> None:
         self.source, self.base, self.name, self.options, self.arch = text, base, name, options, arch
+        self._copied: dict[str, Symbol] | None = None
         self.shared = shared  # the variables of its text, where kernels have them together
         self.strided = strided  # whether it may touch what lies between the elements of views
         self.values = tuple(types.values())
@@ -131,10 +132,14 @@ class Specialised:
         """The `__device__` and `__constant__` variables of the file, by name."""
         return symbols(binary.ptx, self.source)
 
-    @property
-    def copies(self) -> bool:
-        """Whether a launch may have to copy the variables of its text to where this kernel sees them."""
-        return self.shared is not None and self.shared.moves(self.source)
+    def copied(self, binary: Binary) -> dict[str, Symbol]:
+        """The variables of its text that a launch may have to copy to where this kernel sees them."""
+        if self.shared is None or not self.shared.moves(self.source):
+            return {}
+        if self._copied is None:
+            found = self.symbols(binary)
+            self._copied = {name: one for name, one in found.items() if one.is_state}
+        return self._copied
 
     def launch(
         self, anchor: Any, configuration: Configuration, args: tuple[Any, ...], record: tracing.Record | None = None
@@ -150,8 +155,8 @@ class Specialised:
             raise self._without_a_tensor(anchor, args)
         if is_cuda:
             loaded = self.on(index)
-            if self.copies and self.shared is not None:
-                self.shared.bring(index, loaded.module, loaded, self.symbols(loaded.binary))
+            if (copied := self.copied(loaded.binary)) and self.shared is not None:
+                self.shared.bring(index, loaded.module, loaded, copied)
             loaded.launch(configuration, args, record)
             return loaded
         if (execute := executors.get(device.type)) is not None:

@@ -13,7 +13,7 @@ namespace inner { __device__ float kept[2]; }
 __global__ void grow() { count += 1; place = &count; }
 __global__ void through() { *place += 10; }
 __global__ void keep(const float* x) { inner::kept[threadIdx.x] = x[threadIdx.x] * weight[threadIdx.x]; }
-template <typename T> __global__ void give(T* y) { 
+template <typename T> __global__ void give(T* y) {
   y[threadIdx.x] = inner::kept[threadIdx.x] + count;
   __syncthreads();
   if (threadIdx.x == 0) count += 100;
