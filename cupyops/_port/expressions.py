@@ -289,6 +289,9 @@ def _pointer(node: Node, scope: Scope) -> Value:
         if value.type.kind == "optional":
             scope.read(node)
             return replace(value, type=value.type.of[0])
+        if value.type.kind == "pointer" and value.type.of[0].bits:
+            scope.read(node)
+            return typed(f"_memory({value.code}, 0)[0].item()", value.type.of[0])
     raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
 
 
@@ -331,8 +334,11 @@ def conversion(node: Node, named: Node, spelled: str, inner: Node, scope: Scope)
         found = values.converted(value, to)
         assert found is not None
         return found
+    if to.kind == "pointer" and value.element == "torch.uint8" and to.of[0].bits:  # of malloc
+        dtype = dtype_of_type(node, spelled.replace("*", " ").strip(), scope)
+        return replace(value, code=f"{value.at(values.ATOM)}.view({dtype})", type=to, element=dtype)
     if to.kind == "pointer" and value.type.kind in ("pointer", "none"):
-        return value
+        return replace(value, type=to) if value.type.kind == "pointer" and to.of[0].bits else value
     if to.kind == "scalar" and value.type.is_number:
         return replace(value, code=value.lax or value.code, type=to)
     if value.type.kind == "scalar" and to.kind == "scalar":
@@ -395,6 +401,8 @@ def _subscript(node: Node, scope: Scope) -> Value:
         kind = value.type.of[0]
         found = typed(f"{value.at(values.ATOM)}[{given[0].code}]", kind)
         return replace(found, sized=True, low=0, high=values.SIZE_LIMIT) if value.sized else found
+    if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
+        return typed(f"_memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
     raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from . import values
-from .expressions import assigned, children, dtype_of_type, nothing, python
+from .expressions import assigned, children, dtype_of_type, nothing, python, typed
 from .program import Node, bare, text
 from .scope import NotTranslated, Scope
-from .values import STATUS, ULONG, Value
+from .values import STATUS, ULONG, VOID, Type, Value
 
 _KINDS = (
     "cudaMemcpyHostToDevice",
@@ -27,7 +27,20 @@ def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
         nodes = nodes[:taken]
     if base == "cudaMalloc" and len(nodes) == 2:
         _allocated(node, nodes, scope)
-    elif base == "cudaFree" and len(nodes) == 1 and nodes[0].type == "identifier":
+    elif base == "malloc" and len(nodes) == 1:
+        count = _bytes(nodes[0], scope)
+        scope.read(given)
+        return Value(
+            f"torch.empty({count.code}, dtype=torch.uint8)", Type("pointer", of=(VOID,)), element="torch.uint8"
+        )
+    elif (
+        base == "cudaMemcpy"
+        and len(nodes) == 4
+        and text(nodes[3]) == "cudaMemcpyDeviceToHost"
+        and _to_host(nodes, scope)
+    ):
+        pass
+    elif base in ("cudaFree", "free") and len(nodes) == 1 and nodes[0].type == "identifier":
         scope.before.append(f"{_pointer(nodes[0], scope).code} = None")
     elif base.startswith("cudaMemset") and len(nodes) == 3:
         to, value, count = _pointer(nodes[0], scope), python(nodes[1], scope), _bytes(nodes[2], scope)
@@ -39,6 +52,37 @@ def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
         raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}")
     scope.read(given)
     return Value("0", STATUS)
+
+
+def _to_host(nodes: list[Node], scope: Scope) -> bool:
+    """Whether it copies to a variable or an array of the host, as `cudaMemcpy(&n, p, sizeof(int), ...)`: then it does."""
+    target, name = nodes[0], None
+    if text(target).startswith("&") and target.type == "pointer_expression":
+        name = target.child_by_field_name("argument")
+        if name.type == "subscript_expression" and text(name.child_by_field_name("indices")).strip("[ ]") == "0":
+            name = name.child_by_field_name("argument")
+    elif target.type == "call_expression" and text(target).endswith(".data()"):
+        name = target.child_by_field_name("function").child_by_field_name("argument")
+    elif target.type == "identifier":
+        name = target
+    variable = scope.find(text(name)) if name is not None and name.type == "identifier" else None
+    if variable is None:
+        return False
+    is_list = variable.value.type.kind == "list" and bool(variable.value.type.of)
+    kind = variable.value.type.of[0] if is_list else variable.value.type
+    if not kind.is_number or (is_list == (target.type == "pointer_expression" and "[" not in text(target))):
+        return False
+    of, count = _pointer(nodes[1], scope), _bytes(nodes[2], scope)
+    dtype = dtype_of_type(nodes[0], _SPELLED[kind.kind, kind.bits, kind.signed], scope)
+    found = f"_bytes({of.code}, {count.code}).view({dtype})"
+    if is_list:
+        scope.before.append(f"{variable.name}[: ({count.code}) // {max(kind.bits // 8, 1)}] = {found}.tolist()")
+    else:
+        scope.before.append(f"{variable.name} = {found}[0].item()")
+        variable.value = typed(variable.name, kind)
+    for one in (nodes[0], nodes[3]):
+        scope.read(one)
+    return True
 
 
 def _pointer(node: Node, scope: Scope) -> Value:

@@ -455,11 +455,17 @@ class Writer:
         if left.type == "field_expression":
             self._member(left, sign, right, node)
             return
+        if left.type == "subscript_expression" and self._set_counted(left, sign, right, node):
+            return
         variable = self.scope.find(text(left)) if left.type == "identifier" else None
         if left.type == "identifier" and variable is None:
             raise NotTranslated(node, f"the name {text(left)}, which the files do not define")
         target = variable.value if variable is not None else python(left, self.scope)
         self.scope.read(left)
+        if target.code.endswith("[0].item()"):  # behind a pointer
+            value = right if sign == "=" else values.computed(sign.removesuffix("="), target, right)
+            self.put(f"{target.code.removesuffix('.item()')} = {assigned(value, target.type, node).code}", node)
+            return
         if target.type.kind == "kernel" or (variable is not None and variable.kernel is not None):
             raise NotTranslated(node, f"a kernel that is assigned: {text(node)[:60]!r}")
         if sign == "=":
@@ -491,6 +497,22 @@ class Writer:
         self.put(
             f"{target.code} {sign} {made_.code[len(prefix) :]}" if plain else f"{target.code} = {made_.code}", node
         )
+
+    def _set_counted(self, left: Node, sign: str, right: Value, node: Node) -> bool:
+        """`kept[count++] = i`: whether it is that; the count goes on afterwards."""
+        index = children(left.child_by_field_name("indices"))
+        if len(index) != 1 or index[0].type != "update_expression" or not text(index[0]).endswith(("++", "--")):
+            return False
+        name = index[0].child_by_field_name("argument")
+        of = python(left.child_by_field_name("argument"), self.scope)
+        at = python(name, self.scope)
+        if not of.type.of or not of.type.of[0].is_number or sign != "=":
+            return False
+        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"_memory({of.code}, {at.code})[0]"
+        self.put(f"{place} = {assigned(right, of.type.of[0], node).code}", node)
+        self._set(name, text(index[0])[-1] + "=", values.number(1, values.INT, "1"), node)
+        self.scope.read(left)
+        return True
 
     def _member(self, left: Node, sign: str, right: Value, node: Node) -> None:
         of, name = left.child_by_field_name("argument"), text(left.child_by_field_name("field"))

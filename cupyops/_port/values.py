@@ -102,7 +102,7 @@ HELPERS: Mapping[str, str] = {
     ),
     "_bytes": (
         'def _bytes(x, count):\n    """The first bytes of the memory of x."""\n'
-        "    return _memory(x, 0)[: count // x.element_size()].view(torch.uint8)"
+        "    return _memory(x, 0).view(torch.uint8)[:count]"
     ),
     "_dispatched": (
         'def _dispatched(dtype, name, *dtypes):\n    """The dtype, where the C++ is compiled for it."""\n'

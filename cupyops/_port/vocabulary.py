@@ -118,7 +118,7 @@ ATTRIBUTES_OF_KERNELS = _words(  # hints, and room for shared memory, for which 
 SAME_DEVICE = _words("checkAllSameGPU checkSameGPU checkAllSameDevice checkAllDefined checkDefined checkBackend")
 
 
-MEMORY = _words("cudaMalloc cudaFree cudaMemset cudaMemsetAsync cudaMemcpy cudaMemcpyAsync")
+MEMORY = _words("cudaMalloc cudaFree cudaMemset cudaMemsetAsync cudaMemcpy cudaMemcpyAsync malloc free")
 EXCEPTIONS = {  # as pybind11 has them in Python
     "std::runtime_error": "RuntimeError", "std::invalid_argument": "ValueError", "std::logic_error": "RuntimeError",
     "std::out_of_range": "IndexError", "std::domain_error": "ValueError", "std::length_error": "ValueError",

@@ -55,6 +55,17 @@ BODIES = {
         " add<<<1, 32>>>(room, 7, n); cudaMemcpy(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice); cudaFree(room);",
         [7, 7, 7, 0],
     ),
+    "memory of the host's": (
+        "auto two = torch::full({3}, 2.0f, x.options()); int64_t* count = (int64_t*)malloc(sizeof(int64_t)); int whole;"
+        " auto many = torch::full({2}, 9, x.options().dtype(torch::kLong)); std::vector<float> list(3); float part[2];"
+        " cudaMemcpy(count, many[1].data_ptr<int64_t>(), sizeof(int64_t), cudaMemcpyDeviceToHost);"
+        " cudaMemcpy(&whole, many.data_ptr<int64_t>(), sizeof(int), cudaMemcpyDeviceToHost);"
+        " cudaMemcpy(&list[0], two.data_ptr<float>(), 8, cudaMemcpyDeviceToHost);"
+        " cudaMemcpy(part, two.data_ptr<float>(), 8, cudaMemcpyDeviceToHost); int next = 0; list[next++] = part[1] + 3;"
+        " count[0] += 1;  *count *= 2; "
+        + LAUNCH % "count[0] + whole * 100 + list[0] * 1000 + list[1] * 10000 + list[2] + next * 100000",
+        [20 + 900 + 5000 + 20000 + 100000] * 4,
+    ),
     "strides and bytes": (LAUNCH % "x.strides()[0] + x.nbytes() / 16", [2] * 4),
     "a property of the device": (
         "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; " + LAUNCH % "many > 0", [1] * 4,
