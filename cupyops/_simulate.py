@@ -109,6 +109,7 @@ class Simulation:
         global _launched
         _launched += 1
         program, binary, arguments = _program(specialised, self.arch)
+        _bring(specialised, self.arch, program, binary)
         original, args = args, signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
         self._check(specialised.name, configuration, binary, program.static_shared(binary.symbol))
@@ -166,6 +167,7 @@ class Simulation:
         """The variables of an instance, for `kernel.globals()`."""
         with _one_at_a_time:
             program, binary, _ = _program(specialised, self.arch)
+            _bring(specialised, self.arch, program, binary)
         return binary, _Variables(program)
 
     def address(self, tensor: Tensor) -> int:
@@ -257,9 +259,20 @@ def _program(specialised: Specialised, arch: str) -> tuple[Any, Binary, tuple[si
     if arch not in by_arch:
         binary = specialised.binary(arch)
         source = specialised.source
-        program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
+        shared = specialised.shared if specialised.symbols(binary) else None
+        program = None if shared is None else shared.module(arch, binary)
+        if program is None:
+            program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
+            if shared is not None:
+                shared.add(arch, binary, program)
         by_arch[arch] = program, binary, specialised.arguments(binary)
     return by_arch[arch]
+
+
+def _bring(specialised: Specialised, arch: str, program: Any, binary: Binary) -> None:
+    """Variables that kernels of one text share are where this one sees them."""
+    if (copied := specialised.copied(binary)) and specialised.shared is not None:
+        specialised.shared.bring(arch, program, _Variables(program), copied)
 
 
 class _Variables:

@@ -3,9 +3,19 @@
 #pragma once
 
 #include "extension/accessor.cuh"
+#include "extension/library.cuh"
 
 #ifndef WITH_CUDA  // which the setup.py of many define
 #define WITH_CUDA 1
+#endif
+#ifndef __NVCC__  // as nvcc and its headers define them
+#define __NVCC__ 1
+#endif
+#ifndef CUDA_VERSION
+#define CUDA_VERSION (__CUDACC_VER_MAJOR__ * 1000 + __CUDACC_VER_MINOR__ * 10)
+#endif
+#ifndef CUDART_VERSION
+#define CUDART_VERSION CUDA_VERSION
 #endif
 #define __asm__ asm
 #define __volatile__ volatile
@@ -110,17 +120,44 @@ __device__ inline void fastAtomicAdd(scalar_t* tensor, index_t index, const inde
 }  // namespace native
 }  // namespace at
 
+// templates of any number of arguments: those that a file has itself are taken before them
+namespace cupyops_shuffles {
 template <typename T>
-__device__ inline T WARP_SHFL(T value, int lane, int width = 32, unsigned mask = 0xffffffff) {
+__device__ inline T at(T value, int lane, int width = 32, unsigned mask = 0xffffffff) {
   return __shfl_sync(mask, value, lane, width);
 }
 template <typename T>
-__device__ inline T WARP_SHFL_DOWN(T value, unsigned delta, int width = 32, unsigned mask = 0xffffffff) {
+__device__ inline T up(T value, unsigned delta, int width = 32, unsigned mask = 0xffffffff) {
+  return __shfl_up_sync(mask, value, delta, width);
+}
+template <typename T>
+__device__ inline T down(T value, unsigned delta, int width = 32, unsigned mask = 0xffffffff) {
   return __shfl_down_sync(mask, value, delta, width);
 }
 template <typename T>
-__device__ inline T WARP_SHFL_XOR(T value, int lanes, int width = 32, unsigned mask = 0xffffffff) {
+__device__ inline T across(T value, int lanes, int width = 32, unsigned mask = 0xffffffff) {
   return __shfl_xor_sync(mask, value, lanes, width);
+}
+}  // namespace cupyops_shuffles
+template <typename T, typename... Rest>
+__device__ inline T WARP_SHFL(T value, Rest... rest) {
+  return cupyops_shuffles::at(value, rest...);
+}
+template <typename T, typename... Rest>
+__device__ inline T WARP_SHFL_UP(T value, Rest... rest) {
+  return cupyops_shuffles::up(value, rest...);
+}
+template <typename T, typename... Rest>
+__device__ inline T WARP_SHFL_DOWN(T value, Rest... rest) {
+  return cupyops_shuffles::down(value, rest...);
+}
+template <typename T, typename... Rest>
+__device__ inline T WARP_SHFL_XOR(T value, Rest... rest) {
+  return cupyops_shuffles::across(value, rest...);
+}
+template <typename... Rest>
+__device__ inline unsigned WARP_BALLOT(int predicate, Rest... mask) {
+  return __ballot_sync((0xffffffff & ... & unsigned(mask)), predicate);
 }
 
 namespace c10 {

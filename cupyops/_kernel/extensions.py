@@ -12,6 +12,7 @@ from ..errors import InputError
 from .compile import declarations
 from .extension import text
 from .kernel import Kernel, folder_of
+from .launch.shared import Shared
 
 
 class Extension:
@@ -28,6 +29,7 @@ class Extension:
         self._code, self._beside = code, beside
         self._options, self._define = options, define
         self._kernels: dict[str, Kernel] = {}
+        self._shared = Shared()
 
     @functools.cached_property
     def _read(self) -> text.Extension:
@@ -59,6 +61,7 @@ class Extension:
             self._kernels[name] = Kernel(
                 self._path(), written, options=self._options, define=self._define, extension=True
             )
+            self._kernels[name].shared = self._shared
         return self._kernels[name]
 
     def _path(self) -> str | Path:

@@ -44,13 +44,24 @@ from .launch.executors import capability as capability
 from .launch.executors import executors as executors
 from .launch.loaded import Loaded
 from .launch.pointers import held
+from .launch.shared import Shared
 from .launch.specialised import Specialised
 from .launch.template import Template
 from .launch.variables import Globals
 from .launch.versions import this_thread
 
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
-_OF_THIS_PROCESS = {"source", "_specialised", "_configured", "_fast", "_boundaries", "_watch", "_table", "_lock"}
+_OF_THIS_PROCESS = {
+    "source",
+    "shared",
+    "_specialised",
+    "_configured",
+    "_fast",
+    "_boundaries",
+    "_watch",
+    "_table",
+    "_lock",
+}
 _kernels: list[weakref.ref[Kernel]] = []
 
 
@@ -143,6 +154,7 @@ class Kernel(ByName, Template):
             self.options += extension_text.OPTIONS
         self.arch = architecture.checked_specific(arch)
         self.strided = strided or source.is_own(self._beside)  # ours are told, and read past rows
+        self.shared: Shared | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -363,7 +375,10 @@ class Kernel(ByName, Template):
             if any(isinstance(one, Tensor) and has_bits(one) for one in args):
                 recorder.refuse(f"{specialised.name} was given a copy of a conjugated or negated view")
             recorder.launched(specialised, loaded, configuration, args)
-        if loaded is not None and not faults.debug:
+        copied = loaded is not None and bool(specialised.copied(loaded.binary))
+        if recorder is not None and copied:
+            recorder.refuse(f"{specialised.name} shares variables with other kernels of its text")
+        if loaded is not None and not faults.debug and not copied:
             self._make_fast(specialised, loaded)
 
     def _run_dry(self, args: tuple[Any, ...], named: dict[str, Any], template: dict[str, Any]) -> None:
@@ -429,7 +444,7 @@ class Kernel(ByName, Template):
         """The `__device__` and `__constant__` variables that this kernel sees, by name.
 
         Each instance of each Kernel has variables of its own, with the values that the text gives them until they are set
-        or a kernel writes them; no other kernel of the file sees those.
+        or a kernel writes them. Kernels of one `cupyops.module`, `cupyops.extension` or `RawModule` have them together.
 
         Args:
             device: on which device; by default where launches go: the current GPU, or the CPU inside `simulate()`.
@@ -492,6 +507,7 @@ class Kernel(ByName, Template):
                     self.arch,
                     self.strided,
                     self.extension,
+                    self.shared,
                 )
             return self._specialised[values]
 
@@ -511,6 +527,7 @@ def _nothing(*args: Any, **template: Any) -> None:
 def _unpickled(kind: type[Kernel], state: dict[str, Any]) -> Kernel:
     kernel = kind.__new__(kind)
     kernel.__dict__.update(state)
+    kernel.shared = None
     kernel._begin()
     return kernel
 

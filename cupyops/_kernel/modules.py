@@ -7,20 +7,26 @@ kernels.scale[grid, block](x, y, 2.0, n, T=x.dtype)
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._util import libraries
-from ..errors import InputError
+from ..errors import InputError, LaunchError
+from .addresses import tensor_at
 from .compile import source
 from .compile.declarations import Function, functions
+from .extension import text as extension_text
 from .kernel import Kernel, caller
 from .launch.pointers import Pointers
+from .launch.shared import Shared
 from .launch.tensor_map import TensorMap
+from .launch.variables import Variable
 
 _DIM = (1, 1, 1)
 
@@ -39,11 +45,16 @@ class Module:
         self.name = name
         self._code, self._options, self._place = code, options, place
         self._kernels: dict[str, Kernel] = {}
+        self._shared = Shared()
+        self._host: frozenset[str] = frozenset()  # functions of the host that somebody may look for here
 
     @functools.cached_property
     def _functions(self) -> dict[str, Function]:
         found: dict[str, Function] = {}
-        for one in functions(source.load(self._code, self._place[0])):
+        text = source.load(self._code, self._place[0]) if not self._options.get("extension") else None
+        if text is None:
+            text = extension_text.load(self._code, self._place[0], self._options.get("options", ())).source
+        for one in functions(text):
             if one.name not in found or (one.is_defined and not found[one.name].template):
                 found[one.name] = one
         return found
@@ -53,6 +64,7 @@ class Module:
         if name not in self._kernels:
             kernel = Kernel(self._code, name, **self._options)
             kernel.defined_at(*self._place, strided=self._options.get("strided", False))
+            kernel.shared = self._shared
             self._kernels[name] = kernel
         return self._kernels[name]
 
@@ -62,6 +74,11 @@ class Module:
         try:
             one = self._functions[name]
         except KeyError:
+            if name in self._host:
+                raise AttributeError(
+                    f"{self.name}: {name} is a function of the host, for which there is no compiler here: write what it "
+                    "does in Python, kernels.f[grid, block](...); `python -m cupyops port` translates a .cu file"
+                ) from None
             raise AttributeError(f"{self.name} has no kernel {name!r}; it has {', '.join(self) or 'none'}") from None
         parameters = ", ".join(parameter.name for parameter in one.template)
         return self[f"{name}<{parameters}>" if parameters else name]
@@ -95,7 +112,7 @@ def module(
 
     Returns:
         Module: `module.scale` is the kernel of that name, with its template parameters to be given at the launch;
-        `module["ns::f<float, 4>"]` the one that the expression names. Each kernel has `__device__` variables of its own.
+        `module["ns::f<float, 4>"]` the one that the expression names. All have the `__device__` variables together.
 
     Raises:
         SourceError: the file is not found.
@@ -132,23 +149,24 @@ def load_inline(
 ) -> Module:
     """The kernels of some CUDA C, by a call such as that of `torch.utils.cpp_extension.load_inline`.
 
-    There is no host compiler here: `functions` are `__global__` functions, which are launched from Python, and what a C++
-    function did around them (allocate, compute the grid, launch) is a few lines of Python.
+    There is no host compiler here: `__global__` functions are launched from Python, and what a C++ function did around them
+    (allocate, compute the grid, launch) is a few lines of Python. The text may have host code, as for
+    `cupyops.extension`: it is left out.
 
     Args:
         name: for messages.
-        cpp_sources: none: declarations of host functions are left out, and host code is refused.
+        cpp_sources: host code, which is left out.
         cuda_sources: CUDA C, or several pieces of it, which are put together.
-        functions: the kernels that there must be; None: whichever there are.
+        functions: the kernels, or functions of the host, that there must be; None: whichever there are.
         extra_cuda_cflags: options for NVRTC, such as `"--use_fast_math"`. `-O2`, `-O3` and `-std` are left out.
         extra_include_paths: folders of headers.
         **ignored: what concerns a host compiler (`verbose`, `build_directory`, `with_cuda`, `extra_cflags` ...).
 
     Returns:
-        Module: each kernel is an attribute.
+        Module: each kernel is an attribute; a function of the host is none, and the error says what to do.
 
     Raises:
-        InputError: host code, or a name in `functions` of which there is no kernel.
+        InputError: a name in `functions` that no function of the text has.
 
     Example:
         >>> code = "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }"
@@ -161,20 +179,17 @@ def load_inline(
     """
     pieces = [cuda_sources] if isinstance(cuda_sources, str) else list(cuda_sources)
     host = [cpp_sources] if isinstance(cpp_sources, str) else list(cpp_sources)
-    if any("{" in source.strip_comments(one) for one in host):
-        raise InputError(
-            f"{name or 'load_inline'}: cpp_sources has functions of the host, for which there is no compiler here: launch "
-            "the kernels from Python, kernels.f[grid, block](...), and make that an operator with cupyops.operator"
-        )
     options = [one for one in extra_cuda_cflags if not one.lstrip("-").startswith(("O", "std", "Xcompiler"))]
     options += [f"-I{folder}" for folder in extra_include_paths]
-    found = Module(name or "<text>.cu", "\n".join(["", *pieces]), {"options": tuple(options)}, caller())
+    chosen = {"options": tuple(options), "extension": True}
+    found = Module(name or "<text>.cu", "\n".join(["", *pieces]), chosen, caller())
     asked = [functions] if isinstance(functions, str) else list(functions or ())
-    if missing := [one for one in asked if one not in found]:
+    text = source.strip_comments("\n".join([*host, *pieces]))
+    found._host = frozenset(one for one in asked if one not in found and re.search(rf"\b{re.escape(one)}\s*\(", text))
+    if missing := [one for one in asked if one not in found and one not in found._host]:
         raise InputError(
-            f"{found.name}: functions names {missing[0]}, of which there is no __global__ function; there is "
-            f"{', '.join(found) or 'none'}. A function of the host is written in Python here: it launches "
-            "kernels.f[grid, block](...)"
+            f"{found.name}: functions names {missing[0]}, of which there is no function in the text; the kernels are "
+            f"{', '.join(found) or 'none'}"
         )
     return found
 
@@ -183,7 +198,9 @@ class RawKernel:
     """A kernel by the calls of `cupy.RawKernel`, so that a program moves by its import: `f(grid, block, args)`.
 
     Beside tensors it takes CuPy's arrays and other DLPack arrays, and NumPy's where kernels run on CPU tensors; it runs on
-    CuPy's current stream, if the arrays are CuPy's. Everything is checked as by a `Kernel`, which is its `.kernel`.
+    CuPy's current stream, if the arrays are CuPy's. An integer for a pointer is an address, as of `x.data_ptr()`: that the
+    tensor is alive, and of the right dtype, is the caller's to see to. Everything else is checked as by a `Kernel`, which
+    is its `.kernel`.
 
     Args:
         code: CUDA C.
@@ -218,11 +235,35 @@ class RawKernel:
         kind = libraries.kind_of(args[arrays[0]]) if arrays else None
         with nullcontext() if kind is None else kind.place(args[arrays[0]]):
             values = list(args)
+            for index, (ctype, _) in enumerate(self.kernel.declared[: len(args)]):
+                if ctype.endswith("*") and type(args[index]) is int:  # an address, as of x.data_ptr()
+                    values[index] = tensor_at(args[index], ctype) if args[index] else None
             for index in arrays:
                 found = libraries.kind_of(args[index])
                 assert found is not None
                 values[index] = found.to_tensor(args[index])
             self.kernel[tuple(grid), tuple(block), shared_mem](*values)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """What CUDA says of the kernel on the current GPU: `num_regs`, `shared_size_bytes`, `max_threads_per_block` ...
+
+        Raises:
+            LaunchError: there is no GPU.
+        """
+        instance = self.kernel.instance()
+        if not torch.cuda.is_available():
+            raise LaunchError(f"{instance.name}: attributes are those of a kernel on a GPU, and there is none")
+        return instance.on(torch.cuda.current_device()).attributes()
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """How much dynamic shared memory a launch may have. Setting it does nothing: a launch asks for what it needs."""
+        return self.attributes["max_dynamic_shared_size_bytes"]
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, value: int) -> None:
+        del value
 
     def compile(self) -> None:
         """Nothing: a kernel is compiled, or found in the cache, at its first launch."""
@@ -273,6 +314,18 @@ class RawModule:
         found = RawKernel.__new__(RawKernel)
         found.kernel = self._module[name]
         return found
+
+    def get_global(self, name: str) -> Variable:
+        """A `__device__` or `__constant__` variable of the text, which its kernels have together: `get()` and `set(value)`.
+
+        Raises:
+            InputError: there is none of that name, or every kernel is a template and `name_expressions` names none.
+        """
+        plain = [one.name for one in self._module._functions.values() if not one.template]
+        kernels = plain or list(self.name_expressions)
+        if not kernels:
+            raise InputError(f"{self}: name an instance of a kernel in name_expressions, so that there are variables")
+        return self._module[kernels[0]].globals()[name]
 
     def compile(self) -> None:
         """Nothing: a kernel is compiled, or found in the cache, at its first launch."""

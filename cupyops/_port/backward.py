@@ -11,7 +11,8 @@ from .flow import Use, uses
 from .launches import Kernel
 from .program import Function, Node, Program, bare, text, walk
 from .scope import NotTranslated, Scope
-from .vocabulary import kind_of_type, name_of
+from .values import HELPERS, Type
+from .vocabulary import kind_of_type, name_of, type_of
 
 # what stands before or behind the name of that of which it is the gradient
 _OF = re.compile(r"(?:d_?l_?d_?|grad_?|d_|d|g|(?:top|bottom)_)(\w+)|(\w+?)_?(?:grads?|diff)", re.IGNORECASE)
@@ -50,8 +51,7 @@ class Backward:
         self.operator, self.function = operator, function
         self.place = f"{function.file}:{function.body.start_point[0] + 1}"
         self.uses = uses(function, operator.program, operator.kernels)
-        outputs = [one if one != "?" else f"y{index}" for index, one in enumerate(operator.outputs)]
-        operator.outputs = outputs
+        outputs = operator.outputs
         self.grads = {one: f"grad_{one}" for one in outputs} if len(outputs) > 1 else dict.fromkeys(outputs, "grad_y")
         if not outputs:
             self.grads = {"": "grad_y"}
@@ -190,8 +190,8 @@ def returned(function: Function, program: Program) -> list[str]:
         called = text(value.child_by_field_name("function"))
         if re.search(r"make_tuple|tie", called):
             return [_name(one) for one in value.child_by_field_name("arguments").named_children]
-        if bare(called) in program.functions and bare(called) != function.name:
-            return returned(program.functions[bare(called)], program)
+        if (others := program.named(bare(called))) and bare(called) != function.called:
+            return returned(others[0], program)
     return [_name(value)]
 
 
@@ -221,18 +221,25 @@ def _defined(function: Function, name: str, operator: Forward) -> str:
         if node.type == "init_declarator" and text(node.child_by_field_name("declarator")) == name:
             value = node.child_by_field_name("value")
         elif node.type == "call_expression":
-            called = operator.program.functions.get(bare(text(node.child_by_field_name("function"))))
+            called = operator.program.named(bare(text(node.child_by_field_name("function"))))
             given = [one for one in node.child_by_field_name("arguments").named_children if one.type != "comment"]
-            names = [] if called is None else [one for _, one in called.parameters]
+            names = [one for _, one in called[0].parameters] if called else []
             value = given[names.index(name)] if name in names and len(given) == len(names) else None
         if value is None:
             continue
-        scope = Scope(operator.program, {one: kind_of_type(ctype) for ctype, one in function.parameters})
+        scope = Scope(operator.program)
+        for ctype, one in function.parameters:
+            scope.declare(one, type_of(ctype) or Type("object"))
         try:
-            found = python(value, scope)
+            found = python(value, scope).code
         except NotTranslated:
             continue
         words = {text(one) for one in walk(value) if one.type == "identifier"}
-        if not scope.notes and not scope.used and {name_of(one) for one in words} <= set(operator.names):
+        if (
+            not scope.notes
+            and not scope.used
+            and not any(f"{one}(" in found for one in HELPERS)
+            and {name_of(one) for one in words} <= set(operator.names)
+        ):
             return found
     return ""

@@ -1,60 +1,76 @@
-"""Checks of C++ as conditions of Python; what a launch of cupyops checks by itself is left out."""
+"""Checks of PyTorch's as conditions of Python; what a launch of cupyops checks by itself is left out."""
 
 from __future__ import annotations
 
+import ast
 import re
+from dataclasses import replace
 
-from .expressions import arguments, python
-from .program import Node, Program, text
-from .scope import Scope
+from . import values
+from .expressions import children, condition, python
+from .program import Node, text
+from .scope import NotTranslated, Scope
+from .values import Value
 
-_ASSERTS = re.compile(r"(TORCH_|AT_)(CHECK\w*|ASSERTM?|INTERNAL_ASSERT)|AT_ASSERT|assert|TORCH_CHECK_\w+")
-_OWN = re.compile(r"CHECK\w*|IS_\w+|ASSERT\w*")
-_LEFT = re.compile(r"is_cuda\(\)|device\(\)\s*\.\s*(type|is_cuda)\(\)|kCUDA")  # which a launch checks itself
-_DTYPE = re.compile(  # of a constant, which a launch checks too: the signature of a kernel has it
-    r"\s*!?\s*\w+\s*(\.|->)\s*(dtype|scalar_type|type)\(\)\s*(\.\s*scalarType\(\))?\s*==\s*((at|torch|c10)::)?(ScalarType::\w+|k\w+)\s*"
+_ASSERTS = re.compile(
+    r"AT_(CHECK|ASSERTM?)|TORCH_(CHECK(_(EQ|NE|GT|GE|LT|LE|VALUE|INDEX|TYPE|NOT_IMPLEMENTED))?|INTERNAL_ASSERT(_DEBUG_ONLY)?)|assert"
 )
 _SIGNS = {"EQ": "==", "NE": "!=", "GT": ">", "GE": ">=", "LT": "<", "LE": "<="}
 
 
 def is_check(name: str) -> bool:
-    """Whether a function or macro checks, by its name: PyTorch's, or one of the file."""
-    return (_ASSERTS.fullmatch(name) or _OWN.fullmatch(name)) is not None
+    """Whether a macro is one of PyTorch's that checks, or C's."""
+    return _ASSERTS.fullmatch(name) is not None
 
 
-def refusals(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
-    """(what refuses, the message) of a call that checks; none where a launch checks the same."""
-    return _of_pytorch(name, given, scope) if _ASSERTS.fullmatch(name) else _of_file(name, given, scope)
-
-
-def _of_pytorch(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
-    """TORCH_CHECK and its kin."""
-    values = [one for one in given.named_children if one.type != "comment"]
-    if not values or _LEFT.search(text(values[0])) or all(map(_DTYPE.fullmatch, text(values[0]).split("&&"))):
-        return []
+def refusals(node: Node, name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
+    """(what refuses, the Python of the message) of a call that checks; none where a launch checks the same."""
+    nodes = children(given)
+    if not nodes:
+        raise NotTranslated(node, f"a check of nothing: {text(node)[:60]!r}")
     last = name.rpartition("_")[2]
-    if last in _SIGNS:
-        condition = f"{python(values[0], scope)} {_SIGNS[last]} {python(values[1], scope)}"
+    if last in _SIGNS and len(nodes) > 1:
+        left, right = (python(one, scope) for one in nodes[:2])
+        if not left.type.is_number or not right.type.is_number:
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        found: Value | None = values.computed(_SIGNS[last], left, right)
+        rest = nodes[2:]
     else:
-        condition = python(values[0], scope)
-    message = "".join(re.sub(r'^"|"$', "", text(one)) for one in values[1:] if one.type == "string_literal")
-    return [(f"not ({condition})", message or f"{condition} does not hold")]
-
-
-def _of_file(name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
-    """`CHECK_INPUT(x)`: contiguity, by what the macro stands for, else by its name; a launch checks devices and dtypes."""
-    known = name in scope.program.macros
-    if not re.search(r"CONTIGUOUS|contiguous|INPUT", " ".join(_words(name, scope.program) if known else [name])):
+        found, rest = _needed(nodes[0], scope), nodes[1:]
+    messages = [python(one, scope) for one in rest]
+    scope.read(given)
+    if found is None or found.truth is True:
         return []
-    return [(f"not {x}.is_contiguous()", f"{x} must be contiguous") for x in arguments(given, scope)[:1]]
+    shown = message(messages) if messages else repr(f"{found.code} does not hold")
+    return [(f"not {found.code if found.binds > values.NOT else f'({found.code})'}", shown)]
 
 
-def _words(macro: str, program: Program) -> set[str]:
-    words: set[str] = set()
-    pending = [macro]
-    while pending:
-        for word in re.findall(r"\w+", program.macros.get(pending.pop(), ([], "", ""))[1]):
-            if word not in words and word != macro:
-                words.add(word)
-                pending.append(word)
-    return words
+def _needed(node: Node, scope: Scope) -> Value | None:
+    """A condition without what a launch checks itself, of several that all have to hold; None where nothing is left."""
+    if node.type == "parenthesized_expression":
+        inner = _needed(children(node)[0], scope)
+        scope.read(node)
+        return inner
+    if node.type == "binary_expression" and text(node.child_by_field_name("operator")) in ("&&", "and"):
+        sides = [_needed(node.child_by_field_name(side), scope) for side in ("left", "right")]
+        scope.read(node)
+        left, right = sides
+        if left is None or right is None:
+            return left or right
+        code = f"{left.at(values.AND)} and {right.at(values.AND + 1)}"
+        return replace(left, code=code, binds=values.AND)
+    asked = condition(node, scope)
+    return None if asked.checked else asked
+
+
+def message(parts: list[Value]) -> str:
+    """The Python of what a check says, of its parts."""
+    if all(one.type.kind == "string" for one in parts) and len(parts) == 1:
+        return parts[0].code
+    if all(one.type.kind == "string" and one.code[0] in "'\"" for one in parts):
+        return repr("".join(_plain(one.code) for one in parts))
+    return f"''.join(map(str, ({', '.join(one.code for one in parts)},)))"
+
+
+def _plain(code: str) -> str:
+    return str(ast.literal_eval(code))

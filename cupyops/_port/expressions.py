@@ -1,308 +1,580 @@
-"""C++ expressions as Python: of tensors, integers and grids, as the host code of extensions has them.
+"""C++ expressions as Python, with the types that C++ gives them: numbers, tensors, options, grids.
 
-What has no certain translation is kept as text inside a `NotTranslated`, with its line; what is likely, and not certain, is
-noted, and the caller writes it beside the line as "check this".
+What has no translation raises `NotTranslated`, with its line; what is likely, and not certain, is noted, and the caller
+writes it beside the line as "check this". Each part of an expression is accounted for: one that its handler has not read is
+an error.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
-from .options import is_options, parts
-from .program import Function, Node, bare, is_stream, text, walk
-from .scope import NotTranslated, Scope, is_pointer, kind
-from .vocabulary import (
-    ATTRIBUTES,
-    CEIL,
-    DTYPES,
-    FUNCTIONS,
-    METHODS,
-    OF_LAUNCHES,
-    POINTERS,
-    SIZES,
-    STANDARD,
-    TENSORS,
-    dtype_of_constant,
-    kind_of_type,
-    name_of,
+from . import values
+from .program import Node, bare, parser, text, walk
+from .scope import NotTranslated, Scope
+from .values import (
+    BOOL,
+    DIM3,
+    DOUBLE,
+    DTYPE,
+    FLOAT,
+    INT,
+    LONG,
+    NONE,
+    OPTIONS,
+    STATUS,
+    STRING,
+    TENSOR,
+    UINT,
+    ULONG,
+    VOID,
+    Type,
+    Value,
 )
+from .vocabulary import DTYPES, GUARDS, LIMITS, NUMBERS, OF_LAUNCHES, STREAMS, dtype_of_constant, name_of, type_of
 
-_NUMBER = re.compile(r"(0[xXbB][\da-fA-F']+|-?[\d.']+(?:[eE][+-]?\d+)?)([uUlLfF]*)")
 
-
-def python(node: Node, scope: Scope) -> str:
+def python(node: Node, scope: Scope) -> Value:
     """The Python of an expression. Raises `NotTranslated`."""
-    found = _BY_TYPE.get(node.type)
-    if found is None:
+    handler = EXPRESSIONS.get(node.type)
+    if handler is None:
         raise NotTranslated(node, f"{node.type.replace('_', ' ')}: {text(node)[:80]!r}")
-    return found(node, scope)
-
-
-def arguments(node: Node, scope: Scope) -> list[str]:
-    """The Python of each argument of a call."""
-    return [python(one, scope) for one in node.named_children if one.type != "comment"]
-
-
-def _identifier(node: Node, scope: Scope) -> str:
-    name, program = text(node), scope.program
-    if name in scope.kinds:
-        return name_of(name)
-    if name in program.constants:
-        scope.used.add(name)
-    elif name in OF_LAUNCHES:
-        return OF_LAUNCHES[name]
-    elif name not in program.functions and name not in program.macros:
-        raise NotTranslated(node, f"the name {name}, which the files do not define")
-    return name_of(name)
-
-
-def _number(node: Node, scope: Scope) -> str:
-    match = _NUMBER.fullmatch(text(node))
-    if match is None:
-        raise NotTranslated(node, f"the number {text(node)}")
-    digits = match[1].replace("'", "")
-    if re.fullmatch(r"0[0-7]+", digits):
-        return f"0o{digits[1:]}"
-    return digits
-
-
-def _string(node: Node, scope: Scope) -> str:
-    return text(node)
-
-
-def _parenthesized(node: Node, scope: Scope) -> str:
-    inner = node.named_children[0]
-    found = python(inner, scope)
-    return found if inner.type in ("identifier", "call_expression", "number_literal") else f"({found})"
-
-
-_SAME = {"+", "-", "*", "%", "<", ">", "<=", ">=", "==", "!=", "<<", ">>", "&", "|", "^"}
-
-
-def _binary(node: Node, scope: Scope) -> str:
-    sides = [node.child_by_field_name(side) for side in ("left", "right")]
-    sign, (left, right) = text(node.child_by_field_name("operator")), (python(one, scope) for one in sides)
-    kinds = [kind(one, scope) for one in sides]
-    if sign in ("&&", "||"):
-        left, right = (condition(one, scope) for one in sides)
-        return f"{left} {'and' if sign == '&&' else 'or'} {right}"
-    if sign == "/":
-        if "float" in kinds or "tensor" in kinds:
-            return f"{left} / {right}"
-        if kinds != ["int", "int"] and not _rounds_up(*sides):
-            scope.note(f"{left} / {right} is taken to be a division of integers")
-        return f"{left} // {right}"
-    if sign in ("+", "-") and is_pointer(sides[0], scope):
-        scope.note(f"a pointer, {sign} {right}: elements of the flattened tensor")
-        return f"{left}.flatten()[{right if sign == '+' else '-' + right}:]"
-    if sign not in _SAME:
-        raise NotTranslated(node, f"the operator {sign}")
-    return f"{left} {sign} {right}"
-
-
-def _rounds_up(left: Node, right: Node) -> bool:
-    """Whether it is `(n + by - 1) / by`, which has a meaning for integers alone."""
-    divided, by = ("".join(text(one).split()) for one in (left, right))
-    return divided.endswith(f"+{by}-1)") or divided.startswith(f"({by}-1+")
-
-
-def _unary(node: Node, scope: Scope) -> str:
-    sign, inner = text(node)[0], python(node.child_by_field_name("argument"), scope)
-    return f"not {condition(node.child_by_field_name('argument'), scope)}" if sign == "!" else f"{sign}{inner}"
-
-
-def condition(node: Node, scope: Scope) -> str:
-    """The Python of an expression that is true or false: of a pointer, whether there is one."""
-    if kind(node, scope) == "tensor" and node.type in ("identifier", "call_expression"):
-        return f"({python(node, scope)} is not None)"
-    return python(node, scope)
-
-
-def _pointer(node: Node, scope: Scope) -> str:
-    raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
-
-
-def _conditional(node: Node, scope: Scope) -> str:
-    sides = (python(node.child_by_field_name(one), scope) for one in ("consequence", "alternative"))
-    return "({} if {test} else {})".format(*sides, test=condition(node.child_by_field_name("condition"), scope))
-
-
-def _cast(node: Node, scope: Scope) -> str:
-    return _converted(node, text(node.child_by_field_name("type")), node.child_by_field_name("value"), scope)
-
-
-def _converted(node: Node, ctype: str, value: Node, scope: Scope) -> str:
-    found, to, of = python(value, scope), kind_of_type(ctype), kind(value, scope)
-    if to == of or to == "tensor":
-        if "*" in ctype and of != "tensor":
-            raise NotTranslated(node, f"a pointer made of {text(value)[:60]!r}")
-        return found
-    if to in ("int", "float"):
-        return f"{to}({found})"
-    raise NotTranslated(node, f"a conversion to {ctype}")
-
-
-def _list(node: Node, scope: Scope) -> str:
-    found = arguments(node, scope)
-    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
-
-
-def _field(node: Node, scope: Scope) -> str:
-    of, name = node.child_by_field_name("argument"), text(node.child_by_field_name("field"))
-    if kind(of, scope) == "dim3" and name in ("x", "y", "z"):
-        return f"{python(of, scope)}[{'xyz'.index(name)}]"
-    raise NotTranslated(node, f"the member {text(node)[:60]!r}")
-
-
-def _subscript(node: Node, scope: Scope) -> str:
-    of, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
-    if is_pointer(of, scope):
-        raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
-    return f"{python(of, scope)}[{', '.join(arguments(index, scope))}]"
-
-
-def _qualified(node: Node, scope: Scope) -> str:
-    dtype = dtype_of_constant(text(node))
-    if dtype is not None:
-        return f"torch.{dtype}"
-    if bare(text(node)) in scope.program.constants:
-        scope.used.add(bare(text(node)))
-        return bare(text(node))
-    raise NotTranslated(node, f"the name {text(node)}")
-
-
-def _call(node: Node, scope: Scope) -> str:
-    function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
-    if function.type == "field_expression":
-        return _method(node, function, given, scope)
-    name, base = text(function), bare(text(function))
-    values = [one for one in given.named_children if one.type != "comment"]
-    if re.match(r"(static|reinterpret|const)_cast\b", name):
-        return _converted(node, name[name.index("<") + 1 : name.rindex(">")], values[0], scope)
-    is_known = base in scope.program.functions or base in scope.program.macros
-    if function.type == "primitive_type" or (base in DTYPES and not is_known):
-        return _converted(node, name, values[0], scope)
-    if base == "dim3":
-        return _list(given, scope)
-    if base in CEIL:
-        return f"cupyops.ceil_div({', '.join(arguments(given, scope))})"
-    if base == "GET_BLOCKS" and not is_known:  # ATen's, of blocks of CUDA_NUM_THREADS
-        found = arguments(given, scope)
-        return f"cupyops.ceil_div({found[0]}, {found[1] if len(found) > 1 else OF_LAUNCHES['CUDA_NUM_THREADS']})"
-    if base in STANDARD and "torch" not in name:
-        return _standard(node, base, name, values, scope)
-    if base in TENSORS and "::" in name:
-        return _allocation(base, values, scope)
-    if base in FUNCTIONS and re.match(r"(at|torch)::", name):
-        return f"torch.{base}({', '.join(arguments(given, scope))})"
-    if is_options(node):
-        return f"dict({options(node, scope)})"
-    if is_known:
-        scope.used.add(base)
-        return f"{name_of(base)}({', '.join(_passed(node, values, scope.program.functions.get(base), scope))})"
-    raise NotTranslated(node, f"the function {name[:60]}")
-
-
-def _passed(node: Node, values: list[Node], function: Function | None, scope: Scope) -> list[str]:
-    """The arguments of a call of a function of the files: without its stream, and with template arguments by name."""
-    if function is None or len(values) > len(function.parameters):
-        return [python(one, scope) for one in values]
-    found = [python(one, scope) for one, (ctype, _) in zip(values, function.parameters) if not is_stream(ctype)]
-    written = _template_arguments(node.child_by_field_name("function"))
-    for place, (name, is_type) in enumerate(function.template):
-        if name:
-            given = template_argument(written[place], is_type, scope) if place < len(written) else None
-            given = given or next(
-                (
-                    scope.dtypes.get(text(one), f"{python(one, scope)}.dtype")
-                    for one, (ctype, _) in zip(values, function.parameters)
-                    if re.search(rf"\b{name}\b[^<>]*\*", ctype)
-                ),
-                None,
-            )
-            if given is None:
-                raise NotTranslated(node, f"the template parameter {name} of {function.name}, which is not written")
-            found.append(f"{name_of(name)}={given}")
+    try:
+        found = handler(node, scope)
+    except ValueError as error:
+        raise NotTranslated(node, f"{text(node)[:60]!r}, of {error}") from None
+    scope.account(node)
     return found
 
 
-def _template_arguments(function: Node) -> list[Node]:
-    written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
-    return [] if written is None else [one for one in written.named_children if one.type != "comment"]
+def children(node: Node) -> list[Node]:
+    """The parts of a node that have a name, without comments."""
+    return [one for one in node.named_children if one.type != "comment"]
 
 
-def template_argument(node: Node, is_type: bool, scope: Scope) -> str:
-    """The Python of a template argument: a dtype, or a value. Raises `NotTranslated`."""
-    name, inner = text(node), node
-    if not is_type:
-        while inner.type == "type_descriptor" and inner.named_children:
-            inner = inner.named_children[0]
-        return _identifier(inner, scope) if inner.type == "type_identifier" else python(inner, scope)
-    if scope.kinds.get(name) == "dtype":
-        return name_of(name)
+def arguments(node: Node, scope: Scope) -> list[Value]:
+    """Each argument of a call."""
+    found = [python(one, scope) for one in children(node)]
+    scope.account(node)
+    return found
+
+
+def ctype(node: Node, scope: Scope, what: str = "") -> Type:
+    """The type that a node names. Raises `NotTranslated`."""
+    spelled = what or text(node)
+    seen = set()
+    while (name := spelled.replace("const", " ").strip()) in scope.program.aliases and name not in seen:
+        if name in scope.types:
+            break
+        seen.add(name)
+        spelled = scope.program.aliases[name]
+    found = type_of(spelled, scope.types)
+    if found is None and spelled.strip() in scope.program.structs:
+        found = Type("struct", name=spelled.strip())
+    if found is None:
+        raise NotTranslated(node, f"the type {' '.join(spelled.split())[:60]}")
+    scope.read(node)
+    return found
+
+
+def assigned(value: Value, to: Type, node: Node, *, lax: bool = False) -> Value:
+    """A value as a variable of that type has it, or an argument, which may take it as it is. Raises `NotTranslated`."""
+    if value.type == to and not value.loose:
+        return replace(value, code=value.lax, binds=values.CHOICE) if lax and value.lax else value
+    if value.type.is_number and to.is_number:
+        found = values.converted(value, to)
+        assert found is not None
+        return replace(found, code=found.lax, binds=values.CHOICE) if lax and found.lax else found
+    if to.kind == "scalar" and value.type.is_number:
+        return replace(value, code=value.lax or value.code, type=to)
+    if value.type.kind == "scalar" and to.is_number:
+        raise NotTranslated(node, f"{text(node)[:60]!r}: a number whose type a launch knows, where {to.kind} is wanted")
+    if to.kind == "options" and value.type.kind in ("dtype", "device"):
+        return Value(value.code, OPTIONS, options={value.type.kind: value.code})
+    if to.kind == "optional":
+        return value if value.type.kind in ("none", "optional") else assigned(value, to.of[0], node)
+    if value.type.kind == "optional" and value.type.of[0] == to:
+        return value
+    alike = {value.type.kind, to.kind}
+    if value.type.kind == to.kind or alike in (
+        {"pointer", "none"},
+        {"tensor", "none"},
+        {"list", "tuple"},
+        {"status", "int"},
+    ):
+        return value
+    if alike == {"pointer", "tensor"} or (value.type.kind == "tensor" and to.kind == "list"):
+        return value
+    raise NotTranslated(node, f"{text(node)[:60]!r}: of a {value.type}, where a {to} is wanted")
+
+
+def condition(node: Node, scope: Scope) -> Value:
+    """An expression that is true or false: of a pointer, whether there is one."""
+    value = python(node, scope)
+    try:
+        return values.truth(value)
+    except ValueError:
+        raise NotTranslated(node, f"the condition {text(node)[:60]!r}, of a {value.type}") from None
+
+
+def _identifier(node: Node, scope: Scope) -> Value:
+    name, program = text(node), scope.program
+    if (variable := scope.find(name)) is not None:
+        if variable.kernel is not None:
+            raise NotTranslated(node, f"the kernel {name} as a value")
+        return variable.value
+    if name in program.constants:
+        return constant(node, name, scope)
+    if name in OF_LAUNCHES:
+        return values.number(OF_LAUNCHES[name], INT, str(OF_LAUNCHES[name]))
+    if name in LIMITS:
+        number, kind = LIMITS[name]
+        return values.number(number, NUMBERS[kind], repr(number))
+    if name == "cudaSuccess":
+        return Value("0", STATUS)
+    if name in ("NULL", "nullptr"):
+        return Value("None", NONE)
+    raise NotTranslated(node, f"the name {name}, which the files do not define")
+
+
+_NUMBER = re.compile(r"(-?)(0[xX][\da-fA-F']+|0[bB][01']+|[\d.']+(?:[eE][+-]?\d+)?)([uUlLfFzZ]*)")
+
+
+def _number(node: Node, scope: Scope) -> Value:
+    match = _NUMBER.fullmatch(text(node))
+    if match is None:
+        raise NotTranslated(node, f"the number {text(node)}")
+    scope.read(node)
+    negative, digits, suffix = match[1] == "-", match[2].replace("'", ""), match[3].lower()
+    hexadecimal = digits[:2].lower() in ("0x", "0b")
+    if not hexadecimal and re.search(r"[.e]", digits):
+        code = re.sub(r"\.(?=$|e)", ".0", digits) if not digits.startswith(".") else f"0{digits}"
+        found = values.number(float(digits), FLOAT if "f" in suffix else DOUBLE, code)
+        return values.unary("-", found) if negative else found
+    octal = not hexadecimal and re.fullmatch(r"0[0-7]+", digits) is not None
+    code = f"0o{digits[1:]}" if octal else digits
+    value = int(code, 0)
+    wide = [INT, *([UINT] if hexadecimal or octal else []), LONG, ULONG]
+    wide = [one for one in wide if ("u" not in suffix or not one.signed) and ("l" not in suffix or one.bits == 64)]
+    wide += [UINT, ULONG] if suffix == "u" else []
+    fits = [one for one in sorted(wide, key=lambda one: one.bits) if value <= one.high]
+    if not fits:
+        raise NotTranslated(node, f"the number {text(node)}")
+    return values.unary("-", values.number(value, fits[0], code)) if negative else values.number(value, fits[0], code)
+
+
+def _string(node: Node, scope: Scope) -> Value:
+    scope.read(node)
+    return Value(
+        repr(
+            "".join(_content(one, node) for one in ([node] if node.type != "concatenated_string" else children(node)))
+        ),
+        STRING,
+    )
+
+
+def _content(node: Node, whole: Node) -> str:
+    try:
+        return str(ast.literal_eval(re.sub(r"^(u8|[uUL])", "", text(node))))
+    except (ValueError, SyntaxError):
+        raise NotTranslated(whole, f"the text {text(whole)[:60]}") from None
+
+
+def _character(node: Node, scope: Scope) -> Value:
+    scope.read(node)
+    return values.number(ord(_content(node, node)), NUMBERS["char"], str(ord(_content(node, node))))
+
+
+def _parenthesized(node: Node, scope: Scope) -> Value:
+    inner = children(node)
+    if len(inner) != 1:
+        raise NotTranslated(node, f"{text(node)[:60]!r}")
+    return python(inner[0], scope)
+
+
+def _binary(node: Node, scope: Scope) -> Value:
+    operator = node.child_by_field_name("operator")
+    sides = [node.child_by_field_name(side) for side in ("left", "right")]
+    sign = {"and": "&&", "or": "||"}.get(text(operator), text(operator))
+    scope.read(operator)
+    if sign in ("&&", "||"):
+        return _logical(sign, *(condition(one, scope) for one in sides))
+    left, right = (python(one, scope) for one in sides)
+    if left.type.is_number and right.type.is_number:
+        return values.computed(sign, left, right)
+    kinds = {left.type.kind, right.type.kind}
+    if (
+        kinds <= {"status", "int"}
+        and "status" in kinds
+        and sign in ("==", "!=")
+        and (kinds == {"status"} or "0" in (left.code, right.code))
+    ):
+        return Value(str(sign == "=="), BOOL, truth=sign == "==")  # CUDA's errors are exceptions
+    if sign in ("==", "!=") and "none" in kinds:
+        there = left if right.type == NONE else right
+        return Value(f"{there.at(values.COMPARE + 1)} is {'not ' * (sign == '!=')}None", BOOL, values.COMPARE)
+    if sign in ("==", "!=") and len(kinds) == 1 and kinds <= {"dtype", "device", "string", "list", "kind of device"}:
+        if left.checked or right.checked:
+            there = on_gpu(left.element or right.element)
+            return there if sign == "==" else _not(there)
+        return Value(
+            f"{left.at(values.COMPARE + 1)} {sign} {right.at(values.COMPARE + 1)}",
+            BOOL,
+            values.COMPARE,
+            0,
+            1,
+        )
+    if (
+        "tensor" in kinds
+        and kinds <= {"tensor", "int", "float", "bool", "scalar"}
+        and sign in (*values.COMPARISONS, *"+-*/%&|^")
+    ):
+        if sign == "%":
+            raise NotTranslated(node, "the remainder of a tensor: PyTorch's has another sign in C++")
+        binds = values.COMPARE if sign in values.COMPARISONS else values._BINDS[sign]
+        extra = binds == values.COMPARE
+        if sign == "/":
+            left_code, right_code = values._sides(left, right, binds)
+            return Value(f"{left_code} / {right_code}", TENSOR, binds)
+        return Value(f"{left.at(binds + extra)} {sign} {right.at(binds + 1)}", TENSOR, binds)
+    if sign in ("+", "-") and left.type.kind == "pointer" and right.type.is_integer:
+        at = right if sign == "+" else values.unary("-", right)
+        return replace(left, code=f"_memory({left.code}, {at.code})", binds=values.ATOM)
+    if sign == "+" and kinds == {"string"}:
+        return Value(f"{left.at(values.PLUS)} + {right.at(values.PLUS + 1)}", STRING, values.PLUS)
+    raise NotTranslated(node, f"{sign} of a {left.type} and a {right.type}")
+
+
+def _logical(sign: str, left: Value, right: Value) -> Value:
+    """`a && b`; what is certain of CUDA's errors falls out of it."""
+    decisive = sign == "||"
+    for one, other in ((left, right), (right, left)):
+        if one.truth is not None:
+            return one if one.truth is decisive else other
+    binds, word = (values.AND, "and") if sign == "&&" else (values.OR, "or")
+    loose = any(one.loose or one.type.kind != "bool" for one in (left, right))
+    return Value(
+        f"{left.at(binds)} {word} {right.at(binds + 1)}", BOOL, binds, 0, 1, loose=loose,
+        checked=left.checked and right.checked and sign == "&&",
+    )  # fmt: skip
+
+
+def _not(value: Value) -> Value:
+    if value.truth is not None:
+        return Value(str(not value.truth), BOOL, truth=not value.truth)
+    return Value(f"not {value.at(values.NOT)}", BOOL, values.NOT, 0, 1)
+
+
+def _unary(node: Node, scope: Scope) -> Value:
+    operator = node.child_by_field_name("operator")
+    sign, inner = {"not": "!"}.get(text(operator), text(operator)), node.child_by_field_name("argument")
+    scope.read(operator)
+    if sign == "!":
+        return _not(condition(inner, scope))
+    value = python(inner, scope)
+    if value.type == TENSOR and sign in "-~":
+        return Value(f"{sign}{value.at(values.UNARY)}", TENSOR, values.UNARY)
+    if not value.type.is_number:
+        raise NotTranslated(node, f"{sign} of a {value.type}")
+    return values.unary(sign, value)
+
+
+def _pointer(node: Node, scope: Scope) -> Value:
+    argument = node.child_by_field_name("argument")
+    if text(node).startswith("*"):
+        value = python(argument, scope)
+        if value.type.kind == "optional":
+            scope.read(node)
+            return replace(value, type=value.type.of[0])
+        if value.type.kind == "pointer" and value.type.of[0].bits:
+            scope.read(node)
+            return typed(f"_memory({value.code}, 0)[0].item()", value.type.of[0])
+    raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
+
+
+def _conditional(node: Node, scope: Scope) -> Value:
+    test = condition(node.child_by_field_name("condition"), scope)
+    sides = [python(node.child_by_field_name(one), scope) for one in ("consequence", "alternative")]
+    if test.truth is not None:
+        return sides[0] if test.truth else sides[1]
+    first, second = sides
+    if first.type.is_number and second.type.is_number and first.type != second.type:
+        to = values.common(first.type, second.type)
+        first, second = (assigned(values.promoted(one) if to.kind == "int" else one, to, node) for one in sides)
+    elif first.type.kind != second.type.kind and not {first.type.kind, second.type.kind} & {"none", "optional"}:
+        raise NotTranslated(node, f"either a {first.type} or a {second.type}: {text(node)[:60]!r}")
+    code = f"{first.at(values.CHOICE + 1)} if {test.at(values.CHOICE + 1)} else {second.at(values.CHOICE)}"
+    kind = second.type if first.type == NONE else first.type
+    return Value(
+        code, kind, values.CHOICE, min(first.low, second.low), max(first.high, second.high),
+        sized=first.sized and second.sized, element=first.element,
+        loose=first.loose or second.loose,
+    )  # fmt: skip
+
+
+def _cast(node: Node, scope: Scope) -> Value:
+    return conversion(
+        node,
+        node.child_by_field_name("type"),
+        text(node.child_by_field_name("type")),
+        node.child_by_field_name("value"),
+        scope,
+    )
+
+
+def conversion(node: Node, named: Node, spelled: str, inner: Node, scope: Scope) -> Value:
+    """`static_cast<T>(value)`, `(T)value`, `T(value)`."""
+    value, to = python(inner, scope), ctype(named, scope, spelled)
+    if to == VOID:
+        return value
+    if value.type.is_number and to.is_number:
+        found = values.converted(value, to)
+        assert found is not None
+        return found
+    if to.kind == "pointer" and value.element == "torch.uint8" and to.of[0].bits:  # of malloc
+        dtype = dtype_of_type(node, spelled.replace("*", " ").strip(), scope)
+        return replace(value, code=f"{value.at(values.ATOM)}.view({dtype})", type=to, element=dtype)
+    if to.kind == "pointer" and value.type.kind in ("pointer", "none"):
+        return replace(value, type=to) if value.type.kind == "pointer" and to.of[0].bits else value
+    if to.kind == "scalar" and value.type.is_number:
+        return replace(value, code=value.lax or value.code, type=to)
+    if value.type.kind == "scalar" and to.kind == "scalar":
+        return value
+    if to.kind == value.type.kind:
+        return value
+    if to.kind == "pointer":
+        raise NotTranslated(node, f"a pointer made of {text(inner)[:60]!r}")
+    raise NotTranslated(node, f"a conversion of a {value.type} to {spelled}")
+
+
+def listed(node: Node, scope: Scope) -> list[Value]:
+    """The elements of `{a, b}`, or of the arguments of a constructor."""
+    return arguments(node, scope)
+
+
+def a_tuple(found: list[Value], kind: str = "list") -> Value:
+    """Several values."""
+    of = tuple(one.type for one in found)
+    if kind == "list":
+        of = (LONG if of and all(one.is_integer for one in of) else of[0],) if of else ()
+    code = f"({', '.join(one.code for one in found)}{',' if len(found) == 1 else ''})"
+    return Value(code, Type(kind, of=of))
+
+
+def _list(node: Node, scope: Scope) -> Value:
+    return a_tuple(listed(node, scope), "list")
+
+
+def _field(node: Node, scope: Scope) -> Value:
+    of, name = node.child_by_field_name("argument"), node.child_by_field_name("field")
+    if text(of).endswith("getCurrentDeviceProperties()") and text(name) in ("multiProcessorCount", "warpSize"):
+        scope.read(node)
+        if text(name) == "warpSize":
+            return values.number(32, INT, "32")
+        return values.whole("_multiprocessors()", low=1, high=1024)
+    value = python(of, scope)
+    scope.read(name)
+    if value.type == DIM3 and text(name) in ("x", "y", "z"):
+        return values.whole(f"{value.code}[{'xyz'.index(text(name))}]", UINT)
+    if value.type.kind == "tuple" and text(name) in ("first", "second") and len(value.type.of) == 2:
+        place = ("first", "second").index(text(name))
+        return typed(f"{value.code}[{place}]", value.type.of[place])
+    raise NotTranslated(node, f"the member {text(node)[:60]!r}")
+
+
+def typed(code: str, kind: Type) -> Value:
+    """A value of which nothing but its type is known."""
+    return values.whole(code, kind) if kind.is_integer else Value(code, kind)
+
+
+def _subscript(node: Node, scope: Scope) -> Value:
+    of, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+    value, given = python(of, scope), arguments(index, scope)
+    if value.type == TENSOR and all(one.type.is_integer for one in given):
+        return Value(f"{value.at(values.ATOM)}[{', '.join(one.code for one in given)}]", TENSOR)
+    if value.type.kind in ("list", "tuple") and len(given) == 1 and given[0].type.is_integer and value.type.of:
+        if given[0].low < 0:
+            scope.note(f"{text(node)}: a negative index counts from the end in Python")
+        kind = value.type.of[0]
+        found = typed(f"{value.at(values.ATOM)}[{given[0].code}]", kind)
+        return replace(found, sized=True, low=0, high=values.SIZE_LIMIT) if value.sized else found
+    if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
+        return typed(f"_memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
+    raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
+
+
+def _qualified(node: Node, scope: Scope) -> Value:
+    name = text(node)
+    last = bare(name)
+    scope.read(node)
+    dtype = dtype_of_constant(name)
+    if dtype is not None:
+        return Value(f"torch.{dtype}", DTYPE)
+    if re.fullmatch(r"(at|torch|c10)::(DeviceType::CUDA|kCUDA)", name):
+        return Value('"cuda"', Type("kind of device"), checked=True)
+    if re.fullmatch(r"(at|torch|c10)::(DeviceType::CPU|kCPU)", name):
+        return Value('"cpu"', Type("kind of device"))
+    if re.fullmatch(r"(std|at|c10|torch)::nullopt", name):
+        return Value("None", NONE)
+    if re.fullmatch(r"(at|torch|c10)::(MemoryFormat|kStrided|k\w*)(::\w+)?", name) and last in (
+        "Contiguous",
+        "ChannelsLast",
+    ):
+        return Value(
+            {"Contiguous": "torch.contiguous_format", "ChannelsLast": "torch.channels_last"}[last], Type("format")
+        )
+    if last in scope.program.constants:
+        return constant(node, last, scope)
+    raise NotTranslated(node, f"the name {name}")
+
+
+def _sizeof(node: Node, scope: Scope) -> Value:
+    named = node.child_by_field_name("type") or node.child_by_field_name("value")
+    spelled = text(named).strip("() ")
+    scope.read(node)
+    variable = scope.find(spelled)
+    if variable is not None and variable.value.type.kind == "dtype":
+        return values.whole(f"{variable.value.code}.itemsize", ULONG, low=1, high=16)
+    kind = variable.value.type if variable is not None else ctype(named, scope, spelled)
+    if kind.kind == "pointer":
+        return values.number(8, ULONG, "8")
+    if kind.is_number:
+        size = max(kind.bits // 8, 1)
+        return values.number(size, ULONG, str(size))
+    if spelled in DTYPES and "16" in DTYPES[spelled]:
+        return values.number(2, ULONG, "2")
+    raise NotTranslated(node, f"the size of {spelled}")
+
+
+def _lambda(node: Node, scope: Scope) -> Value:
+    raise NotTranslated(node, f"lambda expression: {text(node)[:60]!r}")
+
+
+def on_gpu(tensor: str) -> Value:
+    """`x.is_cuda()`: in the simulator a tensor is one of a GPU."""
+    return Value(f"{tensor}.is_cuda or cupyops.simulating()", BOOL, values.OR, 0, 1, checked=True)
+
+
+def constant(node: Node, name: str, scope: Scope) -> Value:
+    """A constant of the files, which the Python has under the same name. Raises `NotTranslated`."""
+    value, place = scope.program.constants[name]
+    found = constant_value(name, value, scope)
+    if found is None:
+        raise NotTranslated(node, f"the name {name}, {value!r} in {place}")
+    scope.read(node)
+    scope.used.add(name)
+    return replace(found, code=name_of(name), binds=values.ATOM, lax="")
+
+
+def constant_value(name: str, value: str, scope: Scope) -> Value | None:
+    """What a constant of the files is; None where that has no translation."""
+    root = parser().parse(f"auto found = {value};".encode()).root_node
+    node = next((one for one in walk(root) if one.type == "init_declarator"), None)
+    if node is None or root.has_error:
+        return None
+    others = {one: what for one, what in scope.program.constants.items() if one != name}
+    inner = Scope(replace(scope.program, constants=others), types=scope.types)
+    try:
+        found = python(node.child_by_field_name("value"), inner)
+    except NotTranslated:
+        return None
+    scope.used |= inner.used
+    return found if found.type.is_number or found.type == STRING else None
+
+
+# --- what calls share ---
+
+
+def nothing(node: Node, scope: Scope) -> None:
+    """What stands for a device or a stream: a launch finds both itself. Raises `NotTranslated` for anything else."""
+    if node.type == "identifier":
+        variable = scope.find(text(node))
+        if variable is not None and variable.value.type.kind in ("guard", "tensor", "device", "pointer"):
+            scope.read(node)
+            return
+    elif node.type == "number_literal" and text(node) == "0":
+        scope.read(node)
+        return
+    elif node.type == "initializer_list" or (node.type == "argument_list" and not children(node)):
+        if not children(node):
+            scope.read(node)
+            return
+    elif node.type == "call_expression":
+        function, given = node.child_by_field_name("function"), children(node.child_by_field_name("arguments"))
+        if function.type == "field_expression" and not given and text(function.child_by_field_name("field")) in (
+            "device", "get_device", "index", "stream", "device_index",
+        ):  # fmt: skip
+            nothing(function.child_by_field_name("argument"), scope)
+            scope.read(node)
+            return
+        if function.type != "field_expression" and bare(text(function)) in STREAMS | GUARDS:
+            for one in [] if text(node) == "THCState_getCurrentStream(state)" else given:
+                nothing(one, scope)
+            scope.read(node)
+            return
+        if function.type == "template_function" and text(function).startswith("static_cast") and len(given) == 1:
+            nothing(given[0], scope)
+            scope.read(node)
+            return
+    elif node.type in ("cast_expression", "parenthesized_expression"):
+        nothing(node.child_by_field_name("value") or children(node)[0], scope)
+        scope.read(node)
+        return
+    elif node.type == "subscript_expression":
+        nothing(node.child_by_field_name("argument"), scope)
+        scope.read(node)
+        return
+    raise NotTranslated(node, f"{text(node)[:60]!r}, where a device or a stream is expected")
+
+
+def dtype_of_type(node: Node, name: str, scope: Scope) -> str:
+    """The Python of the dtype that a C++ type is: `float`, `scalar_t`. Raises `NotTranslated`."""
+    name = " ".join(re.sub(r"\bconst\b|\btypename\b", " ", name).split())
+    if (variable := scope.find(name)) is not None and variable.value.type == DTYPE:
+        return variable.value.code
+    seen = set()
+    while name in scope.program.aliases and name not in seen:
+        seen.add(name)
+        name = scope.program.aliases[name]
+    if match := re.fullmatch(
+        r"(?:\w+::)*(?:acc_type|opmath_type|AccumulateType|OpMathType)<([\w: ]+)(?:,\s*true)?>(?:::type)?", name
+    ):
+        inner = dtype_of_type(node, match[1], scope)
+        return f"(torch.float64 if {inner} == torch.float64 else torch.float32)"
     if name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
         return repr({"half": "__half", "nv_bfloat16": "__nv_bfloat16"}.get(name, name))  # CUDA's own, not PyTorch's
     if name in DTYPES:
         return f"torch.{DTYPES[name]}"
-    raise NotTranslated(node, f"the template argument {name}")
+    kind = type_of(name)
+    if kind is not None and kind.is_number and (spelled := DTYPE_NAMES.get((kind.kind, kind.bits, kind.signed))):
+        return f"torch.{spelled}"
+    raise NotTranslated(node, f"the template argument {name[:60]}")
 
 
-def _standard(node: Node, base: str, name: str, values: list[Node], scope: Scope) -> str:
-    found = [python(one, scope) for one in values]
-    if base in ("make_tuple", "tie"):
-        return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
-    if base == "get":
-        return f"{found[0]}[{name[name.index('<') + 1 : name.rindex('>')]}]"
-    base = base.removesuffix("f") if base in ("ceilf", "floorf", "sqrtf", "powf") else base
-    if base in ("min", "max", "abs", "pow"):
-        return f"{base}({', '.join(found)})"
-    return f"math.{base}({found[0]})"
+DTYPE_NAMES = {
+    ("int", 32, True): "int32",
+    ("int", 64, True): "int64",
+    ("int", 16, True): "int16",
+    ("int", 8, True): "int8",
+}
+DTYPE_NAMES |= {("int", 8, False): "uint8", ("bool", 1, True): "bool", ("float", 32, True): "float32"}
+DTYPE_NAMES |= {("float", 64, True): "float64", ("int", 32, False): "uint32", ("int", 64, False): "uint64"}
 
 
-def _method(node: Node, function: Node, given: Node, scope: Scope) -> str:
-    of, method = function.child_by_field_name("argument"), bare(text(function.child_by_field_name("field")))
-    if is_options(node, scope):
-        return f"dict({options(node, scope)})"
-    base, values = python(of, scope), arguments(given, scope)
-    if of.type not in ("identifier", "call_expression", "field_expression", "subscript_expression"):
-        base = f"({base})" if not base.startswith("(") else base
-    if method in POINTERS:
-        return base
-    if method in ("has_value", "defined") and not values:
-        return f"({base} is not None)"
-    if method == "value" and not values:
-        return base
-    if method in ATTRIBUTES and not values:
-        return f"{base}.{ATTRIBUTES[method]}"
-    if method in SIZES | METHODS:
-        return f"{base}.{method}({', '.join(values)})"
-    if method == "index" and len(values) == 1:
-        return f"{base}[{values[0]}]".replace('"..."', "...")
-    raise NotTranslated(node, f"the method {method}")
-
-
-def _allocation(base: str, values: list[Node], scope: Scope) -> str:
-    given = [options(one, scope) if is_options(one, scope) else python(one, scope) for one in values]
-    return f"torch.{base}({', '.join(filter(None, given))})"
-
-
-def options(node: Node, scope: Scope) -> str:
-    """Options as keyword arguments: `dtype=torch.int32, device=x.device`."""
-    found = []
-    for key, (value, form) in parts(node, scope).items():
-        written = form if value is None else form.format(python(value, scope))
-        found.append(f"**{written}" if key == "**" else f"{key}={written}")
-    return ", ".join(found)
-
-
-_BY_TYPE: Mapping[str, Callable[[Node, Scope], str]] = {
+# by the type of a node; calls.py adds what is called
+EXPRESSIONS: dict[str, Callable[[Node, Scope], Value]] = {
     "identifier": _identifier,
     "number_literal": _number,
     "string_literal": _string,
-    "true": lambda node, scope: "True",
-    "false": lambda node, scope: "False",
-    "null": lambda node, scope: "None",
+    "concatenated_string": _string,
+    "raw_string_literal": lambda node, scope: _raw(node, scope),
+    "char_literal": _character,
+    "true": lambda node, scope: replace(_literal(node, scope, "True", BOOL), low=1, high=1),
+    "false": lambda node, scope: replace(_literal(node, scope, "False", BOOL), low=0, high=0),
+    "null": lambda node, scope: _literal(node, scope, "None", NONE),
     "parenthesized_expression": _parenthesized,
     "binary_expression": _binary,
     "unary_expression": _unary,
@@ -313,5 +585,16 @@ _BY_TYPE: Mapping[str, Callable[[Node, Scope], str]] = {
     "field_expression": _field,
     "subscript_expression": _subscript,
     "qualified_identifier": _qualified,
-    "call_expression": _call,
+    "sizeof_expression": _sizeof,
+    "lambda_expression": _lambda,
 }
+
+
+def _literal(node: Node, scope: Scope, code: str, kind: Type) -> Value:
+    scope.read(node)
+    return Value(code, kind)
+
+
+def _raw(node: Node, scope: Scope) -> Value:
+    scope.read(node)
+    return Value(repr("".join(text(one) for one in children(node) if one.type == "raw_string_content")), STRING)

@@ -55,8 +55,9 @@ def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[s
     for function in _reached(functions, program):
         for node in walk(function.body):
             if node.type == "call_expression" and "DISPATCH" in (name := text(node.child_by_field_name("function"))):
-                dtypes = dispatched(name, text(node.child_by_field_name("arguments")))
-                if dtypes:
+                before = text(node.child_by_field_name("arguments")).partition('"')[0].lstrip("( ").rstrip(", \n")
+                dtypes = dispatched(name, before.rpartition(",")[0])
+                if dtypes and not any("int" in one for one in dtypes):
                     found = dtypes if found is None else [one for one in found if one in dtypes]
     return found or []
 
@@ -69,7 +70,7 @@ def _reached(functions: Sequence[Function], program: Program) -> Iterator[Functi
         if function.name not in seen:
             seen.add(function.name)
             yield function
-            pending += [program.functions[one] for one in function.calls if one in program.functions]
+            pending += [called for one in function.calls for called in program.named(one)]
 
 
 def _uses(
@@ -97,8 +98,9 @@ def _of_call(node: Node, program: Program, kernels: Mapping[str, Kernel], within
         one.type == "kernel_call_syntax" for one in node.named_children
     ):
         return [_of_type(ctype) for ctype in kernels[name].types] if name in kernels else []
-    function = program.functions.get(name)
-    if function is None or name in within:
+    given = len(node.child_by_field_name("arguments").named_children)
+    function = next((one for one in program.named(name) if len(one.parameters) >= given), None)
+    if function is None or function.name in within:
         return []
     inner = _uses(function, program, kernels, within)
     return [inner.get(one) if kind_of_type(ctype) == "tensor" else None for ctype, one in function.parameters]

@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .expressions import python, template_argument
+from .calls import grid, nothing, template_argument
+from .expressions import assigned, children, python
 from .program import Node, bare, text, walk
 from .scope import NotTranslated, Scope
-from .vocabulary import DTYPES
+from .values import ATOM, Value
+from .vocabulary import type_of
 
 
 @dataclass
@@ -34,41 +36,68 @@ def launch(
     node: Node, function: Node, syntax: Node, given: Node, kernels: Mapping[str, Kernel], scope: Scope
 ) -> tuple[str, list[str]]:
     """`ext.name[grid, block]`, and its arguments, of `name<T><<<grid, block>>>(...)`. Raises `NotTranslated`."""
+    variable = scope.find(text(function))
+    if variable is not None and variable.kernel is not None:  # `auto kernel = &name<T>;`
+        scope.read(function)
+        function = variable.kernel
+        if function.type == "pointer_expression":
+            function = function.child_by_field_name("argument")
     name = bare(text(function).partition("<<<")[0])
     kernel = kernels.get(name)
     if kernel is None:
         raise NotTranslated(node, f"the launch of {name}, which is no kernel of the file")
-    shape = [python(one, scope) for one in syntax.named_children[:3] if one.type != "comment"]
-    if len(shape) == 3 and shape[2] == "0":
-        shape.pop()
-    nodes = [one for one in given.named_children if one.type != "comment"]
-    values = [python(one, scope) for one in nodes]
+    parts = children(syntax)
+    shape = [grid(one, scope).code for one in parts[:2]]
+    for one in parts[2:3]:
+        shared = python(one, scope)
+        if not shared.type.is_number:
+            raise NotTranslated(one, f"{text(one)[:60]!r} as the size of shared memory")
+        shape += [] if shared.code == "0" else [f"int({shared.code})" if shared.type.kind == "float" else shared.code]
+    for one in parts[3:]:
+        nothing(one, scope)
+    nodes = children(given)
+    found = [python(one, scope) for one in nodes]
+    scope.read(given)
+    if kernel.types and len(kernel.types) < len(found):
+        raise NotTranslated(node, f"{name} takes {len(kernel.types)} arguments, not {len(found)}")
+    codes = [
+        _argument(one, spelled, value) for one, spelled, value in zip(nodes, [*kernel.types, *[""] * len(nodes)], found)
+    ]
     written = f"ext[{name!r}]" if keyword.iskeyword(name) else f"ext.{name}"
-    return f"{written}[{', '.join(shape)}]", [*values, *_template(node, function, kernel, nodes, values, scope)]
+    return f"{written}[{', '.join(shape)}]", [*codes, *_template(node, function, kernel, nodes, found, scope)]
+
+
+def _argument(node: Node, spelled: str, value: Value) -> str:
+    """An argument as a parameter of that type takes it: a launch rounds to float, and refuses what is too large."""
+    kind = type_of(spelled) if spelled else None
+    if kind is None or not kind.is_number or not value.type.is_number:
+        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status"):
+            raise NotTranslated(node, f"a {value.type} as an argument of a kernel: {text(node)[:60]!r}")
+        return value.lax or value.code
+    if kind.kind == "float" or (kind.kind == "int" and value.type.kind == "int" and (kind.signed or value.low >= 0)):
+        return value.lax or value.code
+    return assigned(value, kind, node).code
 
 
 def _template(
-    node: Node, function: Node, kernel: Kernel, nodes: Sequence[Node], values: Sequence[str], scope: Scope
+    node: Node, function: Node, kernel: Kernel, nodes: Sequence[Node], values: Sequence[Value], scope: Scope
 ) -> list[str]:
     """`scalar_t=x.dtype` for each template parameter: as it is written, else as C++ deduces it of the arguments."""
     written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
-    given = [] if written is None else [one for one in written.named_children if one.type != "comment"]
+    given = [] if written is None else children(written)
     found = []
     for index, (name, is_type) in enumerate(kernel.template):
         if index < len(given):
             value = template_argument(given[index], is_type, scope)
         else:
-            value = _deduced(node, kernel, name, nodes, values, scope)
+            value = _deduced(node, kernel, name, values)
         found.append(f"{name}={value}")
+    scope.read(function)
     return found
 
 
-def _deduced(node: Node, kernel: Kernel, name: str, nodes: Sequence[Node], values: Sequence[str], scope: Scope) -> str:
-    for ctype, given, value in zip(kernel.types, nodes, values):
-        if not re.search(rf"\b{name}\b", ctype) or not ("*" in ctype or "Accessor" in ctype):
-            continue
-        element = re.search(r"(?:data\w*|accessor\w*)<\s*(?:const\s+)?([\w: ]+?)\s*[,>]", text(given))
-        if element is not None and element[1] in DTYPES:
-            return f"torch.{DTYPES[element[1]]}"
-        return scope.dtypes.get(text(given), f"{value}.dtype")
+def _deduced(node: Node, kernel: Kernel, name: str, values: Sequence[Value]) -> str:
+    for spelled, value in zip(kernel.types, values):
+        if re.search(rf"\b{name}\b", spelled) and ("*" in spelled or "Accessor" in spelled):
+            return value.element or f"{value.at(ATOM)}.dtype"
     raise NotTranslated(node, f"the template parameter {name} of {kernel.name}, which is not written")

@@ -15,32 +15,38 @@ from .launches import Kernel
 from .program import Function, Program
 from .vocabulary import DTYPES, kind_of_type, name_of
 
-_WORDS = r"(?<=_)(cuda|gpu|cu|launcher|kernel|wrapper)(?=_|$)"
+_WORDS = r"(?<=_)(cuda|gpu|cu|launcher|kernel|wrapper|fast)(?=_|$)"
 _FORWARD = re.compile(rf"_?(forward|fwd|fw)(?=_|$)|{_WORDS}", re.IGNORECASE)
 _BACKWARD = re.compile(rf"_?(backward|bwd|bw|grad)(?=_|$)|{_WORDS}", re.IGNORECASE)
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # of RoiAlignForwardCUDAKernelLauncher
 _IS_BACKWARD = re.compile(r"backward|bwd|(^|_)bw(_|$)|(^|_)grad(_|$)", re.IGNORECASE)
 
 
 def pairs(program: Program, order: Sequence[Function], file: str) -> list[tuple[str, str, str]]:
     """(name, forward, backward) of the operators: the functions that the bindings name, else those that nobody calls."""
-    names = {one.name for one in order}
     called = {name for one in order for name in one.calls}
-    tops = [name for name in program.bound.values() if name in names] or [
-        one.name for one in order if one.name not in called
+    tops = [one.name for name in program.bound.values() for one in program.named(name)[:1] if one in order] or [
+        one.name for one in order if one.called not in called
     ]
-    tops = list(dict.fromkeys(tops))
-    backwards = {_stem(name, _BACKWARD): name for name in tops if _IS_BACKWARD.search(name)}
+    takes = {one.name for one in order if any(kind_of_type(ctype) == "tensor" for ctype, _ in one.taken)}
+    tops = [one for one in dict.fromkeys(tops) if one in takes]
+    backwards = {_stem(name, _BACKWARD): name for name in tops if _is_backward(name)}
     found = []
     for forward in tops:
-        if not _IS_BACKWARD.search(forward):
+        if not _is_backward(forward):
             stem = _stem(forward, _FORWARD)
             name = stem or re.sub(r"_?(cuda|gpu|kernel)$", "", re.sub(r"\W", "_", file)) or "extension"
             found.append((f"{name}_op", forward, backwards.get(stem, "")))
     return found
 
 
+def _is_backward(name: str) -> bool:
+    return _IS_BACKWARD.search(_HUMPS.sub("_", name)) is not None
+
+
 def _stem(name: str, pattern: re.Pattern[str]) -> str:
-    return re.sub("_+", "_", pattern.sub("", name)).strip("_").lower()
+    found = pattern.sub("", _HUMPS.sub("_", name))
+    return re.sub("_+", "_", pattern.sub("", re.sub("_+", "_", found))).strip("_").lower()
 
 
 @dataclass
@@ -60,7 +66,8 @@ class Operator:
         self.uses = uses(self.forward, self.program, self.kernels)
         self.place = f"{self.forward.file}:{self.forward.body.start_point[0] + 1}"
         given = self.forward.taken
-        self.outputs = returned(self.forward, self.program)
+        results = returned(self.forward, self.program)
+        self.outputs = [one if one != "?" else f"y{index}" for index, one in enumerate(results)]
         tensors = [name for ctype, name in given if kind_of_type(ctype) == "tensor"]
         self.allocated = [] if self.outputs else [one for one in tensors if self.uses.get(one, Use()).written]
         if self.allocated == tensors:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .._kernel.compile import declarations
 from .._kernel.extension import text as extension_text
 from ..errors import CupyopsError, InputError
-from .expressions import python
+from .calls import written_to
+from .expressions import constant_value
 from .flow import Use
 from .launches import Kernel
 from .operators import Operator, pairs
-from .program import Function, Program, adding, bare, parser, read, walk
-from .scope import NotTranslated, Scope
+from .program import Function, Program, adding, bare, is_stream, read
+from .scope import Scope, changed
 from .statements import Writer
-from .vocabulary import DTYPES, kind_of_type, name_of
+from .values import DTYPE, FLOAT, HELPERS, INT, SCALAR, Type, Value
+from .vocabulary import DTYPES, kind_of_type, name_of, type_of
 
 
 @dataclass
@@ -45,7 +48,7 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
         MissingDependencyError: tree-sitter is not installed.
     """
     try:
-        return _ported(read(paths), paths, source, options)
+        return _ported(read(paths, options), paths, source, options)
     except RecursionError:
         raise InputError(
             f"{paths[0].name}: something is nested too deep in it to be read: take the expression, or the blocks, apart"
@@ -59,13 +62,12 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     if not order:
         why = "".join(f"; {one}" for one in _hints(program))
         raise InputError(f"{paths[0].name}: no host function launches a kernel, expected one with <<<...>>>{why}")
-    used: set[str] = set()
-    parts: list[str] = []
+    writing = _Writing(program, kernels, ported, {one.name for one in order})
     for function in order:
-        lines, found = _translated(function, program, kernels, ported)
-        used |= found
-        parts.append("\n".join(lines))
-    helpers = _helpers(program, used, ported)
+        if not function.types:
+            writing.request(function, {})
+    parts = writing.write()
+    constants = _constants(program, writing.used, ported)
     stem = re.sub(r"\W", "_", paths[0].stem)
     operators = [
         Operator(name, program.functions[forward], program.functions.get(backward), program, kernels)
@@ -84,10 +86,13 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     given = f", options={options!r}" if options else ""
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
-    if "math." in "".join([*helpers, *parts]):
-        head = head.replace("import torch\n", "import math\n\nimport torch\n", 1)
+    needed = _needed("\n".join([*constants, *parts]))
+    written = "\n".join([*needed, *constants, *parts])
+    if modules := [one for one in ("ctypes", "math", "sys", "time") if re.search(rf"\b{one}\.", written)]:
+        imports = "".join(f"import {one}\n" for one in modules)
+        head = head.replace("import torch\n", f"{imports}\nimport torch\n", 1)
     ported.files[f"{stem}.py"] = (
-        "\n\n\n".join(["\n".join([head.rstrip(), *(["", *helpers] if helpers else [])]), *parts]) + "\n"
+        "\n\n\n".join([head.rstrip(), *needed, *(["\n".join(constants)] if constants else []), *parts]) + "\n"
     )
     ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, operators)
     return ported
@@ -136,8 +141,7 @@ def _hints(program: Program) -> list[str]:
     """Why there may be no function that launches."""
     found = [
         f"the launch in the macro {name} ({place}) is not read: write it into a function"
-        for name, (_, value, place) in program.macros.items()
-        if "<<<" in value
+        for name, place in program.macros.items()
     ]
     found += [
         f"{one.name} ({one.file}) calls {called}, which is not read: write <<<...>>>"
@@ -148,89 +152,153 @@ def _hints(program: Program) -> list[str]:
     return found + [f"from {place} on it does not read as C++: is a bracket missing?" for place in program.broken]
 
 
+def _needed(code: str) -> list[str]:
+    """The helpers that some Python calls, and those that they call."""
+    found: set[str] = set()
+    while more := {one for one in HELPERS if one not in found and re.search(rf"(?<!def )\b{one}\(", code)}:
+        found |= more
+        code += "".join(HELPERS[one] for one in more)
+    return [HELPERS[one] for one in HELPERS if one in found]
+
+
 def _wanted(program: Program) -> list[Function]:
     """The functions that launch, and those that call them or that they call, in the order of the files."""
+    called = {
+        name: {one.name for found in one_.calls for one in program.named(found)}
+        for name, one_ in program.functions.items()
+    }
     wanted = {name for name, one in program.functions.items() if one.launches}
-    while more := {name for name, one in program.functions.items() if name not in wanted and one.calls & wanted}:
+    while more := {name for name, others in called.items() if name not in wanted and others & wanted}:
         wanted |= more
-    if not wanted:
-        return []
-    while (
-        more := {name for one in wanted for name in program.functions[one].calls if name in program.functions} - wanted
-    ):
+    while more := {one for name in wanted for one in called[name]} - wanted:
         wanted |= more
     return [one for name, one in program.functions.items() if name in wanted]
 
 
-def _translated(
-    function: Function, program: Program, kernels: dict[str, Kernel], ported: Ported
-) -> tuple[list[str], set[str]]:
-    scope = Scope(program)
-    for ctype, name in function.parameters:
-        scope.kinds[name] = kind_of_type(ctype)
-        if "*" in ctype:
-            element = re.sub(r"\bconst\b|\b__restrict__\b|[*&]", " ", ctype).strip()
-            scope.dtypes[name] = f"torch.{DTYPES[element]}" if element in DTYPES else f"{name_of(name)}.dtype"
-    scope.kinds |= {name: "dtype" if is_type else "int" for name, is_type in function.template if name}
-    writer = Writer(function, scope, kernels)
-    writer.block(function.body.named_children)
-    parameters = [
-        name_of(name) + (f"={function.defaults[name]}" if name in function.defaults else "")
-        for _, name in function.taken
-    ]
-    if template := [name_of(name) for name, _ in function.template if name]:
-        parameters += ["*", *template]
-    place = f"{function.file}:{function.body.start_point[0] + 1}"
-    ported.problems += writer.problems
-    return [f"def {name_of(function.name)}({', '.join(parameters)}):", f'    """{place}."""', *writer.lines], scope.used
+@dataclass
+class _Writing:
+    """The functions as they are written: each once for every set of types that its template is called with."""
+
+    program: Program
+    kernels: dict[str, Kernel]
+    ported: Ported
+    wanted: set[str]
+    used: set[str] = field(default_factory=set)
+    names: dict[tuple[str, tuple[Type, ...]], str] = field(default_factory=dict)
+    pending: list[tuple[Function, dict[str, Type], str]] = field(default_factory=list)
+
+    def request(self, function: Function, types: Mapping[str, Type]) -> str:
+        """The Python name of a function, for these types of its template."""
+        key = function.name, tuple(types.values())
+        if key not in self.names:
+            count = sum(name == function.name for name, _ in self.names)
+            self.names[key] = name_of(function.name) + (f"_{count + 1}" if count else "")
+            self.pending.append((function, dict(types), self.names[key]))
+        return self.names[key]
+
+    def write(self) -> list[str]:
+        """The Python of each."""
+        found = []
+        while self.pending:
+            found.append("\n".join(self._function(*self.pending.pop(0))))
+        return found
+
+    def _function(self, function: Function, types: dict[str, Type], name: str) -> list[str]:
+        program, scope = self.program, Scope(self.program, types=dict(types), request=self.request, file=function.file)
+        scope.changed = changed(function.body)
+        writer = Writer(
+            function,
+            scope,
+            self.kernels,
+            outputs=[name for _, name in function.parameters if name in written_to(function)],
+        )
+        for spelled, parameter in function.parameters:
+            self._parameter(function, spelled, parameter, scope)
+        taken = [scope.frames[0][one] for _, one in function.parameters]
+        rounded = [one.name for one in taken if one.value.type == FLOAT and not one.value.lax]
+        for parameter, is_type in function.template:
+            if parameter:
+                scope.declare(parameter, DTYPE if is_type else INT)
+                if is_type:
+                    scope.types[parameter] = SCALAR
+        writer.returns = type_of(function.returns, scope.types) if function.returns != "auto" else None
+        writer.block(function.body.named_children)
+        parameters = [
+            scope.frames[0][one].name + (f"={function.defaults[one]}" if one in function.defaults else "")
+            for _, one in function.taken
+        ]
+        self.used |= {one for one in function.defaults.values() if one in program.constants}
+        if template := [name_of(one) for one, _ in function.template if one]:
+            parameters += ["*", *template]
+        lines = [f"    {one} = _float({one})" for one in rounded] + writer.lines
+        if writer.outputs:
+            last = f"    return {', '.join(scope.frames[0][one].name for one in writer.outputs)}"
+            lines = [*lines, last] if not lines[-1].startswith("    return") else lines
+            if function.called in program.bound.values():
+                what = f"{function.called} returns {', '.join(writer.outputs)} besides: C++ writes to what is given for them"
+                writer.problems.append(f"{function.file}:{function.body.start_point[0] + 1}: check: {what}")
+        scope.read(function.body)
+        place = f"{function.file}:{function.body.start_point[0] + 1}"
+        self.ported.problems += [*writer.problems, *self._conditions(function)]
+        self.used |= scope.used
+        return [f"def {name}({', '.join(parameters)}):", f'    """{place}."""', *lines]
+
+    def _parameter(self, function: Function, spelled: str, name: str, scope: Scope) -> None:
+        """A parameter as the function has it: a float is rounded where it is computed with, as C++ rounds an argument."""
+        aliases = {one: kind for one, what in self.program.aliases.items() if (kind := type_of(what)) is not None}
+        templates = {one: SCALAR for one, is_type in function.template if one and is_type}
+        kind = type_of(spelled, aliases | templates | scope.types) or Type("object", name=spelled)
+        if is_stream(spelled):
+            kind = Type("guard")
+        variable = scope.declare(name, kind)
+        if kind.kind == "pointer":
+            element = re.sub(r"\bconst\b|\b__restrict__\b|[*&]", " ", spelled).strip()
+            written = f"torch.{DTYPES[element]}" if element in DTYPES else f"{variable.value.code}.dtype"
+            variable.value = replace(variable.value, element=written)
+        if kind == FLOAT and name not in scope.changed:
+            code = variable.value.code
+            variable.value = Value(f"_float({code})", FLOAT, lax=code)
+
+    def _conditions(self, function: Function) -> list[str]:
+        """Branches of `#if` that are left out, since nothing defines what they ask for."""
+        first, last = function.node.start_point[0] + 1, function.node.end_point[0] + 1
+        return [
+            f"{file}:{line}: check: {name} is taken as not defined; give -D{name} where it is"
+            for file, line, name in self.program.taken
+            if file == function.file and first <= line <= last
+        ]
 
 
-def _helpers(program: Program, used: set[str], ported: Ported) -> list[str]:
-    """Constants and macros of the file that the functions use, in Python."""
+def _constants(program: Program, used: set[str], ported: Ported) -> list[str]:
+    """Constants of the files that the functions use, in Python."""
     found: dict[str, str] = {}
     pending = sorted(used)
     while pending:
         name = pending.pop()
-        if name in found or name in program.functions:
+        if name in found:
             continue
-        parameters: list[str] | None = None
-        if name in program.macros:
-            parameters, value, place = program.macros[name]
-        elif name in program.constants:
-            value, place = program.constants[name]
-        else:
-            continue
-        scope = Scope(program, dict.fromkeys(parameters or (), "int"))
-        found[name] = _helper(name, parameters, value, place, scope, ported)
-        pending += sorted(scope.used - set(found))
+        value, place = program.constants[name]
+        scope = Scope(program)
+        made = constant_value(name, value, scope)
+        assert made is not None  # what has no translation is refused where it is used
+        found.pop(name, None)
+        found[name] = f"{name_of(name)} = {made.code}  # {place}"
+        inner = sorted(scope.used - {name})
+        for one in inner:
+            found.pop(one, None)
+        pending += inner
+        ported.problems += [f"{place}: check: {note}" for note in scope.notes]
     return list(reversed(found.values()))
-
-
-def _helper(name: str, parameters: list[str] | None, value: str, place: str, scope: Scope, ported: Ported) -> str:
-    root = parser().parse(f"auto found = {value.replace(chr(92), ' ')};".encode()).root_node
-    node = next((one for one in walk(root) if one.type == "init_declarator"), None)
-    try:
-        if node is None or root.has_error:
-            raise ValueError
-        written = python(node.child_by_field_name("value"), scope)
-    except (NotTranslated, ValueError) as error:
-        why = error.why if isinstance(error, NotTranslated) else f"the macro {name}"
-        ported.problems.append(f"{place}: not translated: {why}")
-        return f"# {place}: {name} is not translated: {' '.join(value.split())}"
-    ported.problems += [f"{place}: check: {note}" for note in scope.notes]
-    notes = "".join(f"# check this ({place}): {note}\n" for note in scope.notes)
-    if parameters is None:
-        return f"{notes}{name} = {written}  # {place}"
-    return f"\n\n{notes}def {name}({', '.join(parameters)}):  # {place}\n    return {written}"
 
 
 def _aliases(program: Program, order: list[Function], operators: list[Operator]) -> str:
     """The functions by the names that the bindings give them: what called the extension calls this module."""
     taken = {one.name for one in order} | {one.name for one in operators}
     found = [
-        f"{name} = {name_of(function)}"
+        f"{name} = {name_of(one.name)}"
         for name, function in program.bound.items()
-        if function in {one.name for one in order} and name not in taken and name.isidentifier()
+        for one in program.named(function)[:1]
+        if one in order and name not in taken and name.isidentifier()
     ]
     return "\n".join(["# as the bindings name them", *found]) if found else ""
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._kernel.compile.source import strip_comments
 from .._kernel.extension.device import closing
 from .._kernel.extension.tokens import tokens
 from ..errors import MissingDependencyError
+from .preprocess import Preprocessor
 
 Node = Any  # tree_sitter.Node, which is there where its wheel is
 
@@ -54,6 +54,9 @@ class Function:
         body, file, returns: where its statements are, in which file, and what it returns.
         defaults: those of its parameters, in Python.
         template: (name, whether it is a type) of the template parameters that its body uses: its Python takes them by name.
+        types: the template parameters that are types, and that the types of its arguments tell.
+        node: the whole definition.
+        called: its name in C++, without namespaces: of overloads each has a name of its own in Python.
     """
 
     name: str
@@ -63,6 +66,9 @@ class Function:
     returns: str = ""
     defaults: dict[str, str] = field(default_factory=dict)
     template: list[tuple[str, bool]] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    node: Node = None
+    called: str = ""
 
     @property
     def launches(self) -> bool:
@@ -88,18 +94,30 @@ class Program:
     Attributes:
         functions: host functions by name.
         constants: the values of constants and of macros that have one, by name, with their places.
-        macros: macros with parameters: (parameters, what they stand for, place).
+        macros: the places of macros that have a launch in them.
         bound: functions that the bindings name, by the name that Python has for them.
         defaults: what declarations and bindings say of the parameters of a function, in order; None for no default.
         broken: the first place of each file from which on it is no C++.
+        overloads: the functions of each name, where there are several.
+        aliases: what the names of types stand for.
+        structs: (type, name) of the members of each struct, and its node.
+        taken: (file, line, name) of conditions on a name that nothing defines.
     """
 
     functions: dict[str, Function] = field(default_factory=dict)
     constants: dict[str, tuple[str, str]] = field(default_factory=dict)
-    macros: dict[str, tuple[list[str], str, str]] = field(default_factory=dict)
+    macros: dict[str, str] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, list[str | None]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
+    overloads: dict[str, list[Function]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    structs: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    taken: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def named(self, name: str) -> list[Function]:
+        """The functions of a C++ name."""
+        return self.overloads.get(name) or ([self.functions[name]] if name in self.functions else [])
 
 
 def is_stream(ctype: str) -> bool:
@@ -127,35 +145,46 @@ def adding(code: str) -> set[str]:
 
 
 _MARKED = re.compile(r"__global__|__device__")
-_QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
 _CHECK = re.compile(r"(TORCH|AT|C10)_(?!DISPATCH|LIBRARY|FORALL)[A-Z_]+|CHECK\w*|ASSERT\w*")
-_DEFINES_KERNEL = re.compile(r"#\s*define\s+(\w+)\(.*\b__global__\b", re.DOTALL)
 _GOES_ON = frozenset(
     (";", ",", ")", "]", "{", ".", "->", ":", "?", "=", "+", "-", "*", "/", "%", "<", ">", "&&", "||", "<<")
 )
 
 
-def read(paths: list[Path]) -> Program:
-    """The files, in order, then the headers of their own that they include."""
+def read(paths: list[Path], options: tuple[str, ...] = ()) -> Program:
+    """The files, in order, then the headers of their own that they include. `options` are `-I` and `-D`."""
+    pre = _preprocessed(paths, options)
     found, parse = Program(), parser()
-    pending, seen = list(paths), {path.resolve() for path in paths}
-    while pending:
-        path = pending.pop(0)
-        content = _terminated(path.read_bytes().decode("utf-8-sig", "replace"))
-        root = parse.parse(content.encode()).root_node
+    for name in pre.constants:
+        if name not in pre.expanded:
+            macro = pre.constants[name]
+            found.constants[name] = (macro.body, macro.place)
+    given = [path.resolve() for path in paths]
+    for path in [*given, *(one for one in pre.texts if one not in given)]:
+        root = parse.parse(_terminated(pre.texts[path]).encode()).root_node
         _gather(root, path.name, found)
         if (wrong := _error(root)) is not None:
             found.broken.append(f"{path.name}:{line(wrong)}")
-        for spelled in _QUOTED.findall(content):
-            folders = (path.parent, path.parent / "include", path.parent.parent / "include", path.parent.parent)
-            header = next((one / spelled for one in folders if (one / spelled).is_file()), None)
-            if header is not None and header.resolve() not in seen:
-                seen.add(header.resolve())
-                pending.append(header)
     for name, values in found.defaults.items():
-        _give_defaults(found.functions.get(name), values)
+        for function in found.named(name):
+            _give_defaults(function, values)
+    found.taken = list(dict.fromkeys(pre.taken))
+    found.macros = {name: one.place for name, one in pre.macros.items() if "<<<" in one.body}
     return found
+
+
+def _preprocessed(paths: list[Path], options: tuple[str, ...]) -> Preprocessor:
+    """Macros that are defined in several ways are found on the way: then the files are gone through once more."""
+    expanded: set[str] = set()
+    while True:
+        pre = Preprocessor([Path(one[2:].strip()) for one in options if one.startswith("-I")], expanded=set(expanded))
+        pre.define(options)
+        for path in paths:
+            pre.file(path)
+        if pre.expanded == expanded:
+            return pre
+        expanded |= pre.expanded
 
 
 def _error(root: Node) -> Node | None:
@@ -169,22 +198,11 @@ def _error(root: Node) -> Node | None:
 
 
 def _terminated(code: str) -> str:
-    """The text as C++ without its preprocessor reads it.
-
-    Behind a check without a `;`, as its macro brings one of its own, there is one; macros that define kernels are blank.
-    """
-    every = tokens(code)
-    found = [one for one in every if one.kind != "directive"]
-    kernels = {match[1] for one in every if one.kind == "directive" and (match := _DEFINES_KERNEL.match(one.text))}
+    """The text as C++ without PyTorch's macros reads it: with a `;` behind a check, whose macro brings its own."""
+    found = tokens(code)
     parts, at = [], 0
     for index, one in enumerate(found[:-1]):
-        if one.kind != "name" or found[index + 1].text != "(" or one.start < at:
-            continue
-        if one.text in kernels:
-            end = found[closing(found, index + 1, len(found)) - 1].end
-            parts += [code[at : one.start], re.sub(r"[^\r\n]", " ", code[one.start : end])]
-            at = end
-        if not _CHECK.fullmatch(one.text):
+        if one.kind != "name" or found[index + 1].text != "(" or one.start < at or not _CHECK.fullmatch(one.text):
             continue
         after = closing(found, index + 1, len(found))
         if (
@@ -223,30 +241,29 @@ def _gather(node: Node, file: str, found: Program) -> None:
     for child in node.named_children:
         if child.type == "function_definition":
             _function(child, file, found)
-        elif child.type == "preproc_def":
-            name, value = text(child.child_by_field_name("name")), _value(child)
-            if value:
-                found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
-        elif child.type == "preproc_function_def":
-            parameters = [text(one) for one in child.child_by_field_name("parameters").named_children]
-            name = text(child.child_by_field_name("name"))
-            found.macros.setdefault(name, (parameters, _value(child), f"{file}:{line(child)}"))
         elif child.type == "enumerator_list":
             _enumerators(child, file, found)
+        elif child.type == "alias_declaration":
+            found.aliases.setdefault(*(text(child.child_by_field_name(part)) for part in ("name", "type")))
+        elif child.type == "type_definition" and child.child_by_field_name("declarator") is not None:
+            name = text(child.child_by_field_name("declarator"))
+            found.aliases.setdefault(name, text(child.child_by_field_name("type")))
         elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
-            for one in child.children_by_field_name("declarator"):
-                if one.type == "init_declarator" and one.child_by_field_name("declarator").type == "identifier":
-                    name, value = (text(one.child_by_field_name(part)) for part in ("declarator", "value"))
-                    found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
+            _constants(child, file, found)
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
 
 
-def _value(node: Node) -> str:
-    """What a macro stands for, without comments."""
-    return strip_comments(text(node.child_by_field_name("value"))).strip()
+def _constants(node: Node, file: str, found: Program) -> None:
+    """`const int n = 3;`: with a cast to its type, so that it keeps it."""
+    ctype = text(node.child_by_field_name("type"))
+    for one in node.children_by_field_name("declarator"):
+        if one.type == "init_declarator" and one.child_by_field_name("declarator").type == "identifier":
+            name, value = (text(one.child_by_field_name(part)) for part in ("declarator", "value"))
+            cast = value if ctype == "auto" else f"static_cast<{ctype}>({value})"
+            found.constants.setdefault(name, (cast, f"{file}:{line(node)}"))
 
 
 def _enumerators(node: Node, file: str, found: Program) -> None:
@@ -276,34 +293,61 @@ def _function(node: Node, file: str, found: Program) -> None:
         " ".join([head, *(found.constants[one][0] for one in re.findall(r"\w+", head) if one in found.constants)])
     ):
         returns = text(node.child_by_field_name("type"))
+        pointers = node.child_by_field_name("declarator")
+        returns += "*" if pointers.type == "pointer_declarator" else ""
         parameters = [
             one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
         ]
-        function = found.functions.setdefault(
-            name, Function(name, parameters, body, file, returns, template=_template(node, body))
-        )
+        function = Function(name, parameters, body, file, returns, node=node, called=name)
+        function.template, function.types = _template(node, body, parameters)
+        _add(function, found)
         given = declarator.child_by_field_name("parameters").named_children
-        _give_defaults(
-            function,
-            [literal(text(one.child_by_field_name("default_value"))) for one in given if one.type != "comment"],
-        )
+        defaults = [text(one.child_by_field_name("default_value")) for one in given if one.type != "comment"]
+        _give_defaults(function, [literal(one) or _constant(one, found) for one in defaults])
 
 
-def _template(node: Node, body: Node) -> list[tuple[str, bool]]:
-    """The template parameters of a function that launches by them: those that stand in its template arguments."""
+def _constant(name: str, found: Program) -> str | None:
+    return name if name in found.constants else None
+
+
+def _add(function: Function, found: Program) -> None:
+    """A function among those of its name: one with the parameters of another is that function again."""
+    name, others = function.called, found.named(function.called)
+    types = [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in function.parameters]
+    if any(types == [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in one.parameters] for one in others):
+        return
+    if others:
+        found.overloads.setdefault(name, list(others)).append(function)
+        function.name = f"{name}_{len(others) + 1}"
+        while function.name in found.functions:
+            function.name += "_"
+    found.functions[function.name] = function
+
+
+def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tuple[list[tuple[str, bool]], list[str]]:
+    """The template parameters of a function.
+
+    Those by which it launches, that stand in its template arguments, are arguments of its Python; types of numbers that it
+    computes with are those of a call's arguments.
+    """
     if node.parent is None or node.parent.type != "template_declaration":
-        return []
+        return [], []
     used = {
         text(one) for arguments in walk(body) if arguments.type == "template_argument_list" for one in walk(arguments)
     }
-    found = []
+    found, types = list[tuple[str, bool]](), list[str]()
+    plain = {re.sub(r"\bconst\b|&|\s", "", ctype) for ctype, _ in parameters}
     for one in node.parent.child_by_field_name("parameters").named_children:
         names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
-        if names and names[-1] in used:
-            found.append((names[-1], "type_parameter" in one.type))
+        is_type = "type_parameter" in one.type
+        if is_type and names and names[-1] in plain and names[-1] not in used:
+            types.append(names[-1])
+            found.append(("", True))
+        elif names and (names[-1] in used or not is_type):
+            found.append((names[-1], is_type))
         elif names:
             found.append(("", True))
-    return found
+    return found, types
 
 
 def _declared(node: Node, found: Program) -> bool:

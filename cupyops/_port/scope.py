@@ -1,12 +1,14 @@
-"""What is known inside a function: of each name, and of each expression, the kind of its value."""
+"""What is known inside a function: its variables, block by block, and which tokens of the C++ are accounted for."""
 
 from __future__ import annotations
 
-import re
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .program import Node, Program, bare, line, text
-from .vocabulary import CEIL, FUNCTIONS, METHODS, POINTERS, REAL, SIZES, TENSORS, kind_of_type
+from .program import Function, Node, Program, line, text, walk
+from .values import Type, Value
+from .vocabulary import name_of
 
 
 class NotTranslated(Exception):
@@ -18,74 +20,165 @@ class NotTranslated(Exception):
 
 
 @dataclass
+class Variable:
+    """A name of C++: the value that it has in Python, and what it stands for.
+
+    Attributes:
+        value: its Python, its type, and the range that it keeps.
+        name: its name in Python.
+        kernel: the expression of the kernel that it stands for.
+        fixed: whether it keeps the value with which it is declared.
+    """
+
+    value: Value
+    name: str = ""
+    kernel: Node | None = None
+    fixed: bool = False
+
+
+@dataclass
 class Scope:
-    """What is known of names inside a function: of each variable its kind ("int", "float", "tensor", "dim3", "options")."""
+    """What is known of names inside a function.
+
+    Attributes:
+        program: the files.
+        frames: the variables of each block that is open, by their C++ names.
+        types: what type names stand for: template parameters, aliases.
+        notes: what a reader is to check about the statement under way.
+        used: constants of the files that the Python needs.
+        before: lines of Python that the statement under way needs before it.
+        written: names that a call of the statement under way writes to, by reference.
+        changed: names that are assigned to after their declaration, anywhere in the function.
+        request: gives the Python name of a function that is called, for the types of its template.
+    """
 
     program: Program
-    kinds: dict[str, str] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)  # of pointers, the Python of their element's dtype
-    notes: list[str] = field(default_factory=list)  # of the statement under way
-    used: set[str] = field(default_factory=set)  # constants and macros of the file
+    frames: list[dict[str, Variable]] = field(default_factory=lambda: [{}])
+    types: dict[str, Type] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    before: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    changed: frozenset[str] = frozenset()
+    request: Callable[[Function, Mapping[str, Type]], str] = lambda function, types: name_of(function.name)
+    file: str = ""
+    _done: set[int] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
 
     def note(self, what: str) -> None:
         """Something that a reader is to check."""
         if what not in self.notes:
             self.notes.append(what)
 
+    # --- names ---
 
-def kind(node: Node, scope: Scope) -> str:
-    """The kind of an expression; empty where it is not known."""
-    if node.type == "parenthesized_expression":
-        return kind(node.named_children[0], scope)
-    if node.type == "number_literal":
-        return "float" if re.search(r"[.]|^\d[^xX]*[eEfF]", text(node)) else "int"
-    if node.type == "identifier":
-        constant = scope.program.constants.get(text(node))
-        if text(node) in scope.kinds or constant is None:
-            return scope.kinds.get(text(node), "")
-        return "int" if re.fullmatch(r"[\w\s()*+/<>-]+", constant[0]) and "." not in constant[0] else ""
-    if node.type == "cast_expression":
-        return kind_of_type(text(node.child_by_field_name("type")))
-    if node.type == "unary_expression":
-        return kind(node.child_by_field_name("argument"), scope)
-    if node.type == "binary_expression":
-        kinds = {kind(node.child_by_field_name(side), scope) for side in ("left", "right")}
-        return next((one for one in ("tensor", "", "float", "int") if one in kinds), "")
-    if node.type == "conditional_expression":
-        return kind(node.child_by_field_name("consequence"), scope)
-    if node.type == "field_expression":
-        return "int" if kind(node.child_by_field_name("argument"), scope) == "dim3" else ""
-    if node.type == "call_expression":
-        return _kind_of_call(node, scope)
-    return ""
+    def find(self, name: str) -> Variable | None:
+        """The variable of a C++ name, the innermost one."""
+        return next((frame[name] for frame in reversed(self.frames) if name in frame), None)
+
+    def declare(self, name: str, kind: Type, value: Value | None = None, *, fixed: bool = False) -> Variable:
+        """A new variable: one that hides another has a name of its own in Python."""
+        spelled = name_of(name)
+        visible = {one.name for frame in self.frames for one in frame.values()}
+        visible |= (
+            {name_of(one) for one in (*self.program.constants, *self.program.functions)}
+            if len(self.frames) > 1
+            else set()
+        )
+        count = 0
+        while spelled in visible:
+            count += 1
+            spelled = f"{name_of(name)}_{count}"
+        is_fixed = fixed or name not in self.changed
+        if value is not None and kind.is_integer and is_fixed:
+            made = Value(
+                spelled, kind, low=max(value.low, kind.low), high=min(value.high, kind.high), sized=value.sized
+            )
+        else:
+            made = Value(spelled, kind, low=kind.low, high=kind.high) if kind.is_integer else Value(spelled, kind)
+        if value is not None and kind.kind == "pointer":
+            made = Value(spelled, kind, element=value.element)
+        if kind.kind == "options":
+            made = Value(spelled, kind, options={"**": spelled})
+        found = self.frames[-1][name] = Variable(made, spelled, fixed=is_fixed)
+        return found
+
+    # --- tokens ---
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """While a text of its own is translated, whose tokens are not those of the function."""
+        done, self._done = self._done, set()
+        try:
+            yield
+        finally:
+            self._done = done
+
+    def read(self, node: Node | None) -> None:
+        """All tokens below a node are accounted for."""
+        if node is not None:
+            self._done |= {one.start_byte for one in leaves(node)}
+
+    def is_read(self, node: Node) -> bool:
+        """Whether every token below a node is accounted for."""
+        return all(one.start_byte in self._done or one.type in _WITHOUT_MEANING for one in leaves(node))
+
+    def account(self, node: Node) -> None:
+        """A node has been translated: each part of it, or `NotTranslated` of the first that nothing has read."""
+        for child in node.children:
+            if child.type == "comment" or self.is_read(child):
+                continue
+            if not child.is_named and (node.type, child.type) not in OPERATORS and node.type not in OF_OPERATORS:
+                continue  # a bracket, a comma, a keyword: what handles this type of node has its meaning
+            raise NotTranslated(child, f"{text(child)[:60]!r} in {' '.join(text(node).split())[:60]!r}")
+        self.read(node)
 
 
-def _kind_of_call(node: Node, scope: Scope) -> str:
-    function = node.child_by_field_name("function")
-    if function.type == "field_expression":
-        method = bare(text(function.child_by_field_name("field")))
-        if method in SIZES:
-            return "int"
-        return "options" if method == "options" else "tensor" if method in POINTERS | METHODS else ""
-    name = text(function)
-    if "static_cast" in name or "reinterpret_cast" in name:
-        return kind_of_type(name)
-    base = bare(name)
-    if base in CEIL or base in ("min", "max"):
-        kinds = [kind(one, scope) for one in node.child_by_field_name("arguments").named_children]
-        return kinds[0] if kinds else ""
-    if base in scope.program.functions:
-        return kind_of_type(scope.program.functions[base].returns)
-    if "torch" not in name and base in REAL:
-        return "float"
-    return "tensor" if base in TENSORS | FUNCTIONS and "::" in name else ""
+# nodes whose tokens without a name say what is computed
+OF_OPERATORS = frozenset(("binary_expression", "unary_expression", "assignment_expression", "update_expression",
+                          "pointer_expression", "fold_expression"))  # fmt: skip
+_WITHOUT_MEANING = frozenset(("comment", "(", ")", "{", "}", "[", "]", ",", ";"))
+OPERATORS = frozenset((("for_statement", "..."), ("lambda_capture_specifier", "=")))
 
 
-def is_pointer(node: Node, scope: Scope) -> bool:
-    """Whether an expression is an address, which Python has as the tensor that begins there."""
-    if node.type == "identifier":
-        return text(node) in scope.dtypes
-    return (
-        node.type == "call_expression"
-        and bare(text(node.child_by_field_name("function")).rpartition(".")[2]) in POINTERS
-    )
+def leaves(node: Node) -> list[Node]:
+    """The tokens below a node, in order; a comment is one."""
+    if not node.children:
+        return [node] if node.end_byte > node.start_byte else []
+    return [leaf for child in node.children for leaf in leaves(child)]
+
+
+def changed(body: Node) -> frozenset[str]:
+    """The names that something below a node assigns to, or that it hands on so that they may be."""
+    found = set()
+    for node in walk(body):
+        target = None
+        if node.type == "assignment_expression":
+            target = node.child_by_field_name("left")
+        elif node.type == "update_expression" or (node.type == "pointer_expression" and text(node).startswith("&")):
+            target = node.child_by_field_name("argument")
+        while target is not None and target.type in (
+            "subscript_expression",
+            "field_expression",
+            "parenthesized_expression",
+        ):
+            target = target.child_by_field_name("argument") or next(iter(target.named_children), None)
+        if target is not None:
+            found.add(text(target))
+        if node.type == "reference_declarator" and node.parent is not None and node.parent.type == "init_declarator":
+            value = node.parent.child_by_field_name("value")
+            found.add(text(value))
+        if node.type == "call_expression":  # a function of the files may take a reference
+            given = node.child_by_field_name("arguments")
+            found |= (
+                {text(one) for one in given.named_children if one.type == "identifier"} if _is_plain(node) else set()
+            )
+    return frozenset(found)
+
+
+def _is_plain(node: Node) -> bool:
+    return node.child_by_field_name("function").type in (
+        "identifier",
+        "qualified_identifier",
+        "template_function",
+    ) and not any(one.type == "kernel_call_syntax" for one in walk(node.child_by_field_name("function")))

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .checks import is_check, refusals
-from .expressions import arguments, condition, options, python
+from . import loops, values
+from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
+from .checks import is_check, message, refusals
+from .expressions import arguments, children, condition, ctype, python
 from .launches import Kernel, launch
-from .options import is_options
-from .program import Function, Node, bare, line, text, walk
-from .scope import NotTranslated, Scope, kind
-from .vocabulary import DTYPES, kind_of_type, name_of
-
-_NOTHING = re.compile(
-    r"(C10_CUDA_|AT_CUDA_|CUDA_|THCuda|CUDA|gpuErr|cuda)\w*(Check|CHECK|check|Launch|Error|LAUNCH_CHECK\w*|CHECK_ERRORS)\w*|"
-    r"cudaGetLastError|cudaPeekAtLastError|cudaGetErrorString|(std::)?(printf|fprintf|exit|cout)|CHECK_LAST_ERROR"
-)
-_SYNCHRONISES = re.compile(r"cuda(Device|Stream|Thread)Synchronize")
-_HOST_TYPE = re.compile(r"cudaStream_t|CUDAStream|Guard\b|cudaError_t|DeviceGuard|CUDAContext")
+from .program import Function, Node, bare, line, parser, text, walk
+from .scope import NotTranslated, Scope
+from .values import DIM3, DTYPE, OPTIONS, STATUS, TENSOR, VOID, Type, Value
+from .vocabulary import ALIKE, EXCEPTIONS, QUERIES, REPORTS, SAME_DEVICE, dispatched, type_of
 
 
 @dataclass
 class Writer:
-    """The lines of one function, and what was left out of it or is uncertain, with lines of the C++."""
+    """The lines of one function, and what was left out of it or is uncertain, with lines of the C++.
+
+    Attributes:
+        function, scope, kernels: what is translated, and what is known.
+        lines, problems, depth: what is written.
+        loops: of each loop around the statement, what stands before a `continue`.
+    """
 
     function: Function
     scope: Scope
@@ -32,9 +33,13 @@ class Writer:
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     depth: int = 1
+    loops: list[loops.Loop] = field(default_factory=list)
+    returns: Type | None = None
+    outputs: Sequence[str] = ()
 
     def put(self, code: str, node: Node) -> None:
         """A line, with what is to be checked about it."""
+        self.flush()
         notes, self.scope.notes = self.scope.notes, []
         pad = "    " * self.depth
         for note in notes:
@@ -42,10 +47,15 @@ class Writer:
             self.problems.append(f"{self.function.file}:{line(node)}: check: {note}")
         self.lines.append(pad + code)
 
+    def flush(self) -> None:
+        """What the statement under way does before it."""
+        self.lines += ["    " * self.depth + one for one in self.scope.before]
+        self.scope.before = []
+
     def fail(self, error: NotTranslated) -> None:
         """In the place of what has no translation."""
         place = f"{self.function.file}:{error.line}"
-        self.scope.notes = []
+        self.scope.notes, self.scope.written, self.scope.before = [], [], []
         self.problems.append(f"{place}: not translated: {error.why}")
         self.lines.append("    " * self.depth + f"raise NotImplementedError({f'{place}: {error.why}'!r})")
 
@@ -56,235 +66,771 @@ class Writer:
     # --- statements ---
 
     def block(self, nodes: Sequence[Node]) -> None:
-        """Some statements, in order."""
+        """Some statements, in order, in a scope of their own."""
         before = len(self.lines)
+        self.scope.frames.append({})
         for node in nodes:
             self.statement(node)
+        self.scope.frames.pop()
         if not any(one.strip() and not one.strip().startswith("#") for one in self.lines[before:]):
             self.lines.append("    " * self.depth + "pass")
 
     def statement(self, node: Node) -> None:
-        """One statement."""
+        """One statement; each of its tokens is accounted for, as translated or as listed."""
+        before = len(self.lines), len(self.problems), self.depth, len(self.scope.frames), len(self.loops)
         try:
-            getattr(self, f"_{node.type}", self._unknown)(node)
+            handler = STATEMENTS.get(node.type)
+            if handler is None:
+                raise NotTranslated(node, f"{node.type.replace('_', ' ')}: {' '.join(text(node).split())[:80]!r}")
+            handler(self, node)
+            if self.scope.written:
+                raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
+            self.scope.account(node)
+            self.flush()
         except NotTranslated as error:
+            lines, problems, self.depth, frames, depth = before
+            del self.lines[lines:], self.problems[problems:], self.scope.frames[frames:], self.loops[depth:]
             self.fail(error)
+            self.scope.read(node)
+            if node.type == "declaration":
+                self._unknown(node)
 
     def _unknown(self, node: Node) -> None:
-        raise NotTranslated(node, f"{node.type.replace('_', ' ')}: {text(node)[:80]!r}")
+        """The names of a declaration without a translation: what uses them has none either."""
+        for one in node.children_by_field_name("declarator"):
+            for name in [
+                text(inner)
+                for inner in walk(one.child_by_field_name("declarator") or one)
+                if inner.type == "identifier"
+            ]:
+                if name not in self.scope.frames[-1]:
+                    self.scope.declare(name, Type("unknown", name=f"{name}, whose declaration has no translation"))
 
     def _comment(self, node: Node) -> None:
-        pass
+        self.scope.read(node)
 
     def _compound_statement(self, node: Node) -> None:
+        self.scope.frames.append({})
         for one in node.named_children:
             self.statement(one)
+        self.scope.frames.pop()
 
-    def _inside(self, node: Node) -> None:
+    def inside(self, node: Node) -> None:
+        """A statement under another."""
         self.depth += 1
         self.block(node.named_children if node.type == "compound_statement" else [node])
         self.depth -= 1
 
+    # --- declarations ---
+
     def _declaration(self, node: Node) -> None:
-        ctype = text(node.child_by_field_name("type"))
+        spelled = node.child_by_field_name("type")
         declarators = node.children_by_field_name("declarator")
-        for one in declarators:  # they are names from here on, also where what they stand for has no translation
-            inner = one.child_by_field_name("declarator") if one.type == "init_declarator" else one
-            for name in (text(inside) for inside in walk(inner) if inside.type == "identifier"):
-                self.scope.kinds.setdefault(name, "")
-        if _HOST_TYPE.search(ctype) or "getCurrentCUDAStream" in text(node) or "getDevice" in text(node):
-            return  # a launch finds device and stream itself
-        if declarators and declarators[0].type == "function_declarator":
-            if all("parameter" in one.type for one in walk(declarators[0]) if one.type.endswith("declaration")):
-                self._grid_as_declared(node, ctype, declarators[0])
-            return
+        for one in node.named_children:
+            if (one.type == "type_qualifier" and text(one) in ("const", "constexpr")) or (
+                one.type == "storage_class_specifier" and _is_constant(node)
+            ):
+                self.scope.read(one)
         for one in declarators:
-            if one.type == "init_declarator":
-                self._variable(ctype, one.child_by_field_name("declarator"), one.child_by_field_name("value"), node)
-            elif one.type == "identifier":
-                self.scope.kinds[text(one)] = kind_of_type(ctype)  # its value comes later
+            if one.type == "function_declarator":
+                self._declared_as_function(node, spelled, one)
+            elif one.type == "init_declarator":
+                self._variable(
+                    spelled, one.child_by_field_name("declarator"), one.child_by_field_name("value"), one, node
+                )
+            else:
+                self._empty(spelled, one, node)
+            self.scope.read(one)
 
-    def _grid_as_declared(self, node: Node, ctype: str, declarator: Node) -> None:
-        """`dim3 grid(n);`, which C++'s grammar may also read as the declaration of a function."""
-        if not ctype.endswith("dim3"):
-            raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
-        name = text(declarator.child_by_field_name("declarator"))
-        parts = [text(one) for one in declarator.child_by_field_name("parameters").named_children]
-        if not all(re.fullmatch(r"\w+", part) for part in parts):
-            raise NotTranslated(node, f"the grid {text(node)[:60]!r}")
-        self.scope.kinds[name] = "dim3"
-        self.put(f"{name_of(name)} = ({', '.join(map(name_of, parts))}{',' if len(parts) == 1 else ''})", node)
+    def _declared_as_function(self, node: Node, spelled: Node, declarator: Node) -> None:
+        """`dim3 grid(n);`, which C++'s grammar may also read as the declaration of a function: it is read as a value."""
+        name, kind = text(declarator.child_by_field_name("declarator")), ctype(spelled, self.scope)
+        if kind.kind not in ("dim3", "guard", "list", "tensor", "options") and not kind.is_number:
+            raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
+        given = text(declarator.child_by_field_name("parameters"))
+        root = parser().parse(("\n" * (line(node) - 1) + f"auto found = made{given};").encode()).root_node
+        value = next((one for one in walk(root) if one.type == "call_expression"), None)
+        if value is None or root.has_error:
+            raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
+        with self.scope.elsewhere():
+            nodes = children(value.child_by_field_name("arguments"))
+            if kind.kind == "guard":
+                for one in nodes:
+                    nothing(one, self.scope)
+                self.scope.declare(name, kind)
+                return
+            found = [python(one, self.scope) for one in nodes]
+        if kind == OPTIONS and len(found) == 1:
+            self._define(name, kind, assigned(found[0], kind, node), node)
+        else:
+            self._define(name, kind, made(node, kind, found, nodes, self.scope), node)
 
-    def _variable(self, ctype: str, declarator: Node, value: Node, node: Node) -> None:
-        is_pointer = declarator.type in ("pointer_declarator", "reference_declarator")
+    def _empty(self, spelled: Node, declarator: Node, node: Node) -> None:
+        """A variable whose value comes later."""
         names = [text(one) for one in walk(declarator) if one.type == "identifier"]
-        if len(names) != 1 and declarator.type != "structured_binding_declarator":
+        kind = self._kind(spelled, declarator)
+        if declarator.type == "array_declarator":
+            size = python(declarator.child_by_field_name("size"), self.scope)
+            name = text(declarator.child_by_field_name("declarator"))
+            kind = Type("list", of=kind.of)
+            self._define(name, kind, made(node, kind, [size], [declarator], self.scope), node)
+            return
+        if len(names) != 1:
             raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
-        if declarator.type == "structured_binding_declarator":
-            self.put(f"{', '.join(map(name_of, names))} = {python(value, self.scope)}", node)
+        if kind.kind == "stream":
+            self._define(names[0], kind, Value('""', kind), node)
+        elif kind.kind in ("tensor", "list", "string", "optional"):
+            self._define(names[0], kind, made(node, kind, [], [], self.scope), node)
+        elif kind == DIM3:
+            self._define(names[0], kind, Value("(1, 1, 1)", DIM3), node)
+        elif kind.kind in ("struct", "tuple"):
+            raise NotTranslated(node, f"a {kind.name or 'tuple'} whose members come later: {text(node)[:60]!r}")
+        else:
+            variable = self.scope.declare(names[0], kind)
+            variable.fixed = False
+            if kind == STATUS:
+                variable.value = Value("0", STATUS)
+
+    def _kind(self, spelled: Node, declarator: Node) -> Type:
+        shape = text(declarator)
+        stars = "*" * sum(one.type == "pointer_declarator" for one in walk(declarator))
+        stars += "[]" * sum(one.type == "array_declarator" for one in walk(declarator))
+        del shape
+        if spelled.type == "placeholder_type_specifier":
+            self.scope.read(spelled)
+            return Type("auto")
+        return ctype(spelled, self.scope, text(spelled) + stars)
+
+    def _variable(self, spelled: Node, declarator: Node, value: Node, whole: Node, node: Node) -> None:
+        if declarator.type == "structured_binding_declarator" or any(
+            one.type == "structured_binding_declarator" for one in walk(declarator)
+        ):
+            self._unpacked([text(one) for one in walk(declarator) if one.type == "identifier"], value, node)
+            self.scope.read(spelled)
             return
-        name = names[0]
-        if is_options(value):
-            self.scope.kinds[name] = "options"
-            self.put(f"{name_of(name)} = dict({options(value, self.scope)})", node)
+        names = [text(one) for one in walk(declarator) if one.type == "identifier"]
+        kind = self._kind(spelled, declarator)
+        name = names[0] if names else ""
+        if declarator.type == "array_declarator":
+            name, kind = text(declarator.child_by_field_name("declarator")), Type("list", of=kind.of)
+            elements = [assigned(one, kind.of[0], node).code for one in arguments(value, self.scope)]
+            if declarator.child_by_field_name("size") is not None:
+                size = python(declarator.child_by_field_name("size"), self.scope)
+                if size.low != size.high or size.low < len(elements):
+                    raise NotTranslated(node, f"the size of {text(declarator)[:60]!r}")
+                elements += ["0.0" if kind.of[0].kind == "float" else "0"] * (int(size.low) - len(elements))
+            self._define(name, kind, Value(f"[{', '.join(elements)}]", kind), node)
             return
-        if kind_of_type(ctype) == "dim3" or (value.type == "call_expression" and text(value).startswith("dim3")):
-            found = python(value, self.scope) if value.type == "call_expression" else _tuple(value, self.scope)
-            self.scope.kinds[name] = "dim3"
-        elif value.type == "argument_list":
-            if len(value.named_children) != 1:
+        if len(names) != 1 and kind.kind != "auto":
+            raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
+        if kind.kind == "guard":
+            for one in children(value) if value.type in ("argument_list", "initializer_list") else [value]:
+                nothing(one, self.scope)
+            self.scope.read(value)
+            self.scope.declare(name, kind)
+            return
+        if kind.kind == "argument":
+            self._argument(name, value, node)
+            return
+        if kind.kind == "auto" and self._is_kernel(value):
+            self.scope.declare(name, Type("kernel")).kernel = value
+            self.scope.read(value)
+            return
+        is_reference = declarator.type == "reference_declarator" or any(
+            one.type == "reference_declarator" for one in walk(declarator)
+        )
+        self._initialised(name, kind, value, is_reference, node)
+
+    def _initialised(self, name: str, kind: Type, value: Node, is_reference: bool, node: Node) -> None:
+        if value.type in ("argument_list", "initializer_list") and kind.kind not in ("auto", "list", "tuple"):
+            given = arguments(value, self.scope)
+            if value.type == "initializer_list" and kind == TENSOR or (kind == OPTIONS and len(given) != 1):
                 raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
-            found = python(value.named_children[0], self.scope)
-            self.scope.kinds[name] = kind_of_type(ctype)
-            if self.scope.kinds[name] == "options":
-                found = f"dict({'device' if re.search('device', found) else 'dtype'}={found})"
+            if kind == OPTIONS:
+                found = assigned(given[0], kind, node)
+            else:
+                found = made(
+                    node,
+                    kind,
+                    given or ([values.number(0, kind, "0")] if kind.is_integer else []),
+                    children(value),
+                    self.scope,
+                )
+        elif value.type == "argument_list":
+            found = made(node, kind, arguments(value, self.scope), children(value), self.scope)
         else:
             found = python(value, self.scope)
-            of = kind(value, self.scope)
-            known = kind_of_type(ctype) if ctype != "auto" else of
-            if known == "int" and of == "float":
-                found = f"int({found})"
-            elif known == "float" and of == "int":
-                found = f"float({found})"
-            self.scope.kinds[name] = "tensor" if is_pointer and declarator.type == "pointer_declarator" else known
-            if is_pointer and declarator.type == "pointer_declarator" and ctype in DTYPES:
-                self.scope.dtypes[name] = f"torch.{DTYPES[ctype]}"
-        self.put(f"{name_of(name)} = {found}", node)
+            if kind == DIM3 and found.type.is_number:
+                found = made(node, DIM3, [found], [value], self.scope)
+            if found.type == DIM3 and kind.kind == "auto":
+                kind = DIM3
+        if found.type.kind == "guard" and kind.kind in ("auto", "guard"):
+            self.scope.declare(name, found.type)
+            return
+        if kind.kind == "auto":
+            if found.type.kind in ("none", "void", "result"):
+                raise NotTranslated(node, f"the type of {name}: {text(node)[:60]!r}")
+            kind = found.type
+        if is_reference and {name, text(value)} & self.scope.changed and found.type == kind:
+            variable = self.scope.find(text(value)) if value.type == "identifier" else None
+            if variable is None and name in self.scope.changed:
+                raise NotTranslated(node, f"a reference that is written to: {text(node)[:60]!r}")
+            if variable is not None:
+                self.scope.frames[-1][name] = variable
+                return
+        if kind.kind == "tuple" and found.type.kind == "list" and len(kind.of) == 0:
+            kind = found.type
+        self._define(name, kind, found if kind == DIM3 else assigned(found, kind, node), node)
+
+    def _define(self, name: str, kind: Type, value: Value, node: Node) -> None:
+        """`name = value`, of a new variable."""
+        written, self.scope.written = self.scope.written, []
+        code = as_dict(value) if kind == OPTIONS else value.code
+        if kind == DIM3 and value.type == DIM3:
+            code = self._full(name, code)
+        if (
+            kind.kind == "list"
+            and value.type.kind == "list"
+            and kind.of
+            and name in self.scope.changed
+            and code.startswith("(")
+        ):
+            code = f"list({code})"
+        if kind.kind == "list" and not kind.of and value.type.of:
+            kind = value.type
+        variable = self.scope.declare(name, kind, value)
+        if kind == STATUS and code == "0" and not written:
+            variable.value = value
+            return
+        if value.sized and kind.kind == "list":
+            variable.value = replace(variable.value, sized=True)
+        self.put(f"{', '.join([variable.value.code, *written])} = {code}", node)
+
+    def _full(self, name: str, code: str) -> str:
+        """A grid of which members are named has three of them."""
+        members = any(
+            one.type == "field_expression" and text(one.child_by_field_name("argument")) == name
+            for one in walk(self.function.body)
+        )
+        if not members or not code.startswith("("):
+            return code
+        count = _elements(code)
+        return code if count == 3 else f"({', '.join([code[1:-1].rstrip(',').strip(), *['1'] * (3 - count)])})"
+
+    def _unpacked(self, names: Sequence[str], value: Node, node: Node) -> None:
+        found = python(value, self.scope)
+        of = (
+            found.type.of
+            if found.type.kind == "tuple"
+            else found.type.of * len(names)
+            if found.type.kind == "list"
+            else ()
+        )
+        if len(of) != len(names):
+            raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
+        made_ = [self.scope.declare(name, kind).value.code for name, kind in zip(names, of)]
+        self.put(f"{', '.join(made_)} = {found.code}", node)
+
+    def _argument(self, name: str, value: Node, node: Node) -> None:
+        """`TensorArg x_t{x, "x", 1};`, which checks of several tensors take."""
+        given = children(value)
+        if len(given) != 3:
+            raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
+        found = python(given[0], self.scope)
+        self.scope.read(value)
+        variable = self.scope.declare(name, Type("argument"))
+        variable.value = Value(found.code, Type("argument"))
+
+    def _is_kernel(self, value: Node) -> bool:
+        inner = value
+        if inner.type == "pointer_expression" and text(inner).startswith("&"):
+            inner = inner.child_by_field_name("argument")
+        named = inner.type in ("identifier", "qualified_identifier", "template_function")
+        return named and bare(text(inner)) in self.kernels and self.scope.find(text(inner)) is None
+
+    def _alias_declaration(self, node: Node) -> None:
+        """`using scalar = float;`, `using acc_t = at::acc_type<scalar_t, true>;`"""
+        name, spelled = (node.child_by_field_name(part) for part in ("name", "type"))
+        self._alias(text(name), spelled, node)
+        self.scope.read(node)
+
+    def _type_definition(self, node: Node) -> None:
+        """`typedef float scalar;`"""
+        name, spelled = (node.child_by_field_name(part) for part in ("declarator", "type"))
+        self._alias(text(name), spelled, node)
+        self.scope.read(node)
+
+    def _alias(self, name: str, spelled: Node, node: Node) -> None:
+        used = {text(one) for one in walk(spelled) if one.type == "type_identifier"}
+        dtypes = any((variable := self.scope.find(one)) is not None and variable.value.type == DTYPE for one in used)
+        if dtypes or self._is_template_argument(name):
+            code = dtype_of_type(spelled, text(spelled), self.scope)
+            variable = self.scope.declare(name, DTYPE)
+            self.scope.types[name] = type_of(text(spelled), self.scope.types) or Type("scalar")
+            self.put(
+                f"{variable.value.code} = {code.removeprefix('(').removesuffix(')') if code.startswith('(') else code}",
+                node,
+            )
+        else:
+            self.scope.types[name] = ctype(spelled, self.scope)
+
+    def _is_template_argument(self, name: str) -> bool:
+        return any(
+            text(one) == name
+            for arguments_ in walk(self.function.body)
+            if arguments_.type == "template_argument_list" and "_cast" not in text(arguments_.parent)[:20]
+            for one in walk(arguments_)
+        )
+
+    def _using_declaration(self, node: Node) -> None:
+        if not re.fullmatch(r"using\s+(namespace\s+)?((at|torch|std|c10)(::\w+)*|(at|torch)::Tensor)\s*;", text(node)):
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        self.scope.read(node)
+
+    def _static_assert(self, node: Node) -> None:
+        value = python(node.child_by_field_name("condition"), self.scope)
+        self.put(f"assert {value.code}", node)
+        self.scope.read(node)
+
+    # --- expressions as statements ---
 
     def _expression_statement(self, node: Node) -> None:
-        if not node.named_children:
-            return
-        inner = node.named_children[0]
-        if inner.type == "call_expression":
-            self._call(inner)
-        elif inner.type == "assignment_expression":
-            sign = text(inner.child_by_field_name("operator"))
-            left, right = (inner.child_by_field_name(side) for side in ("left", "right"))
-            if re.search(r"cuda\w+\(", text(right)) and not re.search(r"\.\w*cuda", text(right)):
-                return  # err = cudaGetLastError()
-            if sign == "/=" and kind(left, self.scope) == "int":
-                sign = "//="
-            self.put(f"{python(left, self.scope)} {sign} {python(right, self.scope)}", node)
-        elif inner.type == "update_expression":
-            self.put(f"{python(inner.child_by_field_name('argument'), self.scope)} {text(inner)[-1]}= 1", node)
-        elif inner.type == "binary_expression" and re.match(r"std::c(out|err)", text(inner)):
-            return
+        inner = children(node)
+        if inner:
+            self.effect(inner[0])
+
+    def effect(self, node: Node) -> None:
+        """An expression whose value nobody takes."""
+        if node.type == "call_expression":
+            self._call(node)
+        elif node.type == "assignment_expression":
+            self._assignment(node)
+        elif node.type == "update_expression":
+            self._update(node)
+        elif node.type == "comma_expression":
+            for side in ("left", "right"):
+                self.effect(node.child_by_field_name(side))
+        elif node.type == "parenthesized_expression" and len(children(node)) == 1:
+            self.effect(children(node)[0])
+        elif node.type == "cast_expression" and text(node.child_by_field_name("type")) == "void":
+            python(node.child_by_field_name("value"), self.scope)  # `(void)n`
+        elif node.type == "binary_expression" and self._is_output(node):
+            self._output(node)
         else:
-            self._unknown(inner)
+            value = python(node, self.scope)
+            self.put(value.code, node)
+        self.scope.read(node)
+
+    def _update(self, node: Node) -> None:
+        sign = text(node.child_by_field_name("operator"))
+        self._set(node.child_by_field_name("argument"), sign[0] + "=", values.number(1, values.INT, "1"), node)
+
+    def _assignment(self, node: Node) -> None:
+        left, right = (node.child_by_field_name(side) for side in ("left", "right"))
+        sign = text(node.child_by_field_name("operator"))
+        if right.type == "assignment_expression" and sign == "=":  # a = b = c
+            self._assignment(right)
+            right = right.child_by_field_name("left")
+        if left.type == "call_expression" and re.fullmatch(r"(std::)?tie", text(left.child_by_field_name("function"))):
+            self._tied(left, right, node)
+            return
+        if sign == "=" and (variable := self.scope.find(text(left))) is not None and variable.value.type == OPTIONS:
+            self.put(f"{variable.value.code} = {as_dict(assigned(python(right, self.scope), OPTIONS, node))}", node)
+            self.scope.read(node)
+            return
+        self._set(left, sign, python(right, self.scope), node)
+        self.scope.read(node)
+
+    def _tied(self, left: Node, right: Node, node: Node) -> None:
+        names = [python(one, self.scope) for one in children(left.child_by_field_name("arguments"))]
+        value = python(right, self.scope)
+        if value.type.kind != "tuple" or [one.type.kind for one in names] != [one.kind for one in value.type.of]:
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        self.put(f"{', '.join(one.code for one in names)} = {value.code}", node)
+        self.scope.read(node)
+
+    def _set(self, left: Node, sign: str, right: Value, node: Node) -> None:
+        """`left sign right`: the value is that of the type of what is assigned to."""
+        written, self.scope.written = self.scope.written, []
+        if left.type == "field_expression":
+            self._member(left, sign, right, node)
+            return
+        if left.type == "subscript_expression" and self._set_counted(left, sign, right, node):
+            return
+        variable = self.scope.find(text(left)) if left.type == "identifier" else None
+        if left.type == "identifier" and variable is None:
+            raise NotTranslated(node, f"the name {text(left)}, which the files do not define")
+        target = variable.value if variable is not None else python(left, self.scope)
+        self.scope.read(left)
+        if target.code.endswith("[0].item()"):  # behind a pointer
+            value = right if sign == "=" else values.computed(sign.removesuffix("="), target, right)
+            self.put(f"{target.code.removesuffix('.item()')} = {assigned(value, target.type, node).code}", node)
+            return
+        if target.type.kind == "kernel" or (variable is not None and variable.kernel is not None):
+            raise NotTranslated(node, f"a kernel that is assigned: {text(node)[:60]!r}")
+        if sign == "=":
+            if target.type == STATUS and right.type == STATUS:
+                return
+            if target.type == DIM3 and right.type.is_number:
+                right = made(node, DIM3, [right], [node], self.scope)
+            found = right if target.type == DIM3 == right.type else assigned(right, target.type, node)
+            code = self._full(text(left), found.code) if target.type == DIM3 else found.code
+            self.put(f"{', '.join([target.code, *written])} = {code}", node)
+            return
+        operator = sign.removesuffix("=")
+        if target.type == TENSOR and operator in "+-*/" and (right.type == TENSOR or right.type.is_number):
+            self.put(f"{target.code} {sign} {right.code}", node)
+            return
+        if target.type.kind == "pointer" and operator in "+-" and right.type.is_integer:
+            at = right if operator == "+" else values.unary("-", right)
+            self.put(f"{target.code} = _memory({target.code}, {at.code})", node)
+            return
+        if not target.type.is_number or not right.type.is_number:
+            raise NotTranslated(node, f"{sign} of a {target.type} and a {right.type}")
+        try:
+            made_ = values.converted(values.computed(operator, target, right), target.type)
+        except ValueError:
+            raise NotTranslated(node, f"{sign} of a {target.type} and a {right.type}") from None
+        assert made_ is not None
+        prefix = f"{target.code} {operator} "
+        plain = target.type.is_integer and made_.code.startswith(prefix) and right.binds > values._BINDS[operator]
+        self.put(
+            f"{target.code} {sign} {made_.code[len(prefix) :]}" if plain else f"{target.code} = {made_.code}", node
+        )
+
+    def _set_counted(self, left: Node, sign: str, right: Value, node: Node) -> bool:
+        """`kept[count++] = i`: whether it is that; the count goes on afterwards."""
+        index = children(left.child_by_field_name("indices"))
+        if len(index) != 1 or index[0].type != "update_expression" or not text(index[0]).endswith(("++", "--")):
+            return False
+        name = index[0].child_by_field_name("argument")
+        of = python(left.child_by_field_name("argument"), self.scope)
+        at = python(name, self.scope)
+        if not of.type.of or not of.type.of[0].is_number or sign != "=":
+            return False
+        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"_memory({of.code}, {at.code})[0]"
+        self.put(f"{place} = {assigned(right, of.type.of[0], node).code}", node)
+        self._set(name, text(index[0])[-1] + "=", values.number(1, values.INT, "1"), node)
+        self.scope.read(left)
+        return True
+
+    def _member(self, left: Node, sign: str, right: Value, node: Node) -> None:
+        of, name = left.child_by_field_name("argument"), text(left.child_by_field_name("field"))
+        value = python(of, self.scope)
+        self.scope.read(left)
+        if value.type != DIM3 or name not in ("x", "y", "z"):
+            raise NotTranslated(node, f"the member {text(left)[:60]!r}")
+        place = "xyz".index(name)
+        target = values.whole(f"{value.code}[{place}]", values.UINT)
+        found = right if sign == "=" else values.computed(sign.removesuffix("="), target, right)
+        found = replace(found, code=f"int({found.code})") if found.type.kind == "float" else found
+        parts = [found.code if at == place else f"{value.code}[{at}]" for at in range(3)]
+        self.put(f"{value.code} = ({', '.join(parts)})", node)
+
+    # --- flow ---
 
     def _return_statement(self, node: Node) -> None:
-        value = node.named_children[0] if node.named_children else None
-        if value is None or (value.type == "number_literal" and self.function.returns == "int"):
+        inner = children(node)
+        outputs = [one.value.code for name in self.outputs if (one := self.scope.find(name)) is not None]
+        if not inner:
+            self.put(f"return {', '.join(outputs)}".rstrip(), node)
+            return
+        value = python(inner[0], self.scope)
+        written, self.scope.written = self.scope.written, []
+        if written:
+            raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
+        if self.returns == VOID:
+            self.put(value.code, node)
             self.put("return", node)
             return
-        self.put(f"return {python(value, self.scope)}", node)
+        if self.returns is not None:
+            value = assigned(value, self.returns, node)
+        self.put(f"return {', '.join([value.code, *outputs])}", node)
 
     def _if_statement(self, node: Node, word: str = "if") -> None:
-        asked = node.child_by_field_name("condition")
-        inner = asked.child_by_field_name("value")
-        if re.search(r"cudaSuccess|\berr\b|cudaError", text(asked)):
-            return  # a launch raises by itself
+        clause = node.child_by_field_name("condition")
         consequence, alternative = node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
-        test = condition(inner, self.scope)
-        if test.endswith(".is_cuda") and word == "if":
-            self.comment(f"{self.function.file}:{line(node)}: on a GPU, or in the simulator")
-            self.statement(consequence)  # on the CPU an operator's reference is taken
+        test = self.asked(clause, word == "if")
+        other = None if alternative is None else children(alternative)[-1]
+        if test.truth is not None:  # of CUDA's errors, which are exceptions
+            self.scope.read(node)
+            taken = consequence if test.truth else other
+            if word == "elif":
+                if taken is not None:
+                    self.put("else:", node)
+                    self.inside(taken)
+            elif taken is not None:
+                self.statement(taken)
             return
-        self.put(f"{word} {test}:", node)
-        self._inside(consequence)
-        if alternative is not None:
-            other = alternative.named_children[-1]
-            if other.type == "if_statement":
+        self.put(f"{word} {test.code}:", node)
+        self.inside(consequence)
+        if other is not None:
+            if other.type == "if_statement" and not _has_initializer(other):
                 self._if_statement(other, "elif")
             else:
                 self.put("else:", other)
-                self._inside(other)
+                self.inside(other)
+            self.scope.read(alternative)
+        self.scope.read(consequence)
+
+    def asked(self, clause: Node, once: bool = False) -> Value:
+        """The condition of a statement; `once` where what it does before it is done once."""
+        if clause.type == "condition_clause":
+            inner = clause.child_by_field_name("value")
+            if clause.child_by_field_name("initializer") is not None or inner is None:
+                raise NotTranslated(clause, f"a condition with a declaration: {text(clause)[:60]!r}")
+        else:
+            inner = children(clause)[0]
+        found = condition(inner, self.scope)
+        if self.scope.written or (self.scope.before and not once):
+            raise NotTranslated(clause, f"{text(clause)[:60]!r}: a call that writes to its arguments here")
+        self.scope.read(clause)
+        return found
 
     def _for_statement(self, node: Node) -> None:
-        begin, until, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
-        pattern = re.fullmatch(r"(?:\w+\s+)*(\w+)\s*=\s*(.+?)\s*;?", text(begin), re.DOTALL)
-        limit = re.fullmatch(r"(\w+)\s*<\s*(.+)", text(until), re.DOTALL)
-        if not (
-            pattern
-            and limit
-            and pattern[1] == limit[1]
-            and re.fullmatch(rf"\+\+{limit[1]}|{limit[1]}\+\+", text(update))
-        ):
-            raise NotTranslated(node, f"a loop that counts in another way: {text(node)[:60]!r}")
-        value = next(one for one in walk(begin) if one.type == "init_declarator").child_by_field_name("value")
-        self.scope.kinds[pattern[1]] = "int"
-        start, end = python(value, self.scope), python(until.child_by_field_name("right"), self.scope)
-        self.put(f"for {name_of(pattern[1])} in range({'' if start == '0' else start + ', '}{end}):", node)
-        self._inside(node.child_by_field_name("body"))
+        loops.for_statement(self, node)
+
+    def _for_range_loop(self, node: Node) -> None:
+        loops.for_range_loop(self, node)
+
+    def _while_statement(self, node: Node) -> None:
+        loops.while_statement(self, node)
+
+    def _do_statement(self, node: Node) -> None:
+        loops.do_statement(self, node)
 
     def _switch_statement(self, node: Node) -> None:
-        asked = python(node.child_by_field_name("condition").child_by_field_name("value"), self.scope)
-        word = "if"
-        for case in node.child_by_field_name("body").named_children:
-            if case.type == "comment":
-                continue
-            value = case.child_by_field_name("value")
-            inside = [one for one in case.named_children if value is None or one.id != value.id]
-            if (
-                not inside
-                or not re.search(r"\b(break|return|throw)\b[^}]*\}?\s*$", text(inside[-1]))
-                and value is not None
-            ):
-                raise NotTranslated(case, f"a case without break: {text(case)[:60]!r}")
-            body = [one for one in inside if one.type != "break_statement"]
-            self.put(f"{word} {asked} == {python(value, self.scope)}:" if value is not None else "else:", case)
-            self.depth += 1
-            self.block(body)
-            self.depth -= 1
-            word = "elif"
+        loops.switch_statement(self, node)
+
+    def _continue_statement(self, node: Node) -> None:
+        if not self.loops or self.loops[-1].repeat is None:
+            raise NotTranslated(node, "continue outside of a loop")
+        self.loops[-1].repeat(self)
+        self.put("continue", node)
+
+    def _break_statement(self, node: Node) -> None:
+        if not self.loops or self.loops[-1].is_switch:
+            raise NotTranslated(node, "a break inside of a case")
+        self.put("break", node)
 
     def _throw_statement(self, node: Node) -> None:
-        message = next((text(one) for one in walk(node) if one.type == "string_literal"), '"refused"')
-        self.put(f"raise ValueError({message})", node)
+        inner = children(node)
+        if len(inner) == 1 and inner[0].type in ("string_literal", "concatenated_string"):
+            self.put(f"raise RuntimeError({python(inner[0], self.scope).code})", node)
+            return
+        called = inner[0].child_by_field_name("function") if inner and inner[0].type == "call_expression" else None
+        if called is None or text(called) not in EXCEPTIONS:
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        given = arguments(inner[0].child_by_field_name("arguments"), self.scope)
+        self.scope.read(node)
+        self.put(f"raise {EXCEPTIONS[text(called)]}({', '.join(one.code for one in given)})", node)
 
     # --- calls ---
 
     def _call(self, node: Node) -> None:
         function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
-        _name, base = text(function), bare(text(function))
+        spelled, base = text(function), bare(text(function))
         syntax = next((one for one in node.named_children if one.type == "kernel_call_syntax"), None)
         if syntax is None and function.type != "field_expression":
             syntax = next((one for one in function.named_children if one.type == "kernel_call_syntax"), None)
+        is_own = bool(self.scope.program.named(base))
         if syntax is not None:
             self._launch(node, function, syntax, given)
-        elif _SYNCHRONISES.search(base) or _NOTHING.fullmatch(base) or re.match(r"cuda(Func)?Set\w+", base):
-            if re.match(r"cudaFuncSet", base):
-                self.comment(
-                    f"{self.function.file}:{line(node)}: {base} is not needed: a launch asks for its shared memory"
-                )
-        elif base.startswith(("AT_DISPATCH", "DISPATCH", "TORCH_DISPATCH")):
-            self._dispatch(node, given)
+        elif function.type == "field_expression" or is_own:
+            self._called(node)
+        elif spelled in QUERIES or base in REPORTS:
+            status(node, base, given, self.scope)
+        elif base == "cudaSetDevice" or spelled in ("c10::cuda::set_device", "at::cuda::set_device"):
+            for one in children(given):
+                if one.type == "number_literal":
+                    raise NotTranslated(node, f"{text(node)[:60]!r}: a device by its number")
+                nothing(one, self.scope)
+        elif base == "MaybeSetDevice" or base in SAME_DEVICE:
+            self._of_devices(node, base, given)
+        elif base in ("cudaFuncSetAttribute", "cudaFuncSetCacheConfig"):
+            attribute(node, given, self.scope)
+            self.comment(
+                f"{self.function.file}:{line(node)}: {base} is not needed: a launch asks for its shared memory"
+            )
+        elif base.startswith(("AT_DISPATCH_", "TORCH_DISPATCH_")):
+            self._dispatch(node, base, given)
+        elif base in ALIKE:
+            self._alike(node, given)
+        elif base in ("AT_ERROR", "TORCH_ERROR"):
+            self.scope.read(function)
+            self.put(f"raise ValueError({message(arguments(given, self.scope))})", node)
         elif is_check(base):
-            for condition, message in refusals(base, given, self.scope):
-                self.put(f"if {condition}:", node)
-                self.lines.append("    " * (self.depth + 1) + f"raise ValueError({message!r})")
+            self.scope.read(function)
+            for test, shown in refusals(node, base, given, self.scope):
+                self.put(f"if {test}:", node)
+                self.lines.append("    " * (self.depth + 1) + f"raise ValueError({shown})")
+        elif spelled in ("printf", "std::printf", "fprintf"):
+            self._printed(node, base, given)
+        elif spelled in ("exit", "std::exit", "abort", "std::abort"):
+            found = arguments(given, self.scope)
+            self.put(f"raise SystemExit({', '.join(one.code for one in found) or '134'})", node)
         else:
-            self.put(python(node, self.scope), node)
+            self._called(node)
+        self.scope.read(node)
 
-    def _dispatch(self, node: Node, given: Node) -> None:
+    def _called(self, node: Node) -> None:
+        value = python(node, self.scope)
+        written, self.scope.written = self.scope.written, []
+        if written:
+            if value.type != VOID:
+                written = ["_", *written]
+            self.put(f"{', '.join(written)} = {value.code}", node)
+        elif value.type != STATUS or value.code != "0":
+            self.put(value.code, node)
+
+    def _of_devices(self, node: Node, base: str, given: Node) -> None:
+        """Checks that tensors are on one GPU, as those of a launch have to be."""
+        for one in children(given):
+            for part in children(one) if one.type == "initializer_list" else [one]:
+                variable = self.scope.find(text(part))
+                if variable is None or variable.value.type.kind not in ("argument", "string"):
+                    if base == "MaybeSetDevice":
+                        nothing(part, self.scope)
+                    elif part.type != "string_literal":
+                        raise NotTranslated(node, f"{text(node)[:60]!r}")
+        self.scope.read(given)
+
+    def _alike(self, node: Node, given: Node) -> None:
+        """Checks that tensors have one dtype."""
+        parts = [
+            part for one in children(given) for part in (children(one) if one.type == "initializer_list" else [one])
+        ]
+        found = [variable.value for one in parts if (variable := self.scope.find(text(one))) is not None]
+        names = [one.code for one in found if one.type.kind == "argument"]
+        if len(names) < 2 or len(found) + sum(one.type == "string_literal" for one in parts) != len(parts):
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        self.scope.read(given)
+        self.put(f"if len({{{', '.join(f'{one}.dtype' for one in names)}}}) > 1:", node)
+        self.lines.append(
+            "    " * (self.depth + 1) + f"raise ValueError({(', '.join(names) + ' must have one dtype')!r})"
+        )
+
+    def _printed(self, node: Node, base: str, given: Node) -> None:
+        nodes = children(given)
+        stream = ""
+        if base == "fprintf":
+            if text(nodes[0]) not in ("stderr", "stdout"):
+                raise NotTranslated(node, f"the file {text(nodes[0])[:60]}")
+            stream = f", file=sys.{text(nodes[0])}"
+            nodes = nodes[1:]
+        found = [python(one, self.scope) for one in nodes]
+        self.scope.read(given)
+        if (
+            not found
+            or found[0].type.kind != "string"
+            or not all(one.type.is_number or one.type.kind == "string" for one in found)
+        ):
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        shown = re.sub(r"%([-+ 0#]*\d*(?:\.\d+)?)(?:ll|l|z|h)?([a-zA-Z])", r"%\1\2", found[0].code)
+        values_ = ", ".join(one.code for one in found[1:])
+        self.put(f'print({shown}{f" % ({values_},)" if values_ else " % ()"}, end=""{stream})', node)
+
+    def _is_output(self, node: Node) -> bool:
+        inner = node
+        while inner.type == "binary_expression" and text(inner.child_by_field_name("operator")) == "<<":
+            inner = inner.child_by_field_name("left")
+        variable = self.scope.find(text(inner))
+        of_text = variable is not None and variable.value.type.kind == "stream"
+        return of_text or re.fullmatch(r"(std::)?c(out|err)", text(inner)) is not None
+
+    def _output(self, node: Node) -> None:
+        """`std::cout << a << b;`"""
+        parts: list[Node] = []
+        inner = node
+        while inner.type == "binary_expression":
+            parts.insert(0, inner.child_by_field_name("right"))
+            inner = inner.child_by_field_name("left")
+        stream = ", file=sys.stderr" if text(inner).endswith("cerr") else ""
+        if (variable := self.scope.find(text(inner))) is not None:  # a std::stringstream
+            shown = [python(one, self.scope).code for one in parts]
+            self.put(f"{variable.name} += ''.join(map(str, ({', '.join(shown)},)))", node)
+            return
+        found = ['"\\n"' if re.fullmatch(r"(std::)?endl", text(one)) else python(one, self.scope).code for one in parts]
+        self.put(f'print({", ".join(found)}, sep="", end=""{stream})', node)
+        self.scope.read(node)
+
+    def _dispatch(self, node: Node, base: str, given: Node) -> None:
         """AT_DISPATCH_...: one body for all dtypes, in which `scalar_t` is one of them."""
-        values = [one for one in given.named_children if one.type != "comment"]
-        lambdas = [one for one in walk(given) if one.type == "lambda_expression"]
-        place = next((index for index, one in enumerate(values) if one.type == "string_literal"), 0)
-        if not lambdas or not place:
+        nodes = children(given)
+        place = next(
+            (index for index, one in enumerate(nodes) if one.type in ("string_literal", "concatenated_string")), 0
+        )
+        body = nodes[-1]
+        while body.type == "parenthesized_expression":
+            body = children(body)[0]
+        dtypes = dispatched(base, ", ".join(text(one) for one in nodes[: max(place - 1, 0)]))
+        if body.type != "lambda_expression" or not place or dtypes is None or len(nodes) != place + 2:
             raise NotTranslated(node, f"a dispatch that is none of PyTorch's: {text(node)[:60]!r}")
-        self.put(f"scalar_t = {python(values[place - 1], self.scope)}", node)
-        self.scope.kinds["scalar_t"] = "dtype"
-        for one in lambdas[0].child_by_field_name("body").named_children:
+        if not re.fullmatch(r"\[\s*[&=]?\s*\]", text(body.child_by_field_name("captures"))):
+            raise NotTranslated(node, f"what a dispatch captures: {text(node)[:60]!r}")
+        value = python(nodes[place - 1], self.scope)
+        if value.type.kind not in ("dtype",):
+            raise NotTranslated(node, f"a dispatch over a {value.type}: {text(nodes[place - 1])[:60]!r}")
+        name = python(nodes[place], self.scope).code
+        self.scope.frames.append({})
+        template = "index_t" if base == "AT_DISPATCH_INDEX_TYPES" else "scalar_t"
+        variable = self.scope.declare(template, DTYPE)
+        self.scope.types[template] = Type("scalar")
+        listed = ", ".join(f"torch.{one}" for one in dtypes)
+        self.put(f"{variable.value.code} = _dispatched({value.code}, {name}, {listed})", node)
+        for one in body.child_by_field_name("body").named_children:
+            if one.type == "return_statement" and not children(one):
+                raise NotTranslated(one, "a return inside of a dispatch")
             self.statement(one)
+        self.scope.frames.pop()
+        self.scope.read(node)
 
     def _launch(self, node: Node, function: Node, syntax: Node, given: Node) -> None:
-        called, values = launch(node, function, syntax, given, self.kernels, self.scope)
+        called, values_ = launch(node, function, syntax, given, self.kernels, self.scope)
+        self.scope.read(node)
         self.put(f"{called}(", node)
-        self.lines += ["    " * (self.depth + 1) + f"{value}," for value in values]
+        self.lines += ["    " * (self.depth + 1) + f"{value}," for value in values_]
         self.lines.append("    " * self.depth + ")")
 
 
-def _tuple(node: Node, scope: Scope) -> str:
-    found = arguments(node, scope)
-    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+STATEMENTS = {
+    "comment": Writer._comment,
+    "compound_statement": Writer._compound_statement,
+    "declaration": Writer._declaration,
+    "alias_declaration": Writer._alias_declaration,
+    "type_definition": Writer._type_definition,
+    "using_declaration": Writer._using_declaration,
+    "static_assert_declaration": Writer._static_assert,
+    "expression_statement": Writer._expression_statement,
+    "return_statement": Writer._return_statement,
+    "if_statement": Writer._if_statement,
+    "for_statement": Writer._for_statement,
+    "for_range_loop": Writer._for_range_loop,
+    "while_statement": Writer._while_statement,
+    "do_statement": Writer._do_statement,
+    "switch_statement": Writer._switch_statement,
+    "continue_statement": Writer._continue_statement,
+    "break_statement": Writer._break_statement,
+    "throw_statement": Writer._throw_statement,
+}
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether a `static` of a function keeps one value, so that it is a variable like others."""
+    words = {text(one) for one in node.named_children if one.type == "type_qualifier"}
+    return bool(words & {"const", "constexpr"})
+
+
+def _has_initializer(node: Node) -> bool:
+    clause = node.child_by_field_name("condition")
+    return clause.child_by_field_name("initializer") is not None
+
+
+def _elements(code: str) -> int:
+    """How many elements a written tuple has."""
+    depth, count = 0, 1
+    inner = code[1:-1].rstrip(", ")
+    for one in inner:
+        depth += (one in "([{") - (one in ")]}")
+        count += one == "," and depth == 0
+    return count

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Mapping
 
-from .program import bare
+from .values import DEVICE, DIM3, DTYPE, LONG, NUMBERS, OPTIONS, SCALAR, STATUS, STRING, TENSOR, VOID, Type
 
 
 def _words(text: str) -> frozenset[str]:
@@ -47,74 +48,213 @@ POINTERS = _words(
     generic_packed_accessor
     """
 )
-SIZES = _words("size numel dim stride element_size nbytes itemsize storage_offset")
-ATTRIBUTES = {
-    "sizes": "shape",
-    "scalar_type": "dtype",
-    "dtype": "dtype",
-    "type": "dtype",
-    "device": "device",
-    "is_cuda": "is_cuda",
-}
-METHODS = _words(
+SIZES = _words("size stride")  # of one dimension
+PROPERTIES = {  # methods without arguments that are attributes, or methods of no arguments, in Python, and what they give
+    "numel": ("numel()", "size"), "dim": ("dim()", "size"), "ndimension": ("dim()", "size"), "nbytes": ("nbytes", "size"),
+    "element_size": ("element_size()", "size"), "itemsize": ("itemsize", "size"),
+    "storage_offset": ("storage_offset()", "size"), "get_device": ("get_device()", "int"),
+    "sizes": ("shape", "sizes"), "strides": ("stride()", "sizes"), "scalar_type": ("dtype", "dtype"),
+    "dtype": ("dtype", "dtype"), "device": ("device", "device"), "is_contiguous": ("is_contiguous()", "bool"),
+    "requires_grad": ("requires_grad", "bool"), "is_floating_point": ("is_floating_point()", "bool"),
+    "is_complex": ("is_complex()", "bool"), "is_sparse": ("is_sparse", "bool"), "grad": ("grad", "tensor"),
+}  # fmt: skip
+METHODS = _words(  # whose Python has the same name and arguments, and that give a tensor
     """
-    contiguous is_contiguous to view reshape transpose permute sum mean max min fill_ zero_ unsqueeze squeeze expand
+    contiguous to view reshape transpose permute sum mean fill_ zero_ unsqueeze squeeze expand view_as
     expand_as clone t select narrow index_select gather scatter_ add_ mul_ sub_ div_ add mul sub div exp log sqrt
-    abs clamp copy_ flatten repeat strides detach masked_select nonzero sort topk cumsum argsort item cpu cuda
-    index_put_ scatter_add_ matmul mm bmm requires_grad any all floor ceil tile chunk split unbind flip size
+    abs clamp copy_ flatten repeat detach masked_select nonzero cumsum argsort cpu cuda type_as masked_fill_ masked_fill
+    index_put_ scatter_add_ matmul mm bmm any all floor ceil tile flip resize_ resize_as_ requires_grad_ set_
+    sigmoid tanh neg pow square unfold baddbmm_ addmm_ addmv_ max min argmax argmin index_add_ bitwise_not logical_not
+    uniform_ normal_ half float double int long bool eq ne gt ge lt le round clamp_min clamp_max clamp_ exp_ sqrt_
     """
 )
+LISTS = _words("unbind split chunk")  # that give several tensors
+PAIRS = _words("sort topk max min")  # that give values and indices, where a dimension is given
 TENSORS = _words("zeros empty ones zeros_like empty_like ones_like full full_like rand randn arange")
 FUNCTIONS = _words(
     """
-    sort gather cat stack sum max min matmul mm bmm exp log sqrt abs where cumsum index_select unique
+    sort gather cat stack sum max min matmul mm bmm exp log sqrt abs where cumsum index_select argsort nonzero
+    sigmoid tanh softmax log_softmax linspace clamp flip topk addmm relu bitwise_not any all
     """
 )
-REAL = _words("ceil floor sqrt pow log log2 exp ceilf floorf sqrtf powf")
+REAL = _words("ceil floor sqrt pow log log2 log10 exp exp2 sin cos tan atan atan2 fabs round fmax fmin fmod")
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
-OF_LAUNCHES = {"CUDA_NUM_THREADS": "1024"}  # of ATen/cuda/detail/KernelUtils.h
-# of C++'s library and of CUDA's, where they are not PyTorch's functions of these names
-STANDARD = REAL | _words("min max make_tuple get tie abs")
+OF_LAUNCHES = {"CUDA_NUM_THREADS": 1024, "C10_WARP_SIZE": 32, "warpSize": 32}
+LIMITS = {
+    "INT_MAX": (2**31 - 1, "int"), "INT_MIN": (-(2**31), "int"), "UINT_MAX": (2**32 - 1, "unsigned"),
+    "INT64_MAX": (2**63 - 1, "int64_t"), "LONG_MAX": (2**63 - 1, "long"), "FLT_MAX": (3.4028234663852886e38, "float"),
+    "FLT_MIN": (1.1754943508222875e-38, "float"), "FLT_EPSILON": (1.1920928955078125e-07, "float"),
+    "DBL_MAX": (1.7976931348623157e308, "double"), "M_PI": (3.141592653589793, "double"),
+}  # fmt: skip
+
+# Known to be nothing, form by form: a launch finds the device and the stream itself, checks that tensors are on a GPU, and
+# raises what CUDA reports.
+QUERIES = _words(  # functions that only report an error of CUDA's, or wait
+    """
+    cudaGetLastError cudaPeekAtLastError cudaDeviceSynchronize cudaStreamSynchronize cudaThreadSynchronize
+    at::cuda::stream_synchronize c10::cuda::stream_synchronize
+    """
+)
+REPORTS = _words(  # macros that raise what such a function reports
+    """
+    C10_CUDA_CHECK AT_CUDA_CHECK THCudaCheck C10_CUDA_KERNEL_LAUNCH_CHECK TORCH_CUDA_CHECK C10_CUDA_CHECK_WARN
+    C10_CUDA_IGNORE_ERROR C10_CUDA_CLEAR_ERROR
+    """
+)
+GUARDS = _words(
+    """
+    CUDAGuard OptionalCUDAGuard DeviceGuard OptionalDeviceGuard CUDAStreamGuard MaybeSetDevice CUDAStream cudaStream_t
+    """
+)
+STREAMS = _words(
+    "getCurrentCUDAStream getDefaultCUDAStream getStreamFromPool cuda_stream device_of THCState_getCurrentStream"
+)
+ATTRIBUTES_OF_KERNELS = _words(  # hints, and room for shared memory, for which a launch asks itself
+    """
+    cudaFuncAttributeMaxDynamicSharedMemorySize cudaFuncAttributePreferredSharedMemoryCarveout cudaFuncCachePreferL1
+    cudaFuncCachePreferShared cudaFuncCachePreferEqual cudaFuncCachePreferNone
+    """
+)
+SAME_DEVICE = _words("checkAllSameGPU checkSameGPU checkAllSameDevice checkAllDefined checkDefined checkBackend")
 
 
-_OF_NAMES = {"Half": "float16", "BFloat16": "bfloat16"}
+MEMORY = _words("cudaMalloc cudaFree cudaMemset cudaMemsetAsync cudaMemcpy cudaMemcpyAsync malloc free")
+EXCEPTIONS = {  # as pybind11 has them in Python
+    "std::runtime_error": "RuntimeError", "std::invalid_argument": "ValueError", "std::logic_error": "RuntimeError",
+    "std::out_of_range": "IndexError", "std::domain_error": "ValueError", "std::length_error": "ValueError",
+    "std::range_error": "ValueError", "std::overflow_error": "OverflowError", "c10::Error": "RuntimeError",
+}  # fmt: skip
+ALIKE = _words("checkAllSameType checkSameType")
+
+_FLOATING, _INTEGRAL = ["float32", "float64"], ["uint8", "int8", "int16", "int32", "int64"]
+_DISPATCHES = {
+    "FLOATING_TYPES": _FLOATING,
+    "ALL_TYPES": _INTEGRAL + _FLOATING,
+    "INTEGRAL_TYPES": _INTEGRAL,
+    "INDEX_TYPES": ["int32", "int64"],
+    "COMPLEX_TYPES": ["complex64", "complex128"],
+    "FLOATING_AND_COMPLEX_TYPES": [*_FLOATING, "complex64", "complex128"],
+    "ALL_TYPES_AND_COMPLEX": [*_INTEGRAL, *_FLOATING, "complex64", "complex128"],
+}
 
 
-def dispatched(macro: str, given: str) -> list[str]:
-    """The floating-point dtypes that `AT_DISPATCH_FLOATING_TYPES_AND...(given, ...)` takes; none where it is another."""
-    match = re.fullmatch(r"(?:AT|TORCH)_DISPATCH_FLOATING_TYPES(_AND_HALF|_AND\d?)?", macro)
-    if match is None:
-        return []
-    named = re.findall(r"\bk?(Half|BFloat16)\b", given.partition('"')[0]) if match[1] != "_AND_HALF" else ["Half"]
-    return (
-        ["float32", "float64", *(_OF_NAMES[one] for one in dict.fromkeys(named))]
-        if match[1]
-        else ["float32", "float64"]
+def dispatched(macro: str, given: str) -> list[str] | None:
+    """The dtypes that `AT_DISPATCH_FLOATING_TYPES_AND...(given, x.scalar_type(), ...)` takes; None where it is another."""
+    match = re.fullmatch(r"(?:AT|TORCH)_DISPATCH_(.+?)(_AND_HALF|_AND\d?)?", macro)
+    if match is None or match[1] not in _DISPATCHES:
+        return None
+    named = (
+        [dtype_of_constant(one) for one in re.sub(r"\s", "", given).split(",") if one]
+        if (match[2] or "")[4:5] != "_"
+        else []
     )
+    named = [] if match[2] in (None, "_AND_HALF") else named
+    extra = ["float16"] if match[2] == "_AND_HALF" else [one for one in named if one is not None]
+    if len(extra) != len(named) + (match[2] == "_AND_HALF") or len(named) != _count(match[2]):
+        return None
+    return list(dict.fromkeys([*_DISPATCHES[match[1]], *extra]))
+
+
+def _count(word: str | None) -> int:
+    """How many dtypes a macro takes before its first argument: two of `_AND2`."""
+    return 0 if word in (None, "_AND_HALF") else int((word or "").removeprefix("_AND") or 1)
+
+
+# names that the Python of a port has a use for
+_TAKEN = _words(
+    """
+    torch cupyops ext math ctypes int float bool range max min abs print len dict list tuple repr str sys pow round sum
+    """
+)
 
 
 def name_of(identifier: str) -> str:
     """A C++ name as Python can have it."""
-    return identifier + "_" if keyword.iskeyword(identifier) else identifier
+    return identifier + "_" if keyword.iskeyword(identifier) or identifier in _TAKEN else identifier
 
 
 def kind_of_type(ctype: str) -> str:
-    """The kind of what a C++ type declares."""
-    plain = re.sub(r"\b(const|static|constexpr|volatile|std::)\b|&", " ", ctype).strip()
-    if "*" in plain or re.search(r"\bTensor\b", plain):
-        return "tensor"
-    if re.search(r"\b(float|double)\b", plain):
-        return "float"
-    if re.search(r"\bdim3\b", plain):
-        return "dim3"
-    if re.search(r"\b(int|long|short|unsigned|size_t|u?int\d+_t|bool)\b", plain):
-        return "int"
-    return "options" if "TensorOptions" in plain else ""
+    """The kind of what a C++ type declares, as the operator that is made of a function has it."""
+    found = type_of(ctype)
+    kind = "" if found is None else found.kind
+    return {"bool": "int", "pointer": "tensor", "optional": "tensor"}.get(kind, kind)
+
+
+_QUALIFIERS = re.compile(
+    r"\b(const|static|constexpr|volatile|inline|typename|struct|__restrict__|__restrict|extern|__host__|__forceinline__)\b"
+)
+_KINDS = {
+    "Tensor": TENSOR, "dim3": DIM3, "ScalarType": DTYPE, "Dtype": DTYPE, "TensorOptions": OPTIONS, "string": STRING,
+    "cudaError_t": STATUS, "cudaError": STATUS, "void": VOID, "Device": DEVICE, "IntArrayRef": Type("list", of=(LONG,)),
+    "IntList": Type("list", of=(LONG,)), "TensorList": Type("list", of=(TENSOR,)), "Scalar": SCALAR,
+    "TensorArg": Type("argument"), "CheckedFrom": STRING, "TypeMeta": DTYPE, "TensorRef": TENSOR,
+    "stringstream": Type("stream"), "ostringstream": Type("stream"),
+}  # fmt: skip
+
+
+def type_of(ctype: str, types: Mapping[str, Type] | None = None) -> Type | None:
+    """The type that C++ spells so; None for one that is not known. `types` are aliases and template parameters."""
+    stars = ctype.count("*") + ctype.count("[")
+    plain = " ".join(_QUALIFIERS.sub(" ", re.sub(r"\[[^\]]*\]|[*&]", " ", ctype)).split())
+    plain = re.sub(r"\s*([<>,]|::)\s*", r"\1", plain)
+    if plain in ("char", "signed char") and stars == 1:
+        return STRING
+    if plain in ("void",) and stars:
+        return Type("pointer", of=(VOID,))
+    found = (types or {}).get(plain) or _plain_type(plain, types or {})
+    if stars and found is not None:
+        return Type("pointer", of=(found,)) if stars == 1 else None
+    if stars == 1:
+        return Type("pointer", of=(Type("struct", name=plain),))
+    return found
+
+
+def _plain_type(plain: str, types: Mapping[str, Type]) -> Type | None:
+    name = re.sub(r"^(::)?((std|at|torch|c10|cuda|detail|nn)::)+", "", plain)
+    words = [one for one in name.split() if one != "int" or name.strip() == "int"]
+    spelled = " ".join(words)
+    if "unsigned" in words:
+        spelled = " ".join(["unsigned", *(one for one in words if one not in ("unsigned", "signed"))])
+    elif words[:1] == ["signed"] or "signed" in words:
+        spelled = " ".join(one for one in words if one != "signed") or "int"
+    if spelled in NUMBERS:
+        return NUMBERS[spelled]
+    if spelled in _KINDS:
+        return _KINDS[spelled]
+    if name in GUARDS:
+        return Type("guard")
+    if match := re.fullmatch(r"(\w+)<(.*)>", name, re.DOTALL):
+        inner = [type_of(one, types) for one in split(match[2])]
+        if match[1] in ("vector", "ArrayRef", "List", "initializer_list") and inner[0] is not None:
+            return Type("list", of=(inner[0],))
+        if match[1] == "array" and inner[0] is not None:
+            return Type("list", of=(inner[0],))
+        if match[1] in ("tuple", "pair") and None not in inner:
+            return Type("tuple", of=tuple(one for one in inner if one is not None))
+        if match[1] == "optional" and inner[0] is not None:
+            return Type("optional", of=(inner[0],))
+        if match[1] == "OptionalRef" and inner[0] is not None:
+            return Type("optional", of=(inner[0],))
+        if "Accessor" in match[1]:
+            return Type("pointer", of=(inner[0] or SCALAR,))
+    if "Half" in name or "BFloat16" in name or name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
+        return SCALAR if name in DTYPES or f"at::{name}" in DTYPES else None
+    return None
+
+
+def split(arguments: str) -> list[str]:
+    """The arguments of a template, at its commas."""
+    found, depth = [""], 0
+    for one in arguments:
+        depth += (one in "<([") - (one in ">)]")
+        if one == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += one
+    return [one.strip() for one in found]
 
 
 def dtype_of_constant(name: str) -> str | None:
     """`torch::kFloat32`, `at::ScalarType::Float` -> float32; None for what is no dtype."""
-    last = bare(name)
-    if last.startswith("k") and last[1:] in _SCALARS:
-        return _SCALARS[last[1:]]
-    return _SCALARS.get(last) if "ScalarType" in name else None
+    match = re.fullmatch(r"(?:::)?(?:(?:at|torch|c10)::)?(?:(ScalarType::)(\w+)|k(\w+))", name)
+    return _SCALARS.get(match[2] or match[3]) if match is not None else None

@@ -92,7 +92,7 @@ def test_nothing_but_a_reference_is_left(tmp_path):
     text = found.files["x.py"]
     assert "launch_pick(x, w, at, y, seen, at.size(0), x.size(1), scalar_t=scalar_t, K=THIRD)" in text
     assert "def launch_pick(x, w, at, y, seen, n, m, *, scalar_t, K):" in text
-    assert "ext.pick_kernel[cupyops.ceil_div(n * m, 1024), 1024" in text
+    assert "ext.pick_kernel[_quotient(n * m + 1024 - 1, 1024), 1024" in text
     assert "grad_x = pick_backward(grad_y, w, at, x.size(0))" in text
     assert "must be contiguous" not in text  # what the macro says in a comment
     assert "raise ValueError('a weight for each row')" in text
@@ -147,7 +147,7 @@ LAUNCH = "k<<<1, 256>>>(x.data_ptr<float>(), x.numel());"
     [
         (LAUNCH.replace("x.numel()", "count"), "x.cu:3: not translated: the name count, which the files do not define"),
         ("auto go = [&](int n) { " + LAUNCH + " }; go(3);", "x.cu:3: not translated: lambda expression"),
-        ("auto f = &k; f<<<1, 2>>>(x.data_ptr<float>(), 3);", "x.cu:3: not translated: an address"),
+        ("auto f = &x; k<<<1, 2>>>(x.data_ptr<float>(), 3);", "x.cu:3: not translated: an address"),
         ("if (later(x)) " + LAUNCH, "x.cu:3: not translated: the function later"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_pointer_is_a_condition(tmp_path):
             HEAD + KERNEL + "void run(at::Tensor x) { if (x.numel()) {\n " + LAUNCH,
             "from x.cu:3 on it does not read as C++",
         ),
-        (HEAD + KERNEL + "#define GO(x) " + LAUNCH + "\n" + RUN % "GO(x);", r"the launch in the macro GO \(x.cu:3\)"),
+        (HEAD + KERNEL + "#define GO(x) " + LAUNCH + "\n", r"the launch in the macro GO \(x.cu:3\)"),
         (HEAD + KERNEL + RUN % "cudaLaunchKernel((void*)k, 1, 2, 0);", r"run \(x.cu\) calls cudaLaunchKernel"),
         (HEAD + KERNEL + RUN % ("int n = " + "(" * 3000 + "1" + ")" * 3000 + "; " + LAUNCH), "nested too deep"),
     ],
@@ -197,9 +197,20 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, code, said):
         "MAKE(k)\nMAKE(m)\n" + RUN % LAUNCH.replace("k<", "k_<"),
         HEAD + "template <typename T = float>\n" + KERNEL.replace("float", "T") + RUN % LAUNCH,
         HEAD + KERNEL.replace(" k(", " lambda(") + RUN % LAUNCH.replace("k<", "lambda<"),
+        HEAD + KERNEL + "#define GO(x) " + LAUNCH + "\n" + RUN % "GO(x);",
+        HEAD + KERNEL + RUN % ("auto f = &k; " + LAUNCH.replace("k<<<", "f<<<")),
         HEAD + KERNEL + RUN % ('TORCH_CHECK(x.numel() > 0, "not k<<<1, 2>>>(x)"); ' + LAUNCH),
     ],
-    ids=["a byte order mark", "CRLF", "a macro", "defaults", "a keyword", "a string"],
+    ids=[
+        "a byte order mark",
+        "CRLF",
+        "a macro",
+        "defaults",
+        "a keyword",
+        "a macro that launches",
+        "a kernel in a variable",
+        "a string",
+    ],
 )
 def test_odd_files_run(tmp_path, code):
     found = ported(tmp_path, code)

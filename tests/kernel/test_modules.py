@@ -112,13 +112,33 @@ class TestLoadInline:
         x = torch.zeros(1)
         with cupyops.simulate():
             kernels.one[1, 1](x)
-        assert x.item() == 1.0 and kernels.one.options == ("--use_fast_math",)
+        assert x.item() == 1.0 and kernels.one.options[0] == "--use_fast_math"
 
-    def test_host_code(self):
-        host = "torch::Tensor twice(torch::Tensor x) { return 2 * x; }"
-        with pytest.raises(InputError, match="functions of the host, for which there is no compiler here"):
-            cupyops.load_inline("mine", cpp_sources=host, cuda_sources=CODE, functions=["twice"])
-        with pytest.raises(InputError, match="functions names thrice, of which there is no __global__ function"):
+    def test_host_code_is_left_out(self):
+        """Texts as people give them: a host function that launches, and its name in `functions`."""
+        cuda = """
+        #include <torch/extension.h>
+        __global__ void triple_kernel(const float* x, float* y, int n) {
+          const int i = blockIdx.x * blockDim.x + threadIdx.x;
+          if (i < n) y[i] = std::max(x[i], 0.0f) * 3;
+        }
+        torch::Tensor triple(torch::Tensor x) {
+          auto y = torch::empty_like(x);
+          triple_kernel<<<(x.numel() + 31) / 32, 32>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+          return y;
+        }
+        """
+        host = "torch::Tensor triple(torch::Tensor x);\nint seven() { return 7; }"
+        kernels = cupyops.load_inline(
+            "mine", cpp_sources=host, cuda_sources=cuda, functions=["triple", "triple_kernel"]
+        )
+        x, y = torch.tensor([1.0, -2.0]), torch.zeros(2)
+        with cupyops.simulate():
+            kernels.triple_kernel[1, 32](x, y, 2)
+        assert list(kernels) == ["triple_kernel"] and y.tolist() == [3.0, 0.0]
+        with pytest.raises(AttributeError, match="triple is a function of the host.*python -m cupyops port"):
+            kernels.triple  # noqa: B018
+        with pytest.raises(InputError, match="functions names thrice, of which there is no function in the text"):
             cupyops.load_inline("mine", cuda_sources=CODE, functions=["thrice"])
 
 
@@ -138,3 +158,58 @@ def test_a_placeholder_is_told(line, name):
         pytest.raises(CompileError, match=rf"to be filled in by another program.*\(\.\.\., define={{'{name}'"),
     ):
         cupyops.Kernel(code, "f")[1, 1](torch.ones(1))
+
+
+class TestAddresses:
+    """As programs for CuPy have them: `args=[x.data_ptr()]`."""
+
+    def test_an_address_is_the_memory_that_lies_there(self):
+        add = cupyops.RawKernel(CODE, "add")
+        x, y = torch.arange(8.0), torch.zeros(4)
+        with cupyops.simulate():
+            add((1,), (4,), [x.data_ptr(), x[4:].data_ptr(), y.data_ptr()])
+            assert y.tolist() == [4.0, 6.0, 8.0, 10.0]
+            add((1,), (4,), (x, x.data_ptr() + 4, y))
+            assert y.tolist() == [1.0, 3.0, 5.0, 7.0]
+            with pytest.raises(cupyops.SimulatorError):  # past its end
+                add((1,), (4,), [x.data_ptr() + 20, x.data_ptr(), y.data_ptr()])
+            with pytest.raises(LaunchError, match="expected the address of a tensor that is alive"):
+                add((1,), (4,), [x, 4096, y])
+
+    def test_a_reference_is_given_an_array(self):
+        code = "__global__ void f(const float& edge, float* y, int &n) { y[threadIdx.x] = edge; n = blockDim.x; }"
+        edge, y, n = np.array([2.5], np.float32), torch.zeros(3), np.zeros(1, np.int32)
+        with cupyops.simulate():
+            cupyops.RawKernel(code, "f")((1,), (3,), (edge, y, n))
+        assert y.tolist() == [2.5] * 3 and n[0] == 3
+
+    def test_a_variable_of_the_module(self):
+        code = "__constant__ float by[2];\n__global__ void f(float* y) { y[threadIdx.x] *= by[threadIdx.x]; }"
+        module, y = cupyops.RawModule(code=code), torch.ones(2)
+        with cupyops.simulate():
+            module.get_global("by").set([3, 4])
+            module.get_function("f")((1,), (2,), (y,))
+            with pytest.raises(InputError, match="no __device__ or __constant__ variable 'other'"):
+                module.get_global("other")
+        assert y.tolist() == [3, 4]
+
+    def test_complex_numbers_of_cupy_s_headers(self):
+        code = """#include <cupy/complex.cuh>
+        __global__ void f(const float* x, float* y) {
+          complex<float> a(x[threadIdx.x], 1.0f);
+          y[threadIdx.x] = (a * a).imag();
+        }
+        """
+        x, y = torch.arange(3.0), torch.zeros(3)
+        with cupyops.simulate():
+            cupyops.RawKernel(code, "f")((1,), (3,), (x, y))
+        assert y.tolist() == [0, 2, 4]
+
+    def test_attributes(self):
+        kernel = cupyops.RawKernel(CODE, "add")
+        kernel.max_dynamic_shared_size_bytes = 65536  # for which a launch asks itself
+        if torch.cuda.is_available():
+            assert kernel.attributes["num_regs"] > 0 and kernel.attributes["max_threads_per_block"] >= 256
+        else:
+            with pytest.raises(LaunchError, match="there is none"):
+                kernel.attributes  # noqa: B018

@@ -123,7 +123,10 @@ def cuda_include() -> Path:
 
 @functools.cache
 def library_includes() -> tuple[Path, ...]:
-    """The folders of the headers of CUDA's C++ library and of cuRAND, where their wheels, or a toolkit, are installed."""
+    """The folders of the headers of CUDA's C++ library and of cuRAND, where they are installed, and of CuPy's own.
+
+    Of CUDA's C++ library that of its wheel or of a toolkit; where there is none, the copy that comes with CuPy.
+    """
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     wheels = ("cuda_cccl/include", "cu13/include/cccl") if nvrtc_version()[0] == 12 else ("cu13/include/cccl",)
@@ -132,7 +135,11 @@ def library_includes() -> tuple[Path, ...]:
     curand = [*(root / name / "include" for root in roots for name in ("curand", "cu13")), beside]
     marks = ((cccl, "cuda/std/cstdint"), (curand, "curand_kernel.h"))
     found = (next((one for one in folders if os.path.isfile(one / mark)), None) for folders, mark in marks)
-    return tuple(one for one in found if one is not None)
+    of_cccl, of_curand = found
+    own = Path(importlib.util.find_spec("cupy").origin or "").parent / "_core" / "include"  # type: ignore[union-attr]
+    copies = [own / "cupy" / "_cccl" / part for part in ("libcudacxx", "cub", "thrust")]
+    cccl_folders = copies if of_cccl is None else [of_cccl]
+    return tuple(one for one in (*cccl_folders, of_curand, own) if one is not None and os.path.isdir(one))
 
 
 @functools.lru_cache(maxsize=64)

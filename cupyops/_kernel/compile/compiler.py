@@ -69,7 +69,7 @@ def defines(constants: Mapping[str, int]) -> tuple[str, ...]:
 
 # what asks for a header of CUDA's C++ library, or of cuRAND
 _OF_LIBRARIES = re.compile(
-    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|nv|thrust|cooperative_groups|curand|mma)\b", re.MULTILINE
+    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|cupy|nv|thrust|cooperative_groups|curand|mma)\b", re.MULTILINE
 )
 
 

@@ -198,5 +198,6 @@ def _parameter(declaration: str) -> tuple[str, str]:
     match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
     if match is None or not words[: match.start()].strip():  # a macro, or a type without a name
         raise InputError(f"cannot read the kernel parameter {words[:200]!r}; expected a type and a name")
-    ctype = re.sub(r" ?\* ?", "*", words[: match.start()].strip())
+    ctype = re.sub(r" ?[*&] ?", lambda one: one[0].strip(), words[: match.start()].strip())
+    ctype = f"{ctype[:-1]}*" if ctype.endswith("&") else ctype  # a reference is given the address of an array, too
     return ctype + ("*" if match.group(2) else ""), match.group(1)

@@ -8,10 +8,10 @@ code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
-from .known import is_host, is_host_namespace
+from .known import HOST_OF_STD, is_host, is_host_namespace
 from .tokens import Token, tokens
 
 MARKS = frozenset(("__global__", "__device__", "__constant__", "__shared__", "__managed__"))
@@ -31,11 +31,13 @@ class Device:
         text: the text with its host code blanked out.
         kernels: the `__global__` functions, with their namespaces.
         macros: those that were known and those that the text defines, with the words of each.
+        renamed: (start, end, name) where a name in the text is to be another: of kernels that share one.
     """
 
     text: str
     kernels: list[str]
     macros: dict[str, frozenset[str]]
+    renamed: list[tuple[int, int, str]]
 
 
 @dataclass
@@ -47,6 +49,9 @@ class _Scan:
     definitions: dict[str, tuple[list[str], str]]  # of the macros of the text: parameters, and what they stand for
     blank: list[tuple[int, int]] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
+    host: set[str] = field(default_factory=set)  # types that are left out, and what has `using namespace std` before it
+    places: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # of each kernel's name: place, parameters
+    functions: set[str] = field(default_factory=set)  # functions of device code that are no kernels
 
 
 def split(text: str, known: dict[str, frozenset[str]] | None = None) -> Device:
@@ -60,9 +65,11 @@ def split(text: str, known: dict[str, frozenset[str]] | None = None) -> Device:
     scan = _Scan(
         code, _marks(macros, MARKS), _marks(macros, frozenset(("__global__",))), frozenset(macros), definitions
     )
+    if any([one.text for one in code[at : at + 3]] == ["using", "namespace", "std"] for at in range(len(code))):
+        scan.host |= HOST_OF_STD
     _items(scan, 0, len(code), "", False)
     kept = [(one.start, one.end) for one in found if one.kind == "directive" and not _INCLUDE.match(one.text)]
-    return Device(_blanked(text, scan.blank, kept), scan.kernels, macros)
+    return Device(_blanked(text, scan.blank, kept), scan.kernels, macros, _renamed(scan))
 
 
 def _define(token: Token) -> re.Match[str] | None:
@@ -246,25 +253,69 @@ def _decide(scan: _Scan, item: Item, namespace: str, member: bool) -> None:
         if words & scan.kernel_marks:
             called = head[0].text in scan.definitions and len(head) > 2 and head[1].text == "("
             name = _made_by_macro(scan, head) if called else name_of(head) if item.kind == "function" else ""
+            if name and not called:
+                name = _distinct(scan, item, namespace, name)
             scan.kernels += [namespace + name] * bool(name and namespace + name not in scan.kernels)
+        elif item.kind == "function" and not member:
+            scan.functions.add(name_of(head))
         if item.kind == "type":
             _items(scan, item.body + 1, _end_of_body(code, item), "", True)
         return
     if item.kind == "call":
         keep = False
     elif item.kind == "function":
-        keep = (member or "constexpr" in words) and "friend" not in words and not _is_host(code[item.start : item.end])
+        keep = (
+            (member or "constexpr" in words)
+            and "friend" not in words
+            and not _is_host(code[item.start : item.end], scan.host)
+        )
         keep = keep and not (words & {"using"})
     elif item.kind == "type":
         close = _end_of_body(code, item)
-        keep = not _is_host(head) and not _is_host(code[close : item.end])
-        keep = keep and not any(_is_host(one) for one in _data(scan, item.body + 1, close))
+        keep = not _is_host(head, scan.host) and not _is_host(code[close : item.end], scan.host)
+        keep = keep and not any(_is_host(one, scan.host) for one in _data(scan, item.body + 1, close))
         if keep:
             _items(scan, item.body + 1, close, "", True)
     else:
-        keep = not _is_host(code[item.start : item.end]) and not _is_host_namespace(code[item.start : item.end])
+        keep = not _is_host(code[item.start : item.end], scan.host) and not _is_host_namespace(
+            code[item.start : item.end]
+        )
+    if not keep and item.kind == "type":
+        scan.host |= (
+            {one.text for one in head if one.kind == "name"} - _KINDS - {"final", "public", "template", "typename"}
+        )
     if not keep and item.end > item.start:
         scan.blank.append((code[item.start].start, code[item.end - 1].end))
+
+
+def _distinct(scan: _Scan, item: Item, namespace: str, name: str) -> str:
+    """The name of a kernel: of several with one name, but other parameters, each has a number."""
+    code = scan.tokens
+    at = next(
+        index for index in range(item.start, item.body) if code[index].text == name and code[index + 1].text == "("
+    )
+    parameters = " ".join(one.text for one in code[at + 1 : closing(code, at + 1, item.body)])
+    places = scan.places.setdefault(namespace + name, [])
+    different = list(dict.fromkeys(one for _, one in [*places, (at, parameters)] if "=" not in one))
+    places.append((at, parameters))
+    count = different.index(parameters) + 1 if parameters in different else 1
+    return name if count == 1 else f"{name}_{count}"
+
+
+def _renamed(scan: _Scan) -> list[tuple[int, int, str]]:
+    """Names of their own for kernels that share one, and for device functions that are called as a kernel is."""
+    code, found = scan.tokens, dict[int, str]()
+    for places in scan.places.values():
+        different = list(dict.fromkeys(one for _, one in places if "=" not in one))
+        for at, parameters in places:
+            if parameters in different[1:]:
+                found[at] = f"{code[at].text}_{different.index(parameters) + 1}"
+    kernels = {code[at].text: {other for other, _ in places} for places in scan.places.values() for at, _ in places}
+    for at, one in enumerate(code[:-1]):
+        shared = one.text in scan.functions and at not in kernels.get(one.text, {at})
+        if shared and code[at + 1].text in ("(", "<") and code[at - 1].text not in (".", "->"):
+            found[at] = f"{one.text}_of_device"
+    return [(code[at].start, code[at].end, name) for at, name in found.items()]
 
 
 def _end_of_body(code: Sequence[Token], item: Item) -> int:
@@ -324,8 +375,8 @@ def _is_host_namespace(code: Sequence[Token]) -> bool:
     return is_host_namespace([one.text for one in code[2:] if one.kind == "name"])
 
 
-def _is_host(code: Sequence[Token]) -> bool:
-    """Whether something of the host's libraries is named."""
+def _is_host(code: Sequence[Token], host: Set[str]) -> bool:
+    """Whether something of the host's libraries, or of what is left out of the file, is named."""
     for index, one in enumerate(code):
         if one.kind != "name" or (index and code[index - 1].text in ("::", ".", "->")):
             continue
@@ -334,6 +385,6 @@ def _is_host(code: Sequence[Token]) -> bool:
         while at + 1 < len(code) and code[at].text == "::" and code[at + 1].kind == "name":
             path.append(code[at + 1].text)
             at += 2
-        if is_host(path):
+        if is_host(path) or (len(path) == 1 and one.text in host):
             return True
     return False

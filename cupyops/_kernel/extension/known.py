@@ -60,6 +60,34 @@ _CALLS = re.compile(
     r"(cuda|cublas|cusparse|cusolver|cudnn|cufft|curand)[A-Z]\w*|(TORCH|AT|THC|C10_CUDA)_[A-Z_]+|PYBIND11_\w+"
 )
 _OF_DEVICE = re.compile(r"cuda(TextureObject|SurfaceObject)_t|C10_(HOST_)?DEVICE|AT_(HOST_)?DEVICE")
+# types of the C++ library that allocate, or are the host's: names of them stand alone behind `using namespace std`
+HOST_OF_STD = frozenset(
+    [
+        "vector",
+        "string",
+        "map",
+        "unordered_map",
+        "set",
+        "unordered_set",
+        "list",
+        "deque",
+        "queue",
+        "stack",
+        "shared_ptr",
+        "unique_ptr",
+        "function",
+        "stringstream",
+        "ostringstream",
+        "ifstream",
+        "ofstream",
+        "fstream",
+        "ostream",
+        "mutex",
+        "thread",
+        "cout",
+        "cerr",
+    ]
+)
 _TYPES = frozenset(("Tensor", "TensorOptions", "ScalarType", "IntArrayRef", "ostream", "FILE"))
 
 

@@ -8,15 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from ...errors import SourceError
-from ..compile import source
+from ..compile import backend, source
 from ..compile.source import Source, Stamp
 from . import device
 from .known import PRELUDE, STANDARD, THRUST, is_host_header
 from .tokens import Token, line_of, tokens
 
 # a macro that is defined anew, as CUDA_KERNEL_LOOP is in many files, is worth no warning
-OPTIONS = (f"-include={PRELUDE}", "-default-device", "-diag-suppress=47")
+_VERSION = [re.sub(r"\D.*", "", one) or "0" for one in torch.__version__.partition("+")[0].split(".")]
+OPTIONS = (
+    f"-include={PRELUDE}",
+    "-default-device",
+    "-diag-suppress=47",
+    *(f"-DTORCH_VERSION_{part}={one}" for part, one in zip(("MAJOR", "MINOR", "PATCH"), _VERSION)),
+)
 _INCLUDE = re.compile(r'#\s*include\s*(?:<([^<>"\n]+)>|"([^"\n]+)")')
 _INSTEAD = {"cub/cub.cuh": "extension/cub.cuh"}
 
@@ -54,7 +62,7 @@ class _Reader:
         parts = list(found.text)
         for start, end in blank:
             parts[start:end] = [one if one in "\r\n" else " " for one in parts[start:end]]
-        for start, end, instead in replaced:
+        for start, end, instead in [*replaced, *found.renamed]:
             parts[start:end] = [instead, *[""] * (end - start - 1)]
         return "".join(parts)
 
@@ -70,6 +78,8 @@ class _Reader:
             return self._own(spelled, path.resolve(), uncertain)
         if is_host_header(spelled):
             return None
+        if quoted and os.path.isfile(backend.cuda_include() / spelled):  # a header of CUDA's, in quotes
+            return f"#include <{spelled}>"
         if not quoted or os.path.isfile(source.cuda_src() / spelled):
             return line.text if not quoted else self._shipped(spelled)
         if uncertain:

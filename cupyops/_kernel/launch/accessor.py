@@ -1,7 +1,8 @@
 """Tensor accessors of PyTorch's C++ as arguments of a kernel: address, sizes and strides, packed at the launch.
 
 `PackedTensorAccessor32<float, 2>` of a C++ extension is a struct that `cuda_src/extension/accessor.cuh` declares; what the
-compiler calls it says all that there is to know: element, dimensions, and whether sizes have 32 or 64 bits.
+compiler calls it says all that there is to know: element, dimensions, and whether sizes have 32 or 64 bits. `TensorInfo`
+has room for the sizes and strides of 25 dimensions, and their number behind them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from .ctype import VARIABLE_DTYPES
 _NAME = re.compile(
     r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (?:unsigned )?(int|long long|long)>"
 )
+_INFO = re.compile(r"(?:const )?at::cuda::detail::TensorInfo<(const )?(.+), (?:unsigned )?(int|long long|long)>")
+_MOST = 25  # dimensions of a TensorInfo
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Accessor:
 
     Attributes:
         dtype: of the tensor; None where the element is no dtype of PyTorch.
-        rank: how many dimensions the tensor has.
+        rank: how many dimensions the tensor has; any number up to that of a TensorInfo, where it is one.
         is_wide: whether sizes and strides have 64 bits.
         is_written: whether the kernel may write through it: neither it nor its elements are const.
     """
@@ -37,26 +40,28 @@ class Accessor:
     rank: int
     is_wide: bool
     is_written: bool
+    is_info: bool = False
 
     @classmethod
     def read(cls, ctype: str, size: int) -> Accessor | None:
         """The accessor that a C type is, of `size` bytes; None where it is none."""
-        match = _NAME.fullmatch(ctype)
+        match = _NAME.fullmatch(ctype) or _INFO.fullmatch(ctype)
         if match is None:
             return None
-        is_written = match[1] is None and not ctype.startswith("const ")
-        found = cls(VARIABLE_DTYPES.get(match[2]), int(match[3]), match[4] != "int", is_written)
+        is_written, is_info = match[1] is None and not ctype.startswith("const "), match.re is _INFO
+        dtype, rank = VARIABLE_DTYPES.get(match[2]), _MOST if is_info else int(match[3])
+        found = cls(dtype, rank, match[match.re.groups] != "int", is_written, is_info)
         return found if struct.calcsize(found._format) == size else None
 
     @property
     def _format(self) -> str:
-        return f"<Q{2 * self.rank}{'q' if self.is_wide else 'i'}"
+        return f"<Q{2 * self.rank}{'q' if self.is_wide else 'i'}{'i4x' if self.is_info else ''}"
 
     def unfit(self, tensor: Tensor) -> str:
         """What was expected instead of `tensor`; nothing where it will do."""
         if self.dtype is not None and tensor.dtype is not self.dtype:
             return f"a tensor of {self.dtype}: convert it with .to({self.dtype}), or choose the template value for this one"
-        if tensor.dim() != self.rank:
+        if tensor.dim() != self.rank and not (self.is_info and tensor.dim() < self.rank):
             return f"a tensor of {self.rank} dimensions; this one has {tensor.dim()}"
         if has_bits(tensor):
             return "a tensor whose values are in its memory: give its .resolve_conj().resolve_neg()"
@@ -68,6 +73,9 @@ class Accessor:
 
     def packed(self, tensor: Tensor, address: int) -> bytes:
         """The bytes that the kernel takes, for a tensor that fits."""
+        if self.is_info:
+            left = (0,) * (self.rank - tensor.dim())
+            return struct.pack(self._format, address, *tensor.shape, *left, *tensor.stride(), *left, tensor.dim())
         return struct.pack(self._format, address, *tensor.shape, *tensor.stride())
 
     def of(self, tensor: Tensor, device: int) -> bytes:

@@ -19,8 +19,13 @@ from ..compile import backend
 from ..compile.binary import Binary
 from . import driver, fastpath, faults, signature, versions
 from .configuration import Configuration, waits
+from .shared import Shared
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic together; more is to be asked for, by function and device
+_ATTRIBUTES = (
+    "max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes", "num_regs", "ptx_version",
+    "binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout",
+)  # fmt: skip
 _DEVICE_TO_DEVICE = 3  # of cudaMemcpyKind
 
 # Loaded for good: a captured graph may launch from a module long after its Kernel is gone.
@@ -43,15 +48,27 @@ def _module(binary: Binary, device: int, shared: bool) -> Any:
 class Loaded:
     """A kernel on one CUDA device, ready to launch."""
 
-    def __init__(self, name: str, binary: Binary, arguments: tuple[signature.Argument, ...], device: int, alone: bool):
+    def __init__(
+        self,
+        name: str,
+        binary: Binary,
+        arguments: tuple[signature.Argument, ...],
+        device: int,
+        alone: bool,
+        shared: Shared | None = None,
+    ):
         cupy = backend.cupy()
         self.name, self.binary, self.device, self.arguments = name, binary, device, arguments
         self.anchor = next(
             (index for index, one in enumerate(arguments) if one.kind == "pointer" or one.accessor is not None), None
         )
         with faults.told(f"{name} cannot be loaded on cuda:{device}"), cupy.cuda.Device(device):
-            self._module = _module(binary, device, shared=not alone)
-            self.function = self._module.get_function(binary.symbol).ptr
+            self.module: Any = shared.module(device, binary) if alone and shared is not None else None
+            if self.module is None:
+                self.module = _module(binary, device, shared=not alone)
+                if alone and shared is not None:
+                    shared.add(device, binary, self.module)
+            self.function = self.module.get_function(binary.symbol).ptr
             of = cupy.cuda.driver.funcGetAttribute
             self._threads = of(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function)
             self._static = of(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function)
@@ -78,6 +95,13 @@ class Loaded:
                 driver.launcher(configuration)(self.function, *shape, stream, address, 0)
         versions.raise_written(self.arguments, given)
 
+    def attributes(self) -> dict[str, int]:
+        """What CUDA says of the function, by CuPy's names."""
+        driver_ = backend.cupy().cuda.driver
+        names = {name: f"CU_FUNC_ATTRIBUTE_{name.upper()}" for name in _ATTRIBUTES}
+        with self._current():
+            return {one: driver_.funcGetAttribute(getattr(driver_, name), self.function) for one, name in names.items()}
+
     def read(self, symbol: str, size: int) -> Tensor:
         """The bytes of a variable of the module, copied on the current stream."""
         copy = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self.device}")
@@ -102,7 +126,7 @@ class Loaded:
     @contextmanager
     def _variable(self, symbol: str) -> Iterator[int]:
         with faults.told(f"{symbol} of {self.name} on cuda:{self.device}"), self._current():
-            yield backend.cupy().cuda.driver.moduleGetGlobal(self._module.ptr, symbol)
+            yield backend.cupy().cuda.driver.moduleGetGlobal(self.module.ptr, symbol)
 
     def _copy(self, to: int, source: int, size: int) -> None:
         stream = torch_private.current_stream(self.device)

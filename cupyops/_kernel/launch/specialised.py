@@ -20,6 +20,7 @@ from .ctype import DTYPES, VARIABLE_DTYPES, WrongDtype, c_token
 from .executors import default_device, executors
 from .loaded import Loaded
 from .pointers import Pointers, held
+from .shared import Shared
 from .symbols import Symbol, symbols
 
 _NOTHING = (
@@ -44,8 +45,11 @@ class Specialised:
         arch: str | None = None,
         strided: bool = False,
         extension: bool = False,
+        shared: Shared | None = None,
     ) -> None:
         self.source, self.base, self.name, self.options, self.arch = text, base, name, options, arch
+        self._copied: dict[str, Symbol] | None = None
+        self.shared = shared  # the variables of its text, where kernels have them together
         self.strided = strided  # whether it may touch what lies between the elements of views
         self.values = tuple(types.values())
         self._tokens = {parameter: c_token(value, extension) for parameter, value in types.items()}
@@ -120,13 +124,22 @@ class Specialised:
         """What the kernel takes."""
         declared = declarations.parameters(self.source, self.base, binary)
         found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
-        if all(one.kind not in ("pointer", "struct") for one in found):
+        if all(one.kind not in ("pointer", "struct") for one in found) and not self.symbols(binary):
             raise CompileError(f"{self.name}: {_NOTHING}")
         return found
 
     def symbols(self, binary: Binary) -> dict[str, Symbol]:
         """The `__device__` and `__constant__` variables of the file, by name."""
         return symbols(binary.ptx, self.source)
+
+    def copied(self, binary: Binary) -> dict[str, Symbol]:
+        """The variables of its text that a launch may have to copy to where this kernel sees them."""
+        if self.shared is None or not self.shared.moves(self.source):
+            return {}
+        if self._copied is None:
+            found = self.symbols(binary)
+            self._copied = {name: one for name, one in found.items() if one.is_state}
+        return self._copied
 
     def launch(
         self, anchor: Any, configuration: Configuration, args: tuple[Any, ...], record: tracing.Record | None = None
@@ -142,6 +155,8 @@ class Specialised:
             raise self._without_a_tensor(anchor, args)
         if is_cuda:
             loaded = self.on(index)
+            if (copied := self.copied(loaded.binary)) and self.shared is not None:
+                self.shared.bring(index, loaded.module, loaded, copied)
             loaded.launch(configuration, args, record)
             return loaded
         if (execute := executors.get(device.type)) is not None:
@@ -153,8 +168,9 @@ class Specialised:
         return None
 
     def _takes_structs_alone(self, args: Sequence[Any]) -> bool:
-        """Whether all that it knows of memory are the addresses inside a struct, which tell no device."""
-        return self._first is None and any(isinstance(value, (np.ndarray, np.void)) for value in args)
+        """Whether all that it knows of memory are addresses inside a struct, or variables, which tell no device."""
+        structs = any(isinstance(value, (np.ndarray, np.void)) for value in args)
+        return self._first is None and (structs or (self.declared == [] and not args))
 
     def _without_a_tensor(self, anchor: Any, args: tuple[Any, ...]) -> CupyopsError:
         if self.declared is None:
@@ -196,7 +212,7 @@ class Specialised:
                 major, minor = torch.cuda.get_device_capability(device)
                 binary = self.binary(f"sm_{major}{minor}")
                 alone = bool(self.symbols(binary))
-                self.loaded[device] = Loaded(self.name, binary, self.arguments(binary), device, alone)
+                self.loaded[device] = Loaded(self.name, binary, self.arguments(binary), device, alone, self.shared)
             return self.loaded[device]
 
 

@@ -18,6 +18,7 @@ _PTX = re.compile(
     r"\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?",
     re.MULTILINE,
 )
+_OF_LIBRARY = re.compile(r"_ZN?K?(St|2at|3c10|4cuda|6thrust|3cub)")
 _VARIABLE = re.compile(r"\b__(?:device|constant|managed)__\b")
 _QUALIFIERS = re.compile(r"\b(?:__\w+__|static|extern|inline|volatile|const|constexpr)\b")
 
@@ -33,6 +34,7 @@ class Symbol:
         dtype: of one element; uint8 where the type is a struct, or one that the text does not tell.
         shape: of the array; () for a single value.
         constant: whether it is `const`, so that its value may be part of the code.
+        marked: whether the text declares it with `__device__` or its like, and not the compiler a constant of the host's.
     """
 
     name: str
@@ -41,6 +43,12 @@ class Symbol:
     dtype: torch.dtype
     shape: tuple[int, ...]
     constant: bool = False
+    marked: bool = True
+
+    @property
+    def is_state(self) -> bool:
+        """Whether kernels, or Python, may change it: it is no constant, and none of a library."""
+        return self.marked and not self.constant and _OF_LIBRARY.match(self.symbol) is None
 
 
 def symbols(ptx: str, text: Source) -> dict[str, Symbol]:
@@ -108,7 +116,7 @@ def _head(piece: str, end: int) -> str | None:
 def _symbol(name: str, symbol: str, size: int, ctype: str, brackets: str, constant: bool) -> Symbol:
     dtype = VARIABLE_DTYPES.get(ctype)
     if dtype is None or size % dtype.itemsize:
-        return Symbol(name, symbol, size, torch.uint8, (size,), constant)
+        return Symbol(name, symbol, size, torch.uint8, (size,), constant, ctype != "")
     extents = re.findall(r"\[([^\]]*)\]", brackets)
     shape = tuple(int(extent) for extent in extents if extent.strip().isdecimal())
     count = size // dtype.itemsize

@@ -136,6 +136,8 @@ class Globals(Mapping[str, Variable]):
 def _found(specialised: Specialised, device: torch.device) -> tuple[dict[str, Symbol], Holder]:
     if device.type == "cuda" and torch.cuda.is_available():
         loaded = specialised.on(torch.cuda.current_device() if device.index is None else device.index)
+        if (copied := specialised.copied(loaded.binary)) and specialised.shared is not None:
+            specialised.shared.bring(loaded.device, loaded.module, loaded, copied)
         return specialised.symbols(loaded.binary), loaded
     variables = getattr(executors.get(device.type), "variables", None)
     if variables is None:

@@ -6,6 +6,7 @@ import struct
 import pytest
 import torch
 
+import cupyops
 from cupyops._kernel.compile.binary import Parameter
 from cupyops._kernel.launch import fastpath, signature
 from cupyops._kernel.launch.accessor import Accessor
@@ -67,3 +68,28 @@ def test_shapes_that_are_allowed(tensor):
 def test_views_whose_values_are_elsewhere_are_refused():
     assert "resolve_conj" in join()[0].accessor.unfit(torch._neg_view(torch.zeros(2, 2)))
     assert "storage of its own" in join()[0].accessor.unfit(torch.zeros(2, 2).to_sparse())
+
+
+INFO = """
+#include <ATen/cuda/detail/TensorInfo.cuh>
+#include <ATen/cuda/detail/IndexUtils.cuh>
+template <typename scalar_t, typename index_t>
+__global__ void add_rows(const at::cuda::detail::TensorInfo<scalar_t, index_t> x, scalar_t* y, int n) {
+  const int i = threadIdx.x;
+  if (i < n) y[i] = x.data[at::cuda::detail::IndexToOffset<scalar_t, index_t, -1>::get(i, x)] + x.dims + x.sizes[0];
+}
+"""
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(12,), (3, 4), (2, 3, 2)], ids=str)
+def test_an_info_of_a_tensor_of_any_number_of_dimensions(index, shape):
+    """It follows the strides of a view, as what PyTorch's headers compute of it does."""
+    x = torch.arange(24.0).reshape(*shape, 2)[..., 0]
+    y = torch.zeros(12)
+    kernel = cupyops.extension(INFO).add_rows
+    with cupyops.simulate():
+        kernel[1, 32](x, y, 12, scalar_t=torch.float32, index_t=index)
+        with pytest.raises(cupyops.LaunchError, match="expected a tensor of torch.float32"):
+            kernel[1, 32](x.double(), y, 12, scalar_t=torch.float32, index_t=index)
+    torch.testing.assert_close(y, x.flatten() + len(shape) + shape[0])

@@ -1,0 +1,699 @@
+"""Calls of C++ as Python: casts, functions of PyTorch, of the C++ library and of the files, methods of tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from . import memory, values
+from .expressions import (
+    DTYPE_NAMES,
+    EXPRESSIONS,
+    a_tuple,
+    arguments,
+    assigned,
+    children,
+    constant_value,
+    conversion,
+    ctype,
+    dtype_of_type,
+    nothing,
+    on_gpu,
+    python,
+    typed,
+)
+from .program import Function, Node, bare, is_stream, text, walk
+from .scope import NotTranslated, Scope, changed
+from .values import (
+    BOOL,
+    DEVICE,
+    DIM3,
+    DOUBLE,
+    DTYPE,
+    FLOAT,
+    INT,
+    LONG,
+    OPTIONS,
+    STATUS,
+    STRING,
+    TENSOR,
+    VOID,
+    Type,
+    Value,
+)
+from .vocabulary import (
+    ATTRIBUTES_OF_KERNELS,
+    CEIL,
+    DTYPES,
+    FUNCTIONS,
+    GUARDS,
+    LISTS,
+    MEMORY,
+    METHODS,
+    NUMBERS,
+    OF_LAUNCHES,
+    PAIRS,
+    POINTERS,
+    PROPERTIES,
+    QUERIES,
+    REAL,
+    REPORTS,
+    SIZES,
+    STREAMS,
+    TENSORS,
+    name_of,
+    type_of,
+)
+
+
+def call(node: Node, scope: Scope) -> Value:
+    """A call, as an expression."""
+    function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
+    if function.type == "field_expression":
+        return _method(node, function, given, scope)
+    spelled, base = text(function), bare(text(function))
+    nodes = children(given)
+    scope.read(function)
+    if re.match(r"(static|reinterpret|const)_cast\b", spelled) and len(nodes) == 1:
+        named = next(one for one in walk(function) if one.type == "template_argument_list").named_children[0]
+        found = conversion(node, named, text(named), nodes[0], scope)
+        scope.read(given)
+        return found
+    if scope.program.named(base) and not re.match(r"(std|at|torch|c10)::", spelled):
+        return _own(node, function, scope.program.named(base), given, scope)
+    if function.type in ("primitive_type", "sized_type_specifier") or (
+        (base in NUMBERS or base in scope.types or base in scope.program.aliases or base in DTYPES) and len(nodes) == 1
+    ):
+        found = conversion(node, function, spelled, nodes[0], scope)
+        scope.read(given)
+        return found
+    if spelled in QUERIES or base in REPORTS:
+        return status(node, base, given, scope)
+    if base in MEMORY:
+        return memory.call(node, base, given, scope)
+    if (constructed_ := constructed(node, function, spelled, nodes, scope)) is not None:
+        scope.read(given)
+        return constructed_
+    return _library(node, spelled, base, given, scope)
+
+
+def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], scope: Scope) -> Value | None:
+    """What a constructor makes; None where it is no type that is known."""
+    kind = type_of(spelled, scope.types)
+    if kind is None or kind.kind not in ("dim3", "options", "string", "list", "tuple", "optional", "device", "scalar"):
+        return None
+    scope.read(named)
+    if kind == OPTIONS:
+        return _options(node, "dtype", nodes, scope) if nodes else Value("dict()", OPTIONS)
+    found = [python(one, scope) for one in nodes]
+    return made(node, kind, found, nodes, scope)
+
+
+def made(node: Node, kind: Type, found: list[Value], nodes: Sequence[Node], scope: Scope) -> Value:
+    """A value of a type that is made of others: `dim3 grid(n, 2)`, `std::vector<int> v(3, 1)`. Raises `NotTranslated`."""
+    if kind == DIM3 and 1 <= len(found) <= 3:
+        return replace(a_tuple([_whole(one, part) for one, part in zip(found, nodes)]), type=DIM3)
+    if len(found) == 1 and (kind.is_number or found[0].type.kind == kind.kind or kind.kind in ("optional", "scalar")):
+        return assigned(found[0], kind, node)
+    if kind.kind == "list" and kind.of and 1 <= len(found) <= 2 and found[0].type.is_integer and kind.of[0].is_number:
+        filled = (
+            assigned(found[1], kind.of[0], node).code
+            if len(found) == 2
+            else ("0.0" if kind.of[0].kind == "float" else "0")
+        )
+        return Value(f"[{filled}] * {found[0].at(values.TIMES + 1)}", kind, values.TIMES)
+    if kind.kind in ("string", "list", "tuple", "optional") and not found:
+        return Value({"string": '""', "list": "[]", "tuple": "()", "optional": "None"}[kind.kind], kind)
+    if kind.kind == "tensor" and not found:
+        return Value("None", TENSOR)
+    if kind.kind == "device" and found:
+        return Value(f"torch.device({', '.join(one.code for one in found)})", DEVICE)
+    raise NotTranslated(node, f"a {kind} made of {len(found)} values: {text(node)[:60]!r}")
+
+
+def _whole(value: Value, node: Node) -> Value:
+    """A dimension of a grid: an integer, which a launch refuses where it is negative or too large."""
+    if value.type.kind == "float":
+        return values.whole(f"int({value.code})")
+    if not value.type.is_integer:
+        raise NotTranslated(node, f"a {value.type} as a dimension of a grid: {text(node)[:60]!r}")
+    return value
+
+
+def grid(node: Node, scope: Scope) -> Value:
+    """A grid or a block of a launch: one number, or three."""
+    value = python(node, scope)
+    return value if value.type == DIM3 else _whole(value, node)
+
+
+# --- what is nothing ---
+
+
+def status(node: Node, base: str, given: Node, scope: Scope) -> Value:
+    """What only reports an error of CUDA's, or waits: errors are exceptions here, so that there is none."""
+    for one in children(given):
+        if base in REPORTS:
+            if python(one, scope).type != STATUS:
+                raise NotTranslated(one, f"a check of {text(one)[:60]!r}, which is no error of CUDA's")
+        else:
+            nothing(one, scope)
+    scope.read(node)
+    return Value("0", STATUS)
+
+
+def attribute(node: Node, given: Node, scope: Scope) -> bool:
+    """Whether it sets a hint for a kernel, or asks for its shared memory, which a launch does itself."""
+    nodes = children(given)
+    if len(nodes) < 2 or bare(text(nodes[1])) not in ATTRIBUTES_OF_KERNELS:
+        raise NotTranslated(node, f"{text(node)[:60]!r}: an attribute of a kernel that is no hint")
+    scope.read(given)
+    return True
+
+
+# --- functions ---
+
+
+def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> Value:
+    of_torch = re.match(r"(at|torch|c10)::", spelled) is not None
+    if base in STREAMS | GUARDS:
+        nothing(node, scope)
+        return Value("None", Type("guard"))
+    nodes = children(given)
+    if base in CEIL:
+        left, right = arguments(given, scope)
+        return _rounded_up(left, right)
+    if base == "GET_BLOCKS":  # ATen's, of blocks of CUDA_NUM_THREADS
+        found = arguments(given, scope)
+        by = found[1] if len(found) > 1 else values.number(1024, INT, str(OF_LAUNCHES["CUDA_NUM_THREADS"]))
+        return _rounded_up(found[0], by)
+    if base in TENSORS and of_torch:
+        return _allocation(base, given, scope)
+    if base in ("dtype", "device", "requires_grad", "CUDA", "memory_format") and of_torch:
+        found_ = _options(node, base, nodes, scope)
+        scope.read(given)
+        return found_
+    if base == "elementSize" and len(nodes) == 1:
+        return values.whole(f"{arguments(given, scope)[0].at(values.ATOM)}.itemsize", LONG, low=1, high=16)
+    if base in FUNCTIONS and of_torch:
+        found = arguments(given, scope)
+        kind = (
+            Type("tuple", of=(TENSOR, TENSOR))
+            if base in PAIRS and (len(found) > 1 or base in ("sort", "topk"))
+            else TENSOR
+        )
+        return Value(f"torch.{base}({', '.join(one.code for one in found)})", kind)
+    if base == "time" and spelled in ("time", "std::time") and text(given) in ("(NULL)", "(0)", "(nullptr)", "()"):
+        scope.read(given)
+        return values.whole("int(time.time())", LONG, low=0)
+    return _standard(node, spelled, base, given, scope)
+
+
+def _rounded_up(left: Value, right: Value) -> Value:
+    """`(a + b - 1) / b`."""
+    above = values.computed("-", values.computed("+", left, right), values.number(1, INT, "1"))
+    if above.low >= 0 and right.low >= 1 and "&" not in above.code:
+        divided = values.computed("/", above, right)
+        return replace(divided, code=f"cupyops.ceil_div({left.code}, {right.code})", binds=values.ATOM)
+    return values.computed("/", above, right)
+
+
+def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> Value:
+    """Functions of the C and C++ libraries."""
+    if base in ("make_tuple", "tie", "make_pair", "forward_as_tuple"):
+        return a_tuple(arguments(given, scope), "tuple")
+    if base == "get" and spelled.startswith("std::get<"):
+        (value,) = arguments(given, scope)
+        place = spelled[spelled.index("<") + 1 : spelled.rindex(">")].strip()
+        if value.type.kind != "tuple" or not place.isdigit() or int(place) >= len(value.type.of):
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        return typed(f"{value.at(values.ATOM)}[{place}]", value.type.of[int(place)])
+    if base in ("move", "forward") and spelled.startswith("std::"):
+        (value,) = arguments(given, scope)
+        return value
+    single = base.removesuffix("f")
+    real = single if single in REAL and base not in REAL else base
+    if base in ("min", "max", "abs", "swap", "llabs", "labs") and re.match(r"(std::|::|)\w+(<|$)", spelled):
+        return _chosen(node, spelled, {"llabs": "abs", "labs": "abs"}.get(base, base), given, scope)
+    if real in REAL and re.match(r"(std::|::|)\w+$", spelled):
+        return _real(node, real, base, spelled, given, scope)
+    raise NotTranslated(node, f"the function {spelled[:60]}")
+
+
+def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> Value:
+    """`min`, `max` and `abs` of numbers."""
+    nodes = children(given)
+    if len(nodes) == 1 and nodes[0].type == "initializer_list":
+        found = arguments(nodes[0], scope)
+        scope.read(given)
+    else:
+        found = arguments(given, scope)
+    if base == "swap" or not found or not all(one.type.is_number for one in found):
+        raise NotTranslated(node, f"the function {spelled[:60]} of {', '.join(str(one.type) for one in found)}")
+    if match := re.search(r"<(.*)>", spelled):
+        kind = ctype(node, scope, match[1])
+        found = [assigned(one, kind, node) for one in found]
+    if base == "abs":
+        value = values.promoted(found[0])
+        high = max(abs(value.low), abs(value.high)) if value.type.is_integer else value.high
+        return Value(f"abs({value.code})", value.type, low=0, high=high, sized=value.sized)
+    found = [
+        values.promoted(one) if one.type.is_integer and len({one.type for one in found}) > 1 else one for one in found
+    ]
+    kind = found[0].type
+    for one in found[1:]:
+        kind = values.common(kind, one.type)
+    found = [one if one.type == kind else assigned(one, kind, node) for one in found]
+    pick = min if base == "min" else max
+    code = f"{base}({', '.join(one.code for one in found)})"
+    return Value(
+        code, kind, low=pick(one.low for one in found), high=pick(one.high for one in found),
+        sized=any(one.sized for one in found),
+    )  # fmt: skip
+
+
+_OF_MATH = {"fabs": "abs", "round": "_round"}
+
+
+def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Scope) -> Value:
+    """Functions of numbers with a fraction: in float where C++ computes in float, which rounds once more."""
+    found = arguments(given, scope)
+    if not all(one.type.is_number for one in found) or len(found) != (
+        2 if real in ("pow", "atan2", "fmax", "fmin", "fmod") else 1
+    ):
+        raise NotTranslated(node, f"the function {spelled[:60]} of {', '.join(str(one.type) for one in found)}")
+    is_float = (
+        base != real
+        or (spelled.startswith("std::") and all(one.type == FLOAT for one in found))
+        or (all(one.type == FLOAT for one in found) and real in ("ceil", "floor", "fabs", "sqrt", "fmin", "fmax"))
+    )
+    if is_float:
+        found = [assigned(one, FLOAT, node) for one in found]
+    inner = ", ".join(one.code for one in found)
+    if real in ("ceil", "floor"):
+        return Value(f"float(math.{real}({inner}))", FLOAT if is_float else DOUBLE)
+    if real in ("fmax", "fmin", "fabs"):
+        name = {"fmax": "max", "fmin": "min", "fabs": "abs"}[real]
+        return Value(f"float({name}({inner}))", FLOAT if is_float else DOUBLE)
+    if real == "round":
+        raise NotTranslated(node, f"the function {spelled}, which rounds halves away from 0")
+    made_ = Value(f"math.{real}({inner})", DOUBLE)
+    if not is_float:
+        return made_
+    if real != "sqrt":
+        scope.note(f"{text(node)[:60]}: computed in double and rounded to float; C++'s may differ in the last bit")
+    return assigned(made_, FLOAT, node)
+
+
+# --- functions of the files ---
+
+
+def _own(node: Node, function: Node, candidates: list[Function], given: Node, scope: Scope) -> Value:
+    nodes = children(given)
+    called = _resolved(node, candidates, nodes, scope)
+    found, types = list[Value](), dict[str, Type]()
+    passed: list[str] = []
+    written = _template_arguments(function)
+    for name, spelled in zip(called.types, written):
+        types[name] = ctype(spelled, scope)
+    for one, (spelled, name) in zip(nodes, called.parameters):
+        if is_stream(spelled):
+            nothing(one, scope)
+            continue
+        value = python(one, scope)
+        plain = re.sub(r"\bconst\b|[&\s]", "", spelled)
+        if plain in called.types:
+            deduced = called.types.index(plain) >= len(written)
+            if deduced and types.setdefault(plain, value.type) != value.type:
+                raise NotTranslated(node, f"the type {plain} of {called.called}: {types[plain]} or {value.type}")
+            value = assigned(value, types[plain], one)
+        elif (kind := _parameter(spelled, called, scope)) is not None:
+            value = assigned(value, kind, one, lax=kind == FLOAT)
+        if name in written_to(called):
+            if one.type != "identifier":
+                raise NotTranslated(one, f"{text(one)[:60]!r}, which {called.called} writes to")
+            scope.written.append(value.code)
+        found.append(value)
+        passed.append(value.code)
+    if missing := [name for name in called.types if name not in types]:
+        raise NotTranslated(node, f"the template parameter {missing[0]} of {called.called}, which is not written")
+    scope.read(given)
+    passed += _by_name(node, function, called, nodes, found, scope)
+    returns = type_of(called.returns, scope.types | types) if called.returns != "auto" else None
+    if returns is None:
+        returns = (
+            ctype(node, replace(scope, types=scope.types | types), called.returns)
+            if called.returns != "auto"
+            else Type("result", name="result")
+        )
+    code = f"{scope.request(called, types)}({', '.join(passed)})"
+    return replace(typed(code, returns))
+
+
+def _parameter(spelled: str, called: Function, scope: Scope) -> Type | None:
+    templates = {name: DTYPE if is_type else INT for name, is_type in called.template if name}
+    aliases = {name: kind for name, what in scope.program.aliases.items() if (kind := type_of(what)) is not None}
+    kind = type_of(spelled, aliases | templates)
+    if kind is not None and kind == DTYPE and re.sub(r"\bconst\b|[&\s]", "", spelled) in templates:
+        return Type("scalar")  # a number of the template's type
+    return kind
+
+
+def written_to(function: Function) -> set[str]:
+    """The parameters of a function that are references, and that it assigns to: what it returns besides its result."""
+    names = changed(function.body)
+    found = set()
+    for spelled, name in function.parameters:
+        is_reference = "&" in spelled and not re.search(r"\bconst\b", spelled) and "&&" not in spelled
+        if is_reference and name in names and _is_assigned(function.body, name):
+            found.add(name)
+    return found
+
+
+def _is_assigned(body: Node, name: str) -> bool:
+    for node in walk(body):
+        field = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
+        if field is not None and text(node.child_by_field_name(field)) == name:
+            return True
+    return False
+
+
+def _resolved(node: Node, candidates: list[Function], nodes: list[Node], scope: Scope) -> Function:
+    """The function that a call means: of overloads that which takes so many arguments, of these types."""
+    fits = [one for one in candidates if len(one.parameters) - len(one.defaults) <= len(nodes) <= len(one.parameters)]
+    if len(fits) > 1:
+        found = [python(one, scope).type for one in nodes]
+
+        def distance(function: Function) -> int:
+            kinds = [_parameter(spelled, function, scope) for spelled, _ in function.parameters]
+            return sum(
+                0
+                if of == to
+                else 1
+                if of.kind == (to.kind if to else "")
+                else 2
+                if to and of.is_number and to.is_number
+                else 9
+                for of, to in zip(found, kinds)
+            )
+
+        ranked = sorted(fits, key=distance)
+        if distance(ranked[0]) < distance(ranked[1]) and distance(ranked[0]) < 9:
+            return ranked[0]
+        raise NotTranslated(node, f"which of the {len(fits)} functions {candidates[0].called} is called")
+    if not fits:
+        raise NotTranslated(node, f"{candidates[0].called} of {len(nodes)} arguments")
+    return fits[0]
+
+
+def _by_name(
+    node: Node, function: Node, called: Function, nodes: list[Node], found: list[Value], scope: Scope
+) -> list[str]:
+    """Template arguments of a function of the files, which its Python takes by name."""
+    passed, written = [], _template_arguments(function)
+    pointers = [(value, spelled) for value, (spelled, _) in zip(found, called.taken)]
+    for place, (name, is_type) in enumerate(called.template):
+        if not name:
+            continue
+        given = template_argument(written[place], is_type, scope) if place < len(written) else None
+        given = given or next(
+            (
+                value.element or f"{value.at(values.ATOM)}.dtype"
+                for value, spelled in pointers
+                if re.search(rf"\b{name}\b[^<>]*\*", spelled)
+            ),
+            None,
+        )
+        if given is None:
+            raise NotTranslated(node, f"the template parameter {name} of {called.called}, which is not written")
+        passed.append(f"{name_of(name)}={given}")
+    return passed
+
+
+def _template_arguments(function: Node) -> list[Node]:
+    written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
+    return [] if written is None else children(written)
+
+
+def template_argument(node: Node, is_type: bool, scope: Scope) -> str:
+    """The Python of a template argument: a dtype, or a value. Raises `NotTranslated`."""
+    name, inner = text(node), node
+    if not is_type:
+        while inner.type == "type_descriptor" and inner.named_children:
+            inner = inner.named_children[0]
+        found = _named_value(inner, scope) if inner.type == "type_identifier" else python(inner, scope)
+        scope.read(node)
+        if found.type.kind == "bool" and not found.loose:
+            return found.code
+        return values.promoted(found).code if found.type.is_integer else found.code
+    dtype = dtype_of_type(node, name, scope)
+    scope.read(node)
+    return dtype
+
+
+def _named_value(node: Node, scope: Scope) -> Value:
+    """A name that the parser takes for a type."""
+    name = text(node)
+    variable = scope.find(name)
+    if variable is not None:
+        return variable.value
+    if name in scope.program.constants:
+        found = constant_value(name, scope.program.constants[name][0], scope)
+        if found is not None:
+            scope.used.add(name)
+            return replace(found, code=name_of(name), binds=values.ATOM)
+    raise NotTranslated(node, f"the name {name}, which the files do not define")
+
+
+# --- methods ---
+
+
+def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
+    of, named = function.child_by_field_name("argument"), function.child_by_field_name("field")
+    method, nodes = bare(text(named)) or text(named), children(given)
+    if re.fullmatch(r"(at|torch)::globalContext\(\)", text(of)) and method == "alertNotDeterministic":
+        (value,) = arguments(given, scope)
+        scope.read(function)
+        return Value(f"_alert({value.code})", VOID)
+    value = python(of, scope)
+    scope.read(function)
+    kind = value.type.kind
+    if kind == "options":
+        return _with_option(node, value, method, nodes, given, scope)
+    if kind == "optional":
+        if method == "has_value" and not nodes:
+            return Value(f"{value.at(values.COMPARE + 1)} is not None", BOOL, values.COMPARE)
+        if method == "value" and not nodes:
+            return replace(value, type=value.type.of[0])
+        if text(function)[of.end_byte - function.start_byte :].startswith("->"):
+            value = replace(value, type=value.type.of[0])
+            kind = value.type.kind
+    if kind == "guard" and method in ("stream", "device", "device_index", "get_device") and not nodes:
+        return value
+    if kind == "stream" and method == "str" and not nodes:
+        return replace(value, type=STRING)
+    if kind == "tensor":
+        return _of_tensor(node, value, method, named, given, scope)
+    if kind == "list" and not nodes and method in ("size", "empty"):
+        if method == "empty":
+            return Value(f"not {value.at(values.NOT)}", BOOL, values.NOT)
+        return values.size(f"len({value.code})")
+    if kind == "list" and method in ("push_back", "emplace_back") and len(nodes) == 1:
+        (one,) = arguments(given, scope)
+        element = assigned(one, value.type.of[0], node) if value.type.of else one
+        return Value(f"{value.at(values.ATOM)}.append({element.code})", VOID)
+    if kind == "list" and not nodes and method in ("front", "back", "at") or (kind == "list" and method == "at"):
+        index = {"front": "0", "back": "-1"}.get(method) or arguments(given, scope)[0].code
+        return typed(f"{value.at(values.ATOM)}[{index}]", value.type.of[0])
+    if kind == "list" and not nodes and method == "vec":
+        return value
+    if kind == "device" and not nodes and method in ("type", "is_cuda", "is_cpu", "index"):
+        if method == "index":
+            return values.whole(f"{value.at(values.ATOM)}.index", low=0)
+        tensor = value.code.removesuffix(".device")
+        if method == "is_cuda" and tensor != value.code:
+            return on_gpu(tensor)
+        return (
+            Value(f"{value.at(values.ATOM)}.type", Type("kind of device"), element=tensor)
+            if method == "type"
+            else Value(f"{value.at(values.ATOM)}.type == 'cpu'", BOOL, values.COMPARE)
+        )
+    if kind == "dtype" and not nodes and method == "is_cuda" and value.element:
+        return on_gpu(value.element)
+    if kind == "dtype" and not nodes and method in ("scalarType", "toScalarType"):
+        return value
+    if kind == "pointer" and not nodes and method in ("data",):
+        return value
+    if kind == "scalar" and not nodes and method in ("toFloat", "toDouble", "toInt", "toLong", "toBool", "to"):
+        to = {"toFloat": FLOAT, "toDouble": DOUBLE, "toInt": INT, "toLong": LONG, "toBool": BOOL}[method]
+        code = {"toFloat": "_float", "toBool": "bool", "toDouble": "float"}.get(method, "int")
+        return replace(typed(f"{code}({value.code})", to))
+    raise NotTranslated(node, f"the method {method} of a {value.type}")
+
+
+def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, scope: Scope) -> Value:
+    base, nodes = value.at(values.ATOM), children(given)
+    if method in POINTERS:
+        if nodes:
+            raise NotTranslated(node, f"the method {method} with arguments")
+        return Value(
+            value.code,
+            Type("pointer", of=(TENSOR,)),
+            value.binds,
+            element=_element(named, base, scope),
+        )
+    if method == "is_cuda" and not nodes:
+        return on_gpu(base)
+    if method == "defined" and not nodes:
+        return Value(f"{value.at(values.COMPARE + 1)} is not None", BOOL, values.COMPARE)
+    if method == "type" and not nodes:
+        return Value(f"{base}.dtype", DTYPE, element=base)
+    if method == "options" and not nodes:
+        return Value("", OPTIONS, options={"dtype": f"{base}.dtype", "device": f"{base}.device"})
+    if method in PROPERTIES and not nodes:
+        attribute_, kind = PROPERTIES[method]
+        code = f"{base}.{attribute_}"
+        if kind == "size":
+            return replace(values.size(code))
+        if kind == "sizes":
+            return Value(code, Type("list", of=(LONG,)), sized=True)
+        types = {"dtype": DTYPE, "device": DEVICE, "bool": BOOL, "int": INT, "tensor": TENSOR}
+        return replace(typed(code, types[kind]))
+    if method in SIZES and len(nodes) == 1:
+        (one,) = arguments(given, scope)
+        return replace(values.size(f"{base}.{method}({one.code})"))
+    if method == "item" and not nodes:
+        written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
+        kind_ = ctype(children(written)[0], scope) if written is not None else Type("scalar")
+        if kind_ == FLOAT:
+            return Value(f"_float({base}.item())", FLOAT)
+        return replace(typed(f"{base}.item()", kind_))
+    if method == "is_same" and len(nodes) == 1:
+        return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)
+    if method in ("index", "slice", "toType", "sizes", "is_same_size", "equal"):
+        return _renamed(node, base, method, given, scope)
+    found = [] if method == "to" else arguments(given, scope)
+    if method == "to":
+        parts = [python(one, scope) for one in nodes]
+        scope.read(given)
+        found = [replace(one, code=_keywords(one)) if one.type == OPTIONS else one for one in parts]
+    inner = ", ".join(one.code for one in found)
+    if method in LISTS:
+        return Value(f"{base}.{method}({inner})", Type("list", of=(TENSOR,)))
+    if method in PAIRS and (found or method in ("sort",)):
+        return Value(f"{base}.{method}({inner})", Type("tuple", of=(TENSOR, TENSOR)))
+    if method in METHODS:
+        return Value(f"{base}.{method}({inner})", TENSOR)
+    raise NotTranslated(node, f"the method {method}")
+
+
+def _element(named: Node, base: str, scope: Scope) -> str:
+    """The Python of the dtype behind a pointer: as it is written, else that of the tensor."""
+    written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
+    if written is None or not children(written):
+        return f"{base}.dtype"
+    name = " ".join(re.sub(r"\bconst\b", " ", text(children(written)[0])).split())
+    variable = scope.find(name)
+    if variable is not None and variable.value.type == DTYPE:
+        return f"{base}.dtype"
+    kind = type_of(name, scope.types)
+    spelled = DTYPES.get(name) or (DTYPE_NAMES.get((kind.kind, kind.bits, kind.signed)) if kind is not None else None)
+    return f"torch.{spelled}" if spelled else f"{base}.dtype"
+
+
+def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> Value:
+    """Methods that Python says in another way."""
+    found = arguments(given, scope)
+    codes = [one.code for one in found]
+    if method == "index" and len(codes) == 1:
+        return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
+    if method == "slice" and 3 <= len(codes) <= 4 and all(one.type.is_integer for one in found):
+        before = f"(slice(None),) * {found[0].at(values.ATOM)}"
+        return Value(f"{base}[{before} + (slice({', '.join(codes[1:])}),)]", TENSOR)
+    if method == "toType" and len(codes) == 1:
+        return Value(f"{base}.to({codes[0]})", TENSOR)
+    if method == "is_same_size" and len(codes) == 1:
+        return Value(f"{base}.shape == {found[0].at(values.ATOM)}.shape", BOOL, values.COMPARE)
+    if method == "equal" and len(codes) == 1:
+        return Value(f"torch.equal({base}, {codes[0]})", BOOL)
+    raise NotTranslated(node, f"the method {method}")
+
+
+# --- options ---
+
+
+def _keywords(value: Value) -> str:
+    """Options as keyword arguments: `dtype=torch.int32, device=x.device`."""
+    return ", ".join(f"**{code}" if key == "**" else f"{key}={code}" for key, code in value.options.items())
+
+
+def as_dict(value: Value) -> str:
+    """Options as a value."""
+    return f"dict({_keywords(value)})"
+
+
+def _with_option(node: Node, value: Value, method: str, nodes: list[Node], given: Node, scope: Scope) -> Value:
+    given_ = _options(node, method, nodes, scope)
+    scope.read(given)
+    options = dict(value.options)
+    if "**" in options and given_.options:
+        inner = ", ".join(f"{key}={code}" for key, code in given_.options.items())
+        return replace(value, options={"**": f"dict({options['**']}, {inner})"})
+    return replace(value, options=options | dict(given_.options))
+
+
+def _options(node: Node, key: str, nodes: Sequence[Node], scope: Scope) -> Value:
+    if len(nodes) > 2 or not nodes:
+        raise NotTranslated(node, f"the option {text(node)[:60]}")
+    if key == "layout" and re.fullmatch(r"(at|torch|c10)::(kStrided|Layout::Strided)", text(nodes[0])):
+        scope.read(nodes[0])
+        return Value("", OPTIONS)
+    found = [python(one, scope) for one in nodes]
+    code = found[0].code
+    if key == "requires_grad" and found[0].type == BOOL:
+        return Value("", OPTIONS, options={} if code == "False" else {"requires_grad": code})
+    if key == "CUDA":
+        scope.note("allocated on the current GPU, as at::CUDA does")
+        return Value("", OPTIONS, options={"dtype": code, "device": '"cuda"'})
+    if key == "dtype" and found[0].type.kind == "kind of device":
+        key = "device"
+    if key in ("dtype", "device"):
+        if found[0].checked:
+            scope.note("allocated on the current GPU")
+        if len(found) == 2:
+            code = f'f"cuda:{{{found[1].code}}}"'
+        if found[0].type == OPTIONS:
+            return found[0]
+        return Value("", OPTIONS, options={key: code})
+    if key == "memory_format":
+        return Value("", OPTIONS, options={key: code})
+    raise NotTranslated(node, f"the option {key}")
+
+
+def _allocation(base: str, given: Node, scope: Scope) -> Value:
+    found = [python(one, scope) for one in children(given)]
+    scope.read(given)
+    likely = base.endswith("_like")
+    codes = []
+    for place, one in enumerate(found):
+        if one.type in (OPTIONS, DTYPE):
+            codes.append(_keywords(one) if one.type == OPTIONS else f"dtype={one.code}")
+        elif place == 0 and not likely and base != "arange" and one.type.is_integer:
+            codes.append(f"({one.code},)" if base == "full" else one.code)
+        else:
+            codes.append(one.code)
+    return Value(f"torch.{base}({', '.join(filter(None, codes))})", TENSOR)
+
+
+def _compound(node: Node, scope: Scope) -> Value:
+    """`dim3{a, b}`, `at::Device{...}`."""
+    named, given = node.child_by_field_name("type"), node.child_by_field_name("value")
+    found = constructed(node, named, text(named), children(given), scope)
+    if found is None:
+        raise NotTranslated(node, f"the type {text(named)}")
+    scope.read(given)
+    return found
+
+
+EXPRESSIONS["call_expression"] = call
+EXPRESSIONS["compound_literal_expression"] = _compound

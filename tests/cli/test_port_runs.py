@@ -1,0 +1,181 @@
+"""What `port` writes, run in the simulator: statements that mean in C++ what another text would mean in Python."""
+
+import pytest
+import torch
+
+import cupyops
+from cupyops._port.port import port
+
+HEAD = """
+#include <torch/extension.h>
+#include <ATen/cuda/CUDAContext.h>
+__global__ void add(float* x, float by, int n) {
+  const int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) x[i] += by;
+}
+template <typename scalar_t, typename acc_t, typename index_t>
+__global__ void sum(const scalar_t* x, const index_t* at, acc_t* y, int n) {
+  extern __shared__ unsigned char room[];
+  acc_t* part = reinterpret_cast<acc_t*>(room);
+  part[threadIdx.x] = threadIdx.x < n ? static_cast<acc_t>(x[at[threadIdx.x]]) : acc_t(0);
+  __syncthreads();
+  if (threadIdx.x == 0) for (int i = 0; i < n; ++i) y[0] += part[i];
+}
+"""
+LAUNCH = "add<<<1, 32>>>(x.data_ptr<float>(), %s, x.numel());"
+
+
+def made(tmp_path, code, name="run", options=()):
+    path = tmp_path / "x.cu"
+    path.write_text(HEAD + code)
+    found = port([path], str(path), options)
+    assert not [one for one in found.problems if "not translated" in one], found.problems
+    scope = {"__name__": "x"}
+    exec(compile(found.files["x.py"], "x.py", "exec"), scope)
+    return scope[name]
+
+
+# the body of `run(at::Tensor x, int n, float s, bool fast)`, and what it leaves of zeros(4) for n = 3, s = 0.1, fast = True
+BODIES = {
+    "a refusal off the GPU": ("if (!x.is_cuda()) return; " + LAUNCH % 1, [1] * 4),
+    "both of two conditions": (f"if (!fast && x.is_cuda()) {{ {LAUNCH % 1} }} else {{ {LAUNCH % 2} }}", [2] * 4),
+    "a pointer that moves": ("auto p = x.data_ptr<float>(); p += 1; add<<<1, 32>>>(p, 1, 2);", [0, 1, 1, 0]),
+    "a member of a grid": ("dim3 grid(1), block(2); grid.y = 2; add<<<grid, block>>>(x.data_ptr<float>(), 1, 4);", [1] * 4),
+    "a float of a double": ("double d = s; " + LAUNCH % "s * 3 == 0.3f && d != 0.1 ? 1 : 2", [1] * 4),
+    "the size of a type": ("int bytes = sizeof(float) * 2 - sizeof(int64_t); " + LAUNCH % "bytes + 1", [1] * 4),
+    "an error of CUDA's": (
+        LAUNCH % 1 + " cudaError_t err = cudaGetLastError();"
+        " if (err != cudaSuccess) throw std::runtime_error(cudaGetErrorString(err));",
+        [1] * 4,
+    ),
+    "a number called err": (f"float err = s; if (err > 0.05f) {{ {LAUNCH % 5} }}", [5] * 4),
+    "a count outside of its loop": ("int i; for (i = 0; i < n; ++i) {} " + LAUNCH % "i", [3] * 4),
+    "memory of CUDA's own": (
+        "float* room; cudaMalloc(&room, 4 * sizeof(float)); cudaMemset(room, 0, 16);"
+        " add<<<1, 32>>>(room, 7, n); cudaMemcpy(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice); cudaFree(room);",
+        [7, 7, 7, 0],
+    ),
+    "memory of the host's": (
+        "auto two = torch::full({3}, 2.0f, x.options()); int64_t* count = (int64_t*)malloc(sizeof(int64_t)); int whole;"
+        " auto many = torch::full({2}, 9, x.options().dtype(torch::kLong)); std::vector<float> list(3); float part[2];"
+        " cudaMemcpy(count, many[1].data_ptr<int64_t>(), sizeof(int64_t), cudaMemcpyDeviceToHost);"
+        " cudaMemcpy(&whole, many.data_ptr<int64_t>(), sizeof(int), cudaMemcpyDeviceToHost);"
+        " cudaMemcpy(&list[0], two.data_ptr<float>(), 8, cudaMemcpyDeviceToHost);"
+        " cudaMemcpy(part, two.data_ptr<float>(), 8, cudaMemcpyDeviceToHost); int next = 0; list[next++] = part[1] + 3;"
+        " count[0] += 1;  *count *= 2; "
+        + LAUNCH % "count[0] + whole * 100 + list[0] * 1000 + list[1] * 10000 + list[2] + next * 100000",
+        [20 + 900 + 5000 + 20000 + 100000] * 4,
+    ),
+    "strides and bytes": (LAUNCH % "x.strides()[0] + x.nbytes() / 16", [2] * 4),
+    "a property of the device": (
+        "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; " + LAUNCH % "many > 0", [1] * 4,
+    ),
+    "steps": ("for (int i = 8; i > n; i /= 2) " + LAUNCH % "i", [12] * 4),
+    "a branch that nothing asks for": ("#ifdef NEVER\n" + LAUNCH % 9 + "\n#else\n" + LAUNCH % 1 + "\n#endif\n", [1] * 4),
+    "a chain": ("int a, b; a = b = n; " + LAUNCH % "a * 10 + b", [33] * 4),
+    "tensors resized": (
+        "auto y = torch::empty({0}, x.options()); y.resize_({2, 2}).fill_(n); x.copy_(y.view(-1));" + LAUNCH % 1, [4] * 4,
+    ),
+    "a stream of text": (
+        'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_does_what_it_does_in_cpp(tmp_path, name):
+    body, expected = BODIES[name]
+    run, x = made(tmp_path, f"void run(at::Tensor x, int n, float s, bool fast) {{\n{body}\n}}\n"), torch.zeros(4)
+    with cupyops.simulate():
+        run(x, 3, 0.1, True)
+    assert x.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_types_that_hang_on_a_dispatch(tmp_path, dtype):
+    """`acc_type`, the size of a type in a launch, and two dispatches, one of indices."""
+    run = made(
+        tmp_path,
+        """
+        at::Tensor run(at::Tensor x, at::Tensor at) {
+          at::Tensor y;
+          AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "sum", ([&] {
+            using acc_t = at::acc_type<scalar_t, true>;
+            y = torch::zeros({1}, x.options().dtype(x.scalar_type() == torch::kHalf ? torch::kFloat : x.scalar_type()));
+            AT_DISPATCH_INDEX_TYPES(at.scalar_type(), "sum of indices", ([&] {
+              sum<scalar_t, acc_t, index_t><<<1, 8, 8 * sizeof(acc_t), at::cuda::getCurrentCUDAStream()>>>(
+                  x.data_ptr<scalar_t>(), at.data_ptr<index_t>(), y.data_ptr<acc_t>(), at.numel());
+            }));
+          }));
+          return y;
+        }
+        """,
+    )
+    x, at = torch.arange(8).to(dtype), torch.tensor([1, 7, 7])
+    with cupyops.simulate():
+        for index in (torch.int32, torch.int64):
+            found = run(x, at.to(index))
+            assert found.item() == 15 and found.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+        with pytest.raises(NotImplementedError, match='"sum" not implemented for torch.bfloat16'):
+            run(x.to(torch.bfloat16), at)
+        with pytest.raises(NotImplementedError, match='"sum of indices" not implemented for torch.int16'):
+            run(x, at.short())
+
+
+def test_headers_of_constants_and_options(tmp_path):
+    """Those of a folder that an option names; `-D` defines."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "sizes.hpp").write_text(
+        "#pragma once\n#define WIDTH (N_OF * 2)\n#ifndef N_OF\n#define N_OF 1\n#endif\n"
+    )
+    code = '#include "sizes.hpp"\nvoid run(at::Tensor x) { ' + LAUNCH % "WIDTH" + " }\n"
+    x = torch.zeros(2)
+    with cupyops.simulate():
+        made(tmp_path, code, options=(f"-I{tmp_path / 'parts'}",))(x)
+        made(tmp_path, code, options=(f"-I{tmp_path / 'parts'}", "-DN_OF=4"))(x)
+    assert x.tolist() == [10, 10]
+
+
+def test_names_with_humps_are_paired(tmp_path):
+    code = """
+    void RoiForwardCUDAKernelLauncher(at::Tensor x, at::Tensor y) { %s }
+    void RoiBackwardCUDAKernelLauncher(at::Tensor grad_y, at::Tensor grad_x) { %s }
+    """
+    launches = [LAUNCH.replace("x.", f"{one}.") % 1 for one in ("y", "grad_x")]
+    path = tmp_path / "x.cu"
+    path.write_text(HEAD + code % tuple(launches))
+    found = port([path], "x.cu")
+    assert found.operators == [("roi_op", "RoiForwardCUDAKernelLauncher", "RoiBackwardCUDAKernelLauncher")]
+
+
+def test_what_a_handle_is_set_to_is_the_caller_s_too(tmp_path):
+    """A function of the file that assigns to a reference to a tensor, or to a number."""
+    run = made(
+        tmp_path,
+        """
+        void prepare(at::Tensor& x, int& n) {
+          x = x.contiguous();
+          n += 2;
+        }
+        at::Tensor run(at::Tensor x, int n) {
+          prepare(x, n);
+          add<<<1, 32>>>(x.data_ptr<float>(), n, x.numel());
+          return x;
+        }
+        """,
+    )
+    x = torch.zeros(4)[::2]
+    with cupyops.simulate():
+        assert run(x, 3).tolist() == [5, 5] and x.tolist() == [0, 0]
+
+
+def test_names_that_python_has_a_use_for(tmp_path):
+    launch = LAUNCH % "std::max(range, 2) + lambda"
+    run = made(
+        tmp_path,
+        f"void run(at::Tensor max, int range, float lambda) {{ {launch.replace('x.', 'max.')} }}",
+    )
+    x = torch.zeros(2)
+    with cupyops.simulate():
+        run(x, 3, 0.5)
+    assert x.tolist() == [3.5, 3.5]
