@@ -116,6 +116,12 @@ class Definition:
         for plans in list(self.dependents):
             plans.forget()
 
+    def roles(self) -> list[Any]:
+        """What its author has written: the functions, and the options."""
+        functions = [one and one.launch for one in (self.launch_backward, self.gradient)]
+        options = [self.mutates, self.updated, self.mixed, self.dtypes, self.autocast, self.constant]
+        return [self.reference, self.forward, *functions, self.refusal, self.fake, self.sharding, *options]
+
     # --- whether the kernels serve a call ---
 
     def given(self, args: Sequence[Any]) -> list[Any]:
