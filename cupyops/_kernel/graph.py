@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .._util import arguments
 from .._util.torch_private import tree_flatten, tree_map_only, tree_unflatten
@@ -27,6 +28,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured; never what torch.compile traces, which could not go through the question."""
+    return not is_dynamo_compiling() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def warming() -> bool:
