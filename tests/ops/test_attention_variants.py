@@ -8,6 +8,7 @@ import pytest
 import torch
 from attentions import CARDS, HOPPER, compare, eager, sees, usual
 from tiers import in_full
+from torch.utils.flop_counter import FlopCounterMode
 
 import cupyops
 from cupyops._dispatch.gpu import assume_gpu
@@ -452,3 +453,28 @@ def test_what_a_score_adds(score, added):
     """A sum in which the score is once, as it is, has the derivative 1; what is added is found for units of log2."""
     found = shift(Formula.of("score", score))
     assert (None if found is None else found.clean.removeprefix("score = ").removesuffix(";")) == added
+
+
+@pytest.mark.parametrize("within", ["a mode", "torch.compile"])
+@pytest.mark.parametrize("what", ["slopes", "mask"])
+def test_gradients_of_what_is_captured_where_the_op_is_called(within, what):
+    """In PyTorch they are differentiated inside the registered backward."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 16, 32, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    more = (torch.rand(2) if what == "slopes" else torch.randn(1, 2, 16, 16, dtype=torch.bfloat16)).requires_grad_()
+
+    def call(more):
+        if what == "slopes":
+            return cupyops.attention(query, key, value, alibi_slopes=more)
+        return cupyops.scaled_dot_product_attention(query, key, value, attn_mask=more)
+
+    given = (query, key, value, more)
+    with cupyops.simulate():
+        expected = torch.autograd.grad(call(more).float().square().sum(), given)
+        if within == "a mode":
+            with FlopCounterMode(display=False):
+                found = torch.autograd.grad(call(more).float().square().sum(), given)
+        else:
+            compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+            found = torch.autograd.grad(compiled(more).float().square().sum(), given)
+    torch.testing.assert_close(found, expected)

@@ -252,7 +252,8 @@ class Registration:
             found = self._laid_out(found, grads, outputs, saved, args, needs)
             return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
         all_outputs = self.of.kept(needs).all_outputs(outputs)
-        found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
+        with torch_private.above_autograd(), torch.no_grad():  # a role may differentiate something itself
+            found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
             raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}; return one for each")
@@ -363,8 +364,9 @@ def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
     seen = {_storage(value) for value in inputs if isinstance(value, Tensor)}
     fresh = []
     for tensor in results:
-        shared = _storage(tensor) in seen or tensor._base is not None or _is_expanded(tensor)
-        fresh.append(tensor.clone() if shared else tensor)
+        view = tensor._base is not None
+        shared = _storage(tensor) in seen or (view and is_dry(tensor)) or _is_expanded(tensor)
+        fresh.append(tensor.clone() if shared else tensor.detach() if view else tensor)
         seen.add(_storage(tensor))
     return fresh
 
