@@ -20,7 +20,7 @@ from .._util.philox import ROUNDS
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
-from .places import dropped, places, sequences
+from .places import dropped, places, seen_in
 from .shifts import shift
 from .uses import Uses
 from .values import DTYPES
@@ -137,13 +137,13 @@ class Scores:
     ) -> tuple[Tensor, Tensor | None]:
         """Scores (batch, heads, queries, keys) as they are to be, and which keys are seen where `seen` says so too.
 
-        Of packed sequences the bounds are those of each, which is what a place of the batch is.
+        Of packed sequences, each is one of the batch, and the bounds are those of each.
         """
-        b, h, q, k = places(scores)
         if self.packed:
-            last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
-            b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
-        given = not self.packed, scores, b, h, q, k, *tensors, *numbers
+            known = dict(zip(self.numbers, numbers))
+            tokens = int(known["tokens_q"]), int(known["tokens_k"])
+            seen = seen_in(scores, (tensors[0], tensors[1]), tokens, bounds, known["last_diagonal"] > 0)
+        given = not self.packed, scores, *places(scores), *tensors, *numbers
         if self._seeing is not None:
             mask = self._seeing(*given)
             seen = mask if seen is None else seen & mask
@@ -155,11 +155,8 @@ class Scores:
         """Weights (batch, heads, queries, keys), of which some are 0 and the others as much larger, as kernels have it."""
         if not self.drops:
             return weights
-        b, h, q, k = places(weights)
-        if self.packed:
-            b, q, k, _ = sequences(q, k, (tensors[0], tensors[1]), (None, None), False)
         seed = tensors[[one.name for one in self.tensors].index(SEED)]
-        return dropped(weights, (b, h, q, k), seed, dict(zip(self.numbers, numbers))[P])
+        return dropped(weights, tuple(places(weights)), seed, dict(zip(self.numbers, numbers))[P])
 
     def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
         """The bounds of the keys that a query sees, those that the mask says among them."""
