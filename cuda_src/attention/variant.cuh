@@ -21,6 +21,14 @@ __device__ __forceinline__ Dual softcapped_(const Dual& s, const Dual& softcap) 
   return chain(s, softcap.value * t, 1 - t * t);
 }
 
+// A finite number whose multiple by log2(e) is none any more becomes the last one whose is: masks add the lowest number there is,
+// and the weights of a row of such alone are equal. Infinities and NaN stay.
+__device__ __forceinline__ float in_reach_(float x) {
+  constexpr float kReach = 2.35e38f;
+  return fabsf(x) > kReach && fabsf(x) < infinity<float>() ? copysignf(kReach, x) : x;
+}
+__device__ __forceinline__ Dual in_reach_(const Dual& s) { return {in_reach_(s.value), s.slope, s.moves}; }
+
 }  // namespace expression
 
 namespace attention {

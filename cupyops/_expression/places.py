@@ -1,4 +1,4 @@
-"""Where scores stand, in PyTorch: batch, head, query and key; packed sequences, each by itself; which weights are dropped."""
+"""Where scores stand, in PyTorch: batch, head, query, key; packed sequences, each by itself; which weights are dropped."""
 
 from __future__ import annotations
 

@@ -246,6 +246,11 @@ class Scores:
             )
         return self._kernels[base, mapped]
 
+    def _reaching(self, score: str) -> str:
+        """A score that softmax can multiply by log2(e); one that is capped can be in any case."""
+        capped = self._in_kernels is not self.score and not self.tensors
+        return score if capped else f"expression::in_reach_({score})"
+
     def _cuda(self, mask: Formula | None) -> str:
         """The struct that the kernels know the variant by."""
         declared, members, passed = [], [], []
@@ -286,7 +291,7 @@ class Scores:
             masks=str(mask is not None).lower(),
             members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
-            score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
+            score=self._reaching(f"expression::attention_score<A>(s, {values})") if self.score is not None else "s",
             shift=f"expression::attention_shift<float>({values})" if self._shift is not None else "0",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
             maps=_MAPS,

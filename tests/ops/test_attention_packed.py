@@ -1,6 +1,7 @@
 """attention of packed sequences: each beside PyTorch's attention in float64 of that sequence alone."""
 
 import contextlib
+import itertools
 import math
 from functools import partial
 
@@ -310,7 +311,7 @@ def test_tokens_of_no_sequence(case, nan, by):
             side[: at[1]], side[at[-1] :] = True, True
         given = [x.masked_fill(spoilt[min(i, 1)][:, None, None], math.nan) for i, x in enumerate(given)]
     given = [x.requires_grad_() for x in given]
-    lengths = [int(max(b - a for a, b in zip(at, at[1:]))) for at in (at_q, at_k)]
+    lengths = [int(max(b - a for a, b in itertools.pairwise(at))) for at in (at_q, at_k)]
     with cupyops.simulate() if by == "kernels" else contextlib.nullcontext():
         results = cupyops.attention(
             *given,
@@ -326,7 +327,7 @@ def test_tokens_of_no_sequence(case, nan, by):
 
     expected = torch.zeros(tokens, 2, 16).double(), torch.full((2, tokens), -math.inf).double()
     wanted = [torch.zeros_like(x, dtype=torch.double) for x in given]
-    for (a, b), (c, d) in zip(zip(at_q, at_q[1:]), zip(at_k, at_k[1:])):
+    for (a, b), (c, d) in zip(itertools.pairwise(at_q), itertools.pairwise(at_k)):
         wide = [x.detach().double().requires_grad_() for x in (given[0][a:b], given[1][c:d], given[2][c:d])]
         y, lse = eager(*(x.transpose(0, 1)[None] for x in wide), sees(b - a, d - c, causal="bottom_right"))
         y, lse = y[0].transpose(0, 1), lse[0]

@@ -1,6 +1,7 @@
 """attention with a score and a mask of C: values and gradients beside PyTorch's in float64, in both engines."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -478,3 +479,37 @@ def test_gradients_of_what_is_captured_where_the_op_is_called(within, what):
             compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
             found = torch.autograd.grad(compiled(more).float().square().sum(), given)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.bfloat16).min, -1e9])
+@pytest.mark.parametrize("what", ["mask", "bias of float32", "a number"])
+@pytest.mark.parametrize("engine", ["mma", *in_full("wgmma", of="attention")])
+def test_rows_of_the_lowest_number(engine, what, lowest):
+    """Such a number times log2(e) is none any more; a row of it alone has equal weights, as PyTorch has it."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 1, 70, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    added = torch.zeros(70, 70, dtype=torch.bfloat16)
+    added[3:5], added[7, :5], added[9, 9:] = lowest, lowest, -math.inf
+    if what == "a number":
+        added = torch.where(torch.arange(70)[:, None] < 2, torch.tensor(lowest, dtype=torch.bfloat16), 0.0)
+    grad = torch.randn_like(query)
+
+    def call():
+        if what == "mask":
+            return cupyops.scaled_dot_product_attention(query, key, value, attn_mask=added)
+        if what == "a number":
+            return cupyops.attention(query, key, value, score="q < 2 ? low : s", low=lowest)
+        return cupyops.attention(query, key, value, score="s + bias[q, k]", bias=added.float())
+
+    card, arch = (assume_gpu(**HOPPER), "sm_90") if engine == "wgmma" else (nullcontext(), "sm_80")
+    with card, cupyops.simulate(arch), cupyops.trace() as trace:
+        y = call()
+        found = y, *torch.autograd.grad(y, (query, key, value), grad)
+    assert any(f"_{engine}" in record.kernel for record in trace.launches())
+    wide = [x.detach().float().requires_grad_() for x in (query, key, value)]
+    right = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=added.float())
+    expected = right, *torch.autograd.grad(right, wide, grad.float())
+    assert all(one.isfinite().all() for one in found)
+    for ours, true in zip(found, expected if what != "a number" else expected[:1]):  # no gradient goes to its scores
+        bound = 4 * torch.finfo(torch.bfloat16).eps * true.abs().max().item()
+        torch.testing.assert_close(ours.float(), true, rtol=0, atol=bound)
