@@ -17,6 +17,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,7 @@ from ..errors import CupyopsError, LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
 from .extension import text as extension_text
+from .graph import capturing
 from .launch import driver, fastpath, faults, reload
 from .launch.configuration import Configuration
 from .launch.configuration import ceil_div as ceil_div
@@ -47,7 +49,7 @@ from .launch.pointers import held
 from .launch.specialised import Specialised
 from .launch.template import Template
 from .launch.variables import Globals
-from .launch.versions import this_thread
+from .launch.versions import refusing_writes, this_thread
 
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
 _OF_THIS_PROCESS = {"source", "_specialised", "_configured", "_fast", "_boundaries", "_watch", "_table", "_lock"}
@@ -357,7 +359,9 @@ class Kernel(ByName, Template):
         if 0 in configuration.grid:
             return
         recorder = observed.recorder()
-        with observed.unseen():
+        looked_at = this_thread.left_alone and not capturing()
+        watched = refusing_writes(specialised.name, specialised.declared or (), args) if looked_at else nullcontext()
+        with observed.unseen(), watched:
             loaded = self._launched(specialised, anchor, configuration, args)
         if recorder is not None:
             if any(isinstance(one, Tensor) and has_bits(one) for one in args):
