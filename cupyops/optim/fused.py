@@ -191,6 +191,16 @@ class Fused(torch.optim.Optimizer):
         self._factor = None
         return loss
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves infinite gradients to the step: where that was asked for, and in a CUDA graph, whose
+        capture does not let it look."""
+        return self.__dict__.get("_heeds_scaler", False) or capturing()
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_heeds_scaler"] = value
+
     # --- what a subclass has ---
 
     def _entries(self, group: Group) -> list[Entry]:
