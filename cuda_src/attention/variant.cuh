@@ -21,6 +21,14 @@ __device__ __forceinline__ Dual softcapped_(const Dual& s, const Dual& softcap) 
   return chain(s, softcap.value * t, 1 - t * t);
 }
 
+// A finite number whose multiple by log2(e) is none any more becomes the last one whose is: masks add the lowest number there is,
+// and the weights of a row of such alone are equal. Infinities and NaN stay.
+__device__ __forceinline__ float in_reach_(float x) {
+  constexpr float kReach = 2.35e38f;
+  return fabsf(x) > kReach && fabsf(x) < infinity<float>() ? copysignf(kReach, x) : x;
+}
+__device__ __forceinline__ Dual in_reach_(const Dual& s) { return {in_reach_(s.value), s.slope, s.moves}; }
+
 }  // namespace expression
 
 namespace attention {
@@ -98,10 +106,9 @@ template <typename X, int N> struct Captured {
 template <typename Starts, typename KeyStarts>
 __device__ __forceinline__ Sequence packed(Sizes sizes, int batch, const Starts& queries, const KeyStarts& keys,
                                            int tokens_q, int tokens_k, bool bottom) {
-  const int query = max(0, min(static_cast<int>(queries(batch)), tokens_q));
-  const int key = max(0, min(static_cast<int>(keys(batch)), tokens_k));
-  sizes.queries = max(0, min(static_cast<int>(queries(batch + 1)), tokens_q) - query);
-  sizes.keys = max(0, min(static_cast<int>(keys(batch + 1)), tokens_k) - key);
+  const int query = nearest(queries(batch), tokens_q + 1), key = nearest(keys(batch), tokens_k + 1);
+  sizes.queries = max(0, nearest(queries(batch + 1), tokens_q + 1) - query);
+  sizes.keys = max(0, nearest(keys(batch + 1), tokens_k + 1) - key);
   const int apart = bottom ? sizes.keys - sizes.queries : 0;
   sizes.low += apart, sizes.high += apart;
   return {sizes, query, key};

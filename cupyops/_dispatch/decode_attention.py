@@ -315,7 +315,7 @@ def forward(
     if is_dry(q):
         return y, lse
     q, k, v = (_readable(x) for x in (q, k, v))
-    lengths, table = (None if x is None else x.to(torch.int32).contiguous() for x in (kv_lengths, block_table))
+    lengths, table = (None if x is None else _of_32_bits(x).contiguous() for x in (kv_lengths, block_table))
     launch = FORWARD.launch(_problem(q, k, v, window, table), gpu(q.device))
     splits = launch.extra["splits"]
     given = q, k, v, lengths, table, y, lse
@@ -327,3 +327,8 @@ def forward(
     launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
     launch.extra["combine"](partial_y, partial_lse, y, lse)
     return y, lse
+
+
+def _of_32_bits(x: Tensor) -> Tensor:
+    """Integers as the kernels read them; what has no room in 32 bits is as far out of range there."""
+    return x if x.dtype is torch.int32 else x.clamp(-(2**31), 2**31 - 1).to(torch.int32)

@@ -60,6 +60,11 @@ def asked(problem: gemm.Problem) -> gemm.Problem:
     return problem._replace(tf32=True)
 
 
+def of_convolutions(x: Tensor) -> bool:
+    """Whether PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
+    return x.dtype is torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
 def serves(launch: Launch) -> bool:
     """Whether a launch is that of copies."""
     return InVectors.name in launch.extra

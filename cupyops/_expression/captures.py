@@ -13,8 +13,9 @@ from torch import Tensor
 from .._dispatch import attentions
 from .._kernel.launch.ctype import C_NAMES
 from .._operator.derivation import distributed
-from .._util import arguments
+from .._util import arguments, symbolic
 from ..errors import InputError
+from . import places
 from .declaration import C_WORDS
 from .indexed import Formula, is_name
 from .scores import CAPPED, DIMS, NUMBERS, PACKED, SEED, STARTS, TENSORS, P, scores, spelled
@@ -238,6 +239,22 @@ def _number(name: str, value: Any) -> float | int | bool:
 def is_packed(variant: Variant) -> bool:
     """Whether the rows are those of several sequences."""
     return variant.text is not None and scores(variant.text, variant.given).packed
+
+
+def unpacked(variant: Variant, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    """Queries, keys and values of packed sequences, with a place of the batch for each sequence."""
+    found = scores(variant.text or "", variant.given)
+    known = dict(zip(found.numbers, variant.numbers or []))
+    longest = [max(1, int(known[name])) for name in PACKED]
+    if not symbolic.is_symbolic((query, key)):
+        longest = [max(1, min(most, x.shape[2])) for most, x in zip(longest, (query, key))]
+    sides = zip((query, key, value), (0, 1, 1))
+    return [places.unpacked(x, variant.given[side], longest[side]) for x, side in sides]
+
+
+def packed(variant: Variant, y: Tensor, lse: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """The results of sequences, as their tokens lie; of a token of none, zeros and -inf."""
+    return places.packed(y, variant.given[0], tokens, 0.0), places.packed(lse, variant.given[0], tokens, -math.inf)
 
 
 def bound(

@@ -1,8 +1,8 @@
-"""Where scores stand, in PyTorch: batch, head, query and key, also of packed sequences; and which weights are dropped."""
+"""Where scores stand, in PyTorch: batch, head, query, key; packed sequences, each by itself; which weights are dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,29 +17,54 @@ def places(scores: Tensor) -> Iterator[Tensor]:
         yield torch.arange(size, dtype=torch.int32, device=scores.device).view(shape)
 
 
-def sequences(
-    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], bounds: tuple[int | None, int | None], last: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(sequence, row of the query, row of the key, which keys are seen) of tokens `q` and `k` of packed sequences.
+def unpacked(x: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """(sequences, heads, longest, width) of packed (1, heads, tokens, width): each sequence by itself, zeros after its end.
+
+    So nothing of a sequence reaches another, be it NaN.
+    """
+    tokens = x.shape[2]
+    begin, end = _begins_and_ends(starts, tokens)
+    rows = begin[:, None] + torch.arange(longest, device=x.device)
+    return _followed(x.squeeze(0), 0.0)[:, torch.where(rows < end[:, None], rows, tokens)].transpose(0, 1)
+
+
+def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
+    """What `unpacked` is undone by: (1, heads, tokens, ...), with `none` for the tokens of no sequence."""
+    count, longest = y.shape[0], y.shape[2]
+    begin, end = _begins_and_ends(starts, tokens)
+    token = torch.arange(tokens, device=y.device)
+    of = torch.searchsorted(end, token, right=True).clamp(max=count - 1)
+    row = token - begin[of]
+    held = (row >= 0) & (row < longest) & (token < end[of])
+    at = torch.where(held, of * longest + row, count * longest)
+    return _followed(y.transpose(0, 1).flatten(1, 2), none)[:, at].unsqueeze(0)
+
+
+def seen_in(
+    scores: Tensor, starts: tuple[Tensor, Tensor], tokens: tuple[int, int], bounds: Sequence[int | None], last: bool
+) -> Tensor:
+    """Which keys are seen in (sequences, heads, queries, keys): those of the sequence, within the bounds.
 
     `last`: the bounds are those of the diagonal on which the last query is at the last key.
     """
-    starts_q, starts_k = (one.long() for one in starts)
-    most = len(starts_q) - 2
-    of_q, of_k = (
-        torch.searchsorted(one[1:].contiguous(), tokens.long(), right=True)
-        for one, tokens in ((starts_q, q), (starts_k, k))
-    )
-    seen = (of_q == of_k) & (of_q <= most)
-    of_q, of_k = of_q.clamp(max=most), of_k.clamp(max=most)
-    q, k = q - starts_q[of_q], k - starts_k[of_k]
-    distance = k - q
+    begins_and_ends = (_begins_and_ends(one, count) for one, count in zip(starts, tokens))
+    queries, keys = ((end - begin).view(-1, 1, 1, 1) for begin, end in begins_and_ends)
+    _, _, q, k = places(scores)
+    seen, distance, (low, high) = k < keys, k - q, bounds
     if last:
-        distance = distance - (starts_k[of_q + 1] - starts_k[of_q] - starts_q[of_q + 1] + starts_q[of_q])
-    low, high = bounds
+        distance = distance - (keys - queries)
     seen = seen if low is None else seen & (distance >= low)
-    seen = seen if high is None else seen & (distance <= high)
-    return of_q.int(), q.int(), k.int(), seen
+    return seen if high is None else seen & (distance <= high)
+
+
+def _begins_and_ends(starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    within = starts.long().clamp(0, tokens)
+    return within[:-1], within[1:].contiguous()
+
+
+def _followed(x: Tensor, value: float) -> Tensor:
+    """(heads, rows, ...), with a row of `value` behind the others."""
+    return torch.cat([x, x.new_full((x.shape[0], 1, *x.shape[2:]), value)], 1)
 
 
 def dropped(weights: Tensor, at: tuple[Tensor, ...], seed: Tensor, p: float) -> Tensor:

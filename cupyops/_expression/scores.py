@@ -20,7 +20,7 @@ from .._util.philox import ROUNDS
 from . import kernels, python
 from .indexed import Formula, Indexed, at
 from .intervals import Interval, intervals
-from .places import dropped, places, sequences
+from .places import dropped, places, seen_in
 from .shifts import shift
 from .uses import Uses
 from .values import DTYPES
@@ -137,13 +137,13 @@ class Scores:
     ) -> tuple[Tensor, Tensor | None]:
         """Scores (batch, heads, queries, keys) as they are to be, and which keys are seen where `seen` says so too.
 
-        Of packed sequences the bounds are those of each, which is what a place of the batch is.
+        Of packed sequences, each is one of the batch, and the bounds are those of each.
         """
-        b, h, q, k = places(scores)
         if self.packed:
-            last = dict(zip(self.numbers, numbers))["last_diagonal"] > 0
-            b, q, k, seen = sequences(q, k, (tensors[0], tensors[1]), bounds, last)
-        given = not self.packed, scores, b, h, q, k, *tensors, *numbers
+            known = dict(zip(self.numbers, numbers))
+            tokens = int(known["tokens_q"]), int(known["tokens_k"])
+            seen = seen_in(scores, (tensors[0], tensors[1]), tokens, bounds, known["last_diagonal"] > 0)
+        given = not self.packed, scores, *places(scores), *tensors, *numbers
         if self._seeing is not None:
             mask = self._seeing(*given)
             seen = mask if seen is None else seen & mask
@@ -155,11 +155,8 @@ class Scores:
         """Weights (batch, heads, queries, keys), of which some are 0 and the others as much larger, as kernels have it."""
         if not self.drops:
             return weights
-        b, h, q, k = places(weights)
-        if self.packed:
-            b, q, k, _ = sequences(q, k, (tensors[0], tensors[1]), (None, None), False)
         seed = tensors[[one.name for one in self.tensors].index(SEED)]
-        return dropped(weights, (b, h, q, k), seed, dict(zip(self.numbers, numbers))[P])
+        return dropped(weights, tuple(places(weights)), seed, dict(zip(self.numbers, numbers))[P])
 
     def bounds(self, low: int | None, high: int | None, numbers: Sequence[float]) -> tuple[int | None, int | None]:
         """The bounds of the keys that a query sees, those that the mask says among them."""
@@ -249,6 +246,11 @@ class Scores:
             )
         return self._kernels[base, mapped]
 
+    def _reaching(self, score: str) -> str:
+        """A score that softmax can multiply by log2(e); one that is capped can be in any case."""
+        capped = self._in_kernels is not self.score and not self.tensors
+        return score if capped else f"expression::in_reach_({score})"
+
     def _cuda(self, mask: Formula | None) -> str:
         """The struct that the kernels know the variant by."""
         declared, members, passed = [], [], []
@@ -289,7 +291,7 @@ class Scores:
             masks=str(mask is not None).lower(),
             members="\n  ".join(f"const {ctype} {name};" for name, ctype, _ in members),
             made="".join(f", {name}(static_cast<{ctype}>({value}))" for name, ctype, value in members),
-            score=f"expression::attention_score<A>(s, {values})" if self.score is not None else "s",
+            score=self._reaching(f"expression::attention_score<A>(s, {values})") if self.score is not None else "s",
             shift=f"expression::attention_shift<float>({values})" if self._shift is not None else "0",
             mask=f"expression::attention_mask<A>({values})" if mask is not None else "true",
             maps=_MAPS,

@@ -37,7 +37,7 @@ def _scaled(node: Any, write: Any) -> str:
     """A term times log2(e): of a product its first factor, which may be the same for many scores."""
     if type(node).__name__ == "BinaryOp" and node.op == "*":
         return f"({LOG2E} * ({write(node.left)})) * ({write(node.right)})"
-    return f"{LOG2E} * ({write(node)})"
+    return f"{LOG2E} * in_reach_({write(node)})"
 
 
 def _is_score(node: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .._util import arguments
 from .._util.torch_private import tree_flatten, tree_map_only, tree_unflatten
@@ -27,6 +28,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured; never what torch.compile traces, which could not go through the question."""
+    return not is_dynamo_compiling() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def warming() -> bool:
@@ -210,6 +216,12 @@ def _explained(error: BaseException, step: Any) -> BaseException:
     if "captur" not in str(error) or isinstance(error, LaunchError):
         return error
     frames = traceback.extract_tb(error.__traceback__)
+    if any(Path(frame.filename).name == "grad_scaler.py" for frame in frames):
+        return LaunchError(
+            "the step cannot be captured in a CUDA graph: GradScaler.step() waits for the GPU, to see whether a gradient is "
+            "infinite, unless the optimizer heeds that itself: take one of cupyops.optim, or fused=True of PyTorch's; or "
+            "bfloat16, which needs no scaler"
+        )
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_CALLER_S)]
     where = f"{own[-1].filename}:{own[-1].lineno}: `{own[-1].line}`" if own else repr(step)
     return LaunchError(

@@ -17,6 +17,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,7 @@ from ..errors import CupyopsError, LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
 from .extension import text as extension_text
+from .graph import capturing
 from .launch import driver, fastpath, faults, reload
 from .launch.configuration import Configuration
 from .launch.configuration import ceil_div as ceil_div
@@ -48,7 +50,7 @@ from .launch.shared import Shared
 from .launch.specialised import Specialised
 from .launch.template import Template
 from .launch.variables import Globals
-from .launch.versions import this_thread
+from .launch.versions import refusing_writes, this_thread
 
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
 _OF_THIS_PROCESS = {
@@ -112,7 +114,8 @@ class Kernel(ByName, Template):
         extension: the file is one of a C++ extension of PyTorch, taken as it is: see `cupyops.extension`.
 
     `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device, or of the
-    current GPU where structs with `cupyops.address(x)` in them are all that it takes. `grid` and
+    current GPU where structs with `cupyops.address(x)` in them are all that it takes. No gradient flows back through a
+    launch, which warns of that once where a tensor requires one; `cupyops.operator` makes what has a gradient. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
     clusters and cooperative launches too. A grid with a zero in it launches nothing. Tensors go to pointers, None to a null
     pointer, Python numbers to exactly the C type declared, a NumPy array or structured scalar of the right size to a struct
@@ -160,6 +163,7 @@ class Kernel(ByName, Template):
     def _begin(self) -> None:
         """Nothing is compiled, loaded or configured, and nobody has been warned."""
         self._warned: set[int] = set()  # the places of arguments that were views
+        self._warned_of_gradients = False
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -354,6 +358,7 @@ class Kernel(ByName, Template):
         if not this_thread.in_role:
             self._refuse_to_be_recorded()
             self._refuse_tracers(given)
+            self._warn_of_gradients(given)
         elif any(is_dry(one) for value in given for one in held(value)):
             self._run_dry(args, named, template)
             return
@@ -369,7 +374,9 @@ class Kernel(ByName, Template):
         if 0 in configuration.grid:
             return
         recorder = observed.recorder()
-        with observed.unseen():
+        looked_at = this_thread.left_alone and not capturing()
+        watched = refusing_writes(specialised.name, specialised.declared or (), args) if looked_at else nullcontext()
+        with observed.unseen(), watched:
             loaded = self._launched(specialised, anchor, configuration, args)
         if recorder is not None:
             if any(isinstance(one, Tensor) and has_bits(one) for one in args):
@@ -391,6 +398,18 @@ class Kernel(ByName, Template):
         except CupyopsError:  # template values may be symbols
             return
         specialised.refuse_dtypes(args)
+
+    def _warn_of_gradients(self, given: tuple[Any, ...]) -> None:
+        """Say once that no gradient flows back through a launch, where one is wanted of a tensor that it is given."""
+        if self._warned_of_gradients or not torch.is_grad_enabled() or source.is_own(self._beside):
+            return
+        if any(one.requires_grad for value in given for one in held(value)):
+            self._warned_of_gradients = True
+            warnings.warn(
+                f"{self} was given a tensor that requires a gradient, and none flows back through the launch of a kernel: "
+                "make it an operator with cupyops.operator, which has a gradient, or launch it inside torch.no_grad()",
+                stacklevel=callers.outside(),
+            )
 
     def _warn_of_views(self, specialised: Specialised, args: tuple[Any, ...]) -> None:
         for index, value in enumerate(args):

@@ -269,6 +269,7 @@ class Operator(ByName):
 
     def _otherwise(self, args: tuple[Any, ...]) -> Any:
         """The call by the route that `_route` finds, with a word about it for an open trace."""
+        self.definition.check_numbers(args)
         name, run, note = self._route(args)
         if name and name != "kernel":
             kind = observed.Faster if isinstance(note, observed.Faster) else str

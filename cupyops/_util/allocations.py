@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from . import torch_private
@@ -45,6 +46,8 @@ class Allocations(TorchFunctionMode):
     ours = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_dynamo_compiling():
+            torch_private.trace_without_our_modes()
         kwargs = kwargs or {}
         if func in _BACKWARD:
             with mock.patch.object(

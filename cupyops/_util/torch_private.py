@@ -277,6 +277,34 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> None:
     dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
 
 
+def trace_without_our_modes() -> None:
+    """Dynamo is tracing into a torch-function mode of ours: have it trace the frame anew, and leave such modes alone.
+
+    It inlines a mode with every function of the frame, which breaks graphs that are whole without it, and in some takes one
+    property of a tensor for another. The frame's guards still compare which modes are open.
+    """
+    from torch._dynamo import exc
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables import torch_function
+
+    state: Any = torch_function.SymbolicTorchFunctionState
+    if not hasattr(state, "_cupyops_begin"):
+        state._cupyops_begin = state.__init__
+
+        def begin(self: Any, py_stack: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+            stack = list(py_stack)
+            self._cupyops_begin(stack, *args, **kwargs)
+            traced = [variable for mode, variable in zip(stack, self.mode_stack) if not getattr(mode, "ours", False)]
+            self.mode_stack = type(self.mode_stack)(traced)
+
+        state.__init__ = begin
+    InstructionTranslator.current_tx().speculation_log.clear()
+    raise exc.RestartAnalysis(restart_reason="a mode of cupyops, which is not for tracing")
+
+
+trace_without_our_modes._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run, and not traced
+
+
 def open_flop_registries() -> list[dict[Any, Any]]:
     """The formulas of each FlopCounterMode that is open in this thread, which are those that were known when it was made."""
     counters: Iterator[Any] = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())

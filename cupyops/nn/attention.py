@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel.kernel import FLOATING
 from ..errors import InputError
 from ..ops._attention import attention
 from ..ops._decode_attention import decode_attention
@@ -127,8 +128,13 @@ class Attention(torch.nn.Module):
         self.rope = rope
 
     def new_cache(self, batch: int, max_rows: int, *, device: Any = None, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for `batch` sequences of up to `max_rows` tokens; by default as the layer's parameters."""
+        """An empty cache for `batch` sequences of up to `max_rows` tokens; by default as the layer's parameters.
+
+        Of another `dtype` (fp16, bf16, fp32 or fp64), later steps are computed in that, from keys and values rounded to it.
+        """
         like = self.qkv.weight
+        if dtype not in (None, *FLOATING):
+            raise InputError(f"dtype is {dtype!r}, expected None or one of {', '.join(map(str, FLOATING))}")
         shape = batch, max_rows, self.kv_heads, self.head_dim
         keys, values = (like.new_zeros(shape, device=device, dtype=dtype) for _ in range(2))
         return KVCache(keys, values)
@@ -168,8 +174,8 @@ class Attention(torch.nn.Module):
             else:
                 y = attention(q, k, v, causal="top_left" if self.causal else None, window=(self.window, 0))
             return self.out(y.transpose(1, 2).flatten(-2))  # type: ignore[union-attr, no-any-return]
-        y = decode_attention(q, cache.keys, cache.values, cache.lengths, window=self.window)
-        return self.out(y.flatten(-2))  # type: ignore[union-attr, no-any-return]
+        y = decode_attention(q.to(cache.keys.dtype), cache.keys, cache.values, cache.lengths, window=self.window)
+        return self.out(y.to(q.dtype).flatten(-2))  # type: ignore[union-attr, no-any-return]
 
     def _check(self, input: Tensor, cache: KVCache | None) -> None:
         if input.dim() != 3 or input.shape[-1] != self.dim:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.derivation.distributed import is_spread
-from .._util import arguments
+from .._util import arguments, torch_private
 from ..ops._fused_linear_cross_entropy import fused_linear_cross_entropy
 from ..ops._linear import linear
 
@@ -219,12 +219,14 @@ def chunked(
     compute: Callable[..., Sequence[Tensor]], rows: Sequence[Tensor], whole: Sequence[Tensor | None], classes: int
 ) -> tuple[Tensor, ...]:
     """`compute(*rows, *whole)`, whose results have a number for each row, over as many rows at a time as memory is to have
-    logits of. Gradients of what is `whole` are added up in fp32."""
+    logits of; of all at once inside torch.func and forward-mode AD. Gradients of what is `whole` are added up in fp32."""
     dtype = dtype_for(POLICIES["lower"], rows[0].device)
     if dtype is not None:
         floating = [one.dtype.is_floating_point for one in rows]
         rows = [cast((one,), dtype)[0] if is_float else one for one, is_float in zip(rows, floating)]
         whole = cast(tuple(whole), dtype)
+    if torch_private.functorch_active() or torch_private.forward_mode():
+        return tuple(compute(*rows, *whole))
     size = max(1, MOST_LOGITS // max(1, classes))
     if (
         torch.compiler.is_compiling()

@@ -61,14 +61,15 @@ def orpo(chosen: Tensor, rejected: Tensor, chosen_mask: Tensor, rejected_mask: T
 
     Args:
         chosen, rejected: log-probabilities, (pairs, tokens) each.
-        chosen_mask, rejected_mask: which tokens count, bools of the same shapes; one or more of each answer.
+        chosen_mask, rejected_mask: which tokens count, bools of the same shapes, or integers, of which 0 does not. A pair
+            with an answer of none has no second part.
         beta: the weight of the second part.
 
     Returns:
-        Tensor: the mean likelihood over all tokens that count, and the mean of the second part over the pairs.
+        Tensor: the mean likelihood over all tokens that count, and the mean of the second part over the pairs that have one.
 
     Raises:
-        InputError: shapes do not match.
+        InputError: shapes do not match, or a mask is of another dtype.
 
     Example:
         >>> chosen, rejected, mask = torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]])
@@ -78,10 +79,11 @@ def orpo(chosen: Tensor, rejected: Tensor, chosen_mask: Tensor, rejected_mask: T
     _same("chosen", chosen, chosen_mask=chosen_mask)
     _same("rejected", rejected, rejected_mask=rejected_mask)
     _same_count(chosen, rejected)
-    mean, other = _mean(chosen, chosen_mask), _mean(rejected, rejected_mask)
-    ratio = (mean - other) - (_log_1_minus_exp(mean) - _log_1_minus_exp(other))
-    likelihood = torch.where(chosen_mask, chosen, 0.0).sum() / chosen_mask.sum()
-    return -likelihood - beta * F.logsigmoid(ratio).mean()
+    chosen_mask, rejected_mask = _bools("chosen_mask", chosen_mask), _bools("rejected_mask", rejected_mask)
+    pairs = chosen_mask.any(-1) & rejected_mask.any(-1)
+    mean, other = (torch.where(pairs, _mean(*one), -1.0) for one in ((chosen, chosen_mask), (rejected, rejected_mask)))
+    likelihood = _mean(chosen.flatten(), chosen_mask.flatten())
+    return -likelihood + beta * _mean(_log_1_plus_odds(mean, other), pairs)
 
 
 def kto(
@@ -99,7 +101,7 @@ def kto(
 
     Args:
         policy, reference: log-probabilities, (answers, tokens) each, 0 where they do not count.
-        desirable: which answers are good, bools (answers).
+        desirable: which answers are good, bools or integers (answers).
         kl: how far the policy is from the reference on answers of other questions; no gradient goes through it.
         beta: how far the policy is kept from the reference.
         desirable_weight, undesirable_weight: of the good and of the bad.
@@ -118,6 +120,7 @@ def kto(
     _same("policy", policy, reference=reference)
     if desirable.shape != policy.shape[:1]:
         arguments.fail("desirable", desirable, f"bools of shape {tuple(policy.shape[:1])}, one for each answer")
+    desirable = _bools("desirable", desirable)
     kl = torch.as_tensor(kl, dtype=policy.dtype, device=policy.device).detach().clamp(min=0)
     better = beta * ((policy - reference).sum(-1) - kl)
     good, bad = 1 - torch.sigmoid(better), 1 - torch.sigmoid(-better)
@@ -143,7 +146,7 @@ def grpo(
         policy: log-probabilities, (answers, tokens).
         old: those when the answers were drawn, of the same shape; `policy.detach()` where there was no step since.
         advantage: of each answer, (answers), or of each token.
-        mask: which tokens count, bools of the shape of `policy`.
+        mask: which tokens count, bools of the shape of `policy`, or integers, of which 0 does not. An answer of none adds 0.
         reference: log-probabilities of the reference.
         epsilon, epsilon_high: how far the ratio may go down, and up; both the same unless said otherwise.
         beta: the weight of the distance from the reference.
@@ -166,14 +169,18 @@ def grpo(
     if advantage.shape not in (policy.shape, policy.shape[:1]):
         arguments.fail("advantage", advantage, f"shape {tuple(policy.shape[:1])} or {tuple(policy.shape)}")
     advantage = advantage.unsqueeze(-1) if advantage.dim() < policy.dim() else advantage
-    ratio = torch.where(mask, policy - old, 0.0).exp()  # what does not count may be anything
-    high = epsilon if epsilon_high is None else epsilon_high
-    each = -torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + high) * advantage)
+    mask = _bools("mask", mask)
+    log_ratio = torch.where(mask, policy - old, 0.0)  # what does not count may be anything
+    low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
+    ratio = log_ratio.detach().exp()
+    clipped = torch.where(advantage < 0, ratio < low, ratio > high)  # its ratio may be infinite, and has no gradient
+    ratio = torch.where(clipped, ratio.clamp(low, high), torch.where(clipped, 0.0, log_ratio).exp())
+    each = -ratio * advantage
     if reference is not None:
         distance = torch.where(mask, reference - policy, 0.0)
         each = each + beta * (distance.exp() - distance - 1)
     if per == "token":
-        return torch.where(mask, each, 0.0).sum() / mask.sum()
+        return _mean(each.flatten(), mask.flatten())
     return _mean(each, mask).mean()
 
 
@@ -198,13 +205,13 @@ def jsd(
     Args:
         student_input, teacher_input: (..., K) each, whose K may differ.
         student_weight, teacher_weight: (C, K) each, of one C; the teacher gets no gradient.
-        mask: which rows count, bools of the shape of the inputs without K; all if None.
+        mask: which rows count, bools of the shape of the inputs without K, or integers, of which 0 does not; all if None.
         beta: in [0, 1].
         temperature: by which both heads' logits are divided.
         student_bias, teacher_bias: (C) each.
 
     Returns:
-        Tensor: the mean over the rows that count, in float32 (float64 of that).
+        Tensor: the mean over the rows that count, 0 where none does, in float32 (float64 of that).
 
     Raises:
         InputError: shapes, dtypes or devices do not match, or a number is out of its range.
@@ -238,7 +245,7 @@ def jsd(
         None if teacher_bias is None else teacher_bias.detach(),
     )
     (each,) = chunked(functools.partial(_jsd, beta, temperature), flat, heads, 2 * classes)
-    return each.mean() if mask is None else torch.where(mask.reshape(-1), each, 0.0).sum() / mask.sum()
+    return each.mean() if mask is None else _mean(each, _bools("mask", mask).reshape(-1))
 
 
 def _jsd(beta: float, temperature: float, x: Any, z: Any, weight: Any, bias: Any, other: Any, other_bias: Any) -> Any:
@@ -253,8 +260,29 @@ def _jsd(beta: float, temperature: float, x: Any, z: Any, weight: Any, bias: Any
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Over the tokens of each row that count."""
-    return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1)
+    """Over what counts in the last dimension; 0 where nothing does."""
+    return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def _bools(name: str, mask: Tensor) -> Tensor:
+    """A mask of bools, or of integers, of which 0 is False."""
+    if mask.dtype.is_floating_point or mask.dtype.is_complex:
+        arguments.fail(name, mask, "bools, or integers of which 0 does not count: give it as `mask != 0`")
+    return mask if mask.dtype is torch.bool else mask != 0
+
+
+def _log_1_plus_odds(mean: Tensor, other: Tensor) -> Tensor:
+    """The log of 1 + the odds of `other` over those of `mean`, log-probabilities.
+
+    Near a probability of 1 it is computed from that of the contrary, whose log is infinite where its gradient is not.
+    """
+    ratio = (mean - other - _log_1_minus_exp(mean) + _log_1_minus_exp(other)).detach()
+    near = (mean > -0.1) & (ratio > 0)
+    x, z = torch.where(near, mean, -1.0), torch.where(near, other, -1.0)
+    by_contrary = torch.log1p((z - x).exp() * torch.expm1(x) / torch.expm1(z))
+    x, z = torch.where(near, -1.0, mean), torch.where(near, -1.0, other)
+    by_ratio = -F.logsigmoid((x - z) - (_log_1_minus_exp(x) - _log_1_minus_exp(z)))
+    return torch.where(near, by_contrary, by_ratio)
 
 
 def _log_1_minus_exp(x: Tensor) -> Tensor:

@@ -49,12 +49,17 @@ def _attention(
     mask = None if packed else sees((query.shape[2], key.shape[2]), low, high, query.device)
     change = None if text is None else partial(captures.change, variant, (low, high))
     drop = None if text is None else partial(captures.drop, variant)
+    tokens = query.shape[2]
+    if packed:
+        query, key, value = captures.unpacked(variant, query, key, value)
     scaled = query, key, value, mask, kernels.scale_of(query, scale)
     if arguments.autocast(query.device):  # which would round the scores
         with torch.autocast(query.device.type, enabled=False):
             y, lse = attend(*scaled, change=change, drop=drop)
     else:
         y, lse = attend(*scaled, change=change, drop=drop)
+    if packed:
+        y, lse = captures.packed(variant, y, lse, tokens)
     if sinks is not None:
         y, lse = captures.with_sinks(y, lse, sinks)
     return y.contiguous(), lse

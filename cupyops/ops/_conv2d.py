@@ -69,12 +69,15 @@ def forward(x, weight, bias, stride, padding, dilation, groups):
     return y, ()
 
 
-@_conv2d.backward(reads={"bias": ()}, apart=True)
+@_conv2d.backward(reads={"x": ("weight", "bias"), "weight": ("x",), "bias": ()}, apart=True)
 def backward(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_grad):
-    memory = convolution.memory_format(x, weight)
-    x, weight = x.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
-    grad_y = grad_y.contiguous(memory_format=memory)
+    # of one that is not read, which a frozen layer does not keep, the other and the result tell how it lay
+    sums = needs_grad.weight or needs_grad.bias
+    memory = convolution.memory_format(x if sums else grad_y, weight if needs_grad.x else grad_y)
     grad_x = torch.empty_like(x, memory_format=memory) if needs_grad.x else None
+    x = x.contiguous(memory_format=memory) if sums else grad_x
+    weight = weight.contiguous(memory_format=memory) if needs_grad.x else torch.empty_like(weight, memory_format=memory)
+    grad_y = grad_y.contiguous(memory_format=memory)
     grad_weight = torch.empty_like(weight, memory_format=memory) if needs_grad.weight else None
     grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
     if is_dry(grad_y):

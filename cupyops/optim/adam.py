@@ -173,8 +173,8 @@ class _Adam(Fused):
             self._count_on_host(batch)
             return None
         steps = batch.states[-1]
-        # a step that is skipped is not counted
-        torch._foreach_add_(steps, 1 if found_inf is None else 1 - found_inf.view(()))
+        # a step that is skipped is not counted; of one tensor PyTorch would read the value, and wait for the GPU
+        torch._foreach_add_(steps, 1 if found_inf is None else [1 - found_inf.view(())] * len(steps))
         return steps if steps[0].dtype is torch.float32 else [step.float() for step in steps]
 
     def _count_on_host(self, batch: Batch) -> None:

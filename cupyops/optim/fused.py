@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from .._dispatch.multi_tensor import why_not
+from .._kernel.graph import capturing
 from .._operator.derivation import distributed
 from .._util import torch_private, tracing
 from ..errors import LaunchError
@@ -175,9 +176,9 @@ class Fused(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        captured = capturing()
         for index, group in enumerate(self.param_groups):
-            if capturing:
+            if captured:
                 self._check_capture(group)
             whole = why_not_group(group)
             planned = None if whole else self._planned(index, group)
@@ -189,6 +190,16 @@ class Fused(torch.optim.Optimizer):
                     batch.let_go()
         self._factor = None
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves infinite gradients to the step: where that was asked for, and in a CUDA graph, whose
+        capture does not let it look."""
+        return self.__dict__.get("_heeds_scaler", False) or capturing()
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_heeds_scaler"] = value
 
     # --- what a subclass has ---
 

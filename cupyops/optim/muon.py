@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from .._kernel.graph import capturing
 from .._operator.derivation import distributed
 from ..errors import LaunchError
 from .fused import Entry, local_part
@@ -82,9 +83,9 @@ class Muon(torch.optim.Muon):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        captured = capturing()
         for group in self.param_groups:
-            if capturing and any(p.grad is not None and not self.state.get(p) for p in group["params"]):
+            if captured and any(p.grad is not None and not self.state.get(p) for p in group["params"]):
                 raise LaunchError(
                     "Muon: the first step makes the optimizer's state, which a CUDA graph would make anew at each replay; "
                     "run a step before the capture"

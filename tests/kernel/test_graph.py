@@ -146,3 +146,29 @@ def test_counts_of_the_host_are_refused(cls):
 def test_arguments_without_a_hash():
     with pytest.raises(cupyops.InputError, match="something with a hash"):
         cupyops.graph(lambda x, s: x)(torch.ones(2, device="cuda"), {1, 2})
+
+
+class _Bottleneck(torch.nn.Module):
+    """The block of ResNet-50: convolutions of one tap, whose neighbours are asked of a capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = torch.nn.Conv2d(8, 8, 1, bias=False), torch.nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = torch.nn.Conv2d(8, 8, 1, bias=False), torch.nn.BatchNorm2d(8)
+        self.relu = torch.nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += x
+        return self.relu(y)
+
+
+def test_nothing_asks_of_a_capture_while_torch_compile_traces(monkeypatch):
+    model = torch.nn.Sequential(_Bottleneck(), _Bottleneck())
+    plain = copy.deepcopy(model)
+    cupyops.swap(model)
+    x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # as on a GPU
+    found = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, plain(x))

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -322,7 +323,7 @@ class TestMismatches:
     def test_dtype(self, cpu):
         message = self.refused(cpu, x32(), x32().double(), 1.0, 8)
         assert "argument 2 of 4, parameter `T* y` got a tensor of torch.float64 on cpu, expected a tensor of" in message
-        assert message.endswith("launch with T=torch.float64 for this tensor, or convert it with .to(torch.float32)")
+        assert "launch with T=torch.float64 for this tensor, or allocate it as torch.float32" in message
 
     def test_dtype_of_the_first(self, cpu):
         assert "`const T* x` got a tensor of torch.int32" in self.refused(cpu, x32().int(), x32(), 1.0, 8)
@@ -790,3 +791,17 @@ class TestGPU:
         n = torch.zeros(1, dtype=torch.int64, device="cuda")
         Kernel(text, "f")[100_000, 32](n)
         assert n.item() == 100_000
+
+
+def test_a_tensor_that_requires_a_gradient_is_told_once():
+    code = "__global__ void once_more(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }"
+    kernel, x, y = cupyops.Kernel(code, "once_more"), torch.ones(2, requires_grad=True), torch.zeros(2)
+    with cupyops.simulate(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            kernel[1, 2](x, y)
+        kernel[1, 2](x.detach(), y)
+        with pytest.warns(UserWarning, match=r"once_more.* none flows back .* cupyops.operator") as told:
+            kernel[1, 2](x, y)
+        assert told[0].filename == __file__
+        kernel[1, 2](x, y)  # and not again

@@ -208,3 +208,20 @@ def test_bad_input(bad):
     call, message = BAD[bad]
     with pytest.raises(cupyops.InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("of_cache", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_cache_of_another_dtype(dtype, of_cache):
+    torch.manual_seed(0)
+    layer = cupyops.nn.Attention(32, 4, kv_heads=2, rope=cupyops.nn.RoPE(8, max_positions=8), dtype=dtype).eval()
+    x = torch.randn(2, 7, 32, dtype=dtype)
+    with torch.no_grad():
+        cache = layer.new_cache(2, max_rows=8, dtype=of_cache)
+        found = torch.cat([layer(x[:, a:b], cache=cache) for a, b in ((0, 4), (4, 5), (5, 7))], 1)
+        expected = layer(x)
+    assert found.dtype is dtype and cache.keys.dtype is of_cache
+    coarsest = max(torch.finfo(one).eps for one in (dtype, of_cache))
+    torch.testing.assert_close(found, expected, rtol=4 * coarsest, atol=4 * coarsest)
+    with pytest.raises(cupyops.errors.InputError, match=r"dtype is torch.int8, expected None or one of torch.float16"):
+        layer.new_cache(2, max_rows=8, dtype=torch.int8)

@@ -286,3 +286,27 @@ def test_compiled_without_a_break(options):
         loss.backward()
         found.append([loss.detach(), own.grad, head.weight.grad])
     torch.testing.assert_close(*found)
+
+
+def _of_func():
+    torch.manual_seed(0)
+    weight, target = torch.randn(9, 6, dtype=torch.float64), torch.tensor([0, 3, -100, 8])
+    teacher, head = torch.ones(4, 6).double(), cupyops.nn.LinearCrossEntropy(6, 9, z_loss=0.1, dtype=torch.float64)
+    return {
+        "linear_log_prob": lambda x: cupyops.nn.linear_log_prob(x, weight, target, softcap=2.0).sum(),
+        "LinearCrossEntropy": lambda x: head(x, target),
+        "accuracy": lambda x: head(x, target, accuracy=True)[0],
+        "jsd": lambda x: cupyops.nn.preference.jsd(x, weight, teacher, weight + 1),
+    }
+
+
+@pytest.mark.parametrize("name", _of_func())
+def test_transforms_of_torch_func(name):
+    function = _of_func()[name]
+    x = torch.randn(4, 6, dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(function, x)
+    second = torch.autograd.functional.hessian(function, x)
+    for found in (torch.func.grad(function)(x), torch.func.jacrev(function)(x), torch.func.jacfwd(function)(x)):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(function))(x.expand(2, 4, 6))[1], expected)
+    torch.testing.assert_close(torch.func.hessian(function)(x), second)

@@ -202,3 +202,85 @@ def test_errors():
     for call, words in calls:
         with pytest.raises(cupyops.InputError, match=words):
             call()
+
+
+def test_orpo_of_a_certain_answer():
+    """At probability 1 the log of the odds is infinite; the loss and its gradient are not."""
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    chosen = torch.tensor([[0.0, 0.0], [-1e-9, -1e-9]]).requires_grad_()
+    rejected = torch.full((2, 2), -1.0).requires_grad_()
+    loss = orpo(chosen, rejected, mask, mask, beta=1.0)
+    loss.backward()
+    odds = torch.exp(torch.tensor(-1.0)) / (1 - torch.exp(torch.tensor(-1.0)))
+    torch.testing.assert_close(loss.detach(), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(chosen.grad, (-(1 + odds) / 4).expand(2, 2))
+    torch.testing.assert_close(rejected.grad, torch.zeros(2, 2), atol=1e-6, rtol=0)
+
+
+def test_answers_of_no_token_add_nothing():
+    drawn = torch.Generator().manual_seed(0)
+    policy = -torch.rand(3, 4, generator=drawn, dtype=torch.float64)
+    old, advantage = (
+        policy - 0.1 * torch.rand(3, 4, generator=drawn, dtype=torch.float64),
+        torch.tensor([0.5, -1.0, 2.0]),
+    )
+    mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
+    for per, share in (("sequence", 2 / 3), ("token", 1.0)):
+        some, all_ = (x.clone().requires_grad_() for x in (policy[[0, 2]], policy))
+        expected = share * grpo(some, old[[0, 2]], advantage[[0, 2]], mask[[0, 2]], per=per)
+        found = grpo(all_, old, advantage, mask, per=per)
+        none = torch.zeros_like(mask)
+        (nothing,) = torch.autograd.grad(zero := grpo(all_, old, advantage, none, per=per), all_)
+        assert zero == 0 and not nothing.any()
+        found.backward()
+        expected.backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(all_.grad[[0, 2]], some.grad)
+        assert not all_.grad[1].any()
+    x = torch.randn(3, 4, requires_grad=True)
+    loss = jsd(x, torch.randn(5, 4), torch.randn(3, 4), torch.randn(5, 4), torch.zeros(3, dtype=torch.bool))
+    loss.backward()
+    assert loss == 0 and not x.grad.any()
+    some = policy.clone().requires_grad_()
+    full = torch.ones_like(mask)
+    orpo(some, old, mask, full).backward()
+    fewer = policy[[0, 2]].clone().requires_grad_()
+    orpo(fewer, old[[0, 2]], mask[[0, 2]], full[[0, 2]]).backward()
+    torch.testing.assert_close(some.grad[[0, 2]], fewer.grad)
+    assert not some.grad[1].any()
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+@pytest.mark.parametrize("apart", [100.0, 0.15, 0.0, -0.15, -100.0])
+def test_grpo_of_any_ratio(advantage, apart):
+    """What is clipped has no gradient, however far the ratio is."""
+    if advantage < 0 and apart == 100.0:  # is not clipped, and is infinite
+        return
+    policy = torch.zeros(1, 1, requires_grad=True)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    loss = grpo(policy, policy.detach() - apart, torch.tensor([advantage]), mask, epsilon=0.1)
+    loss.backward()
+    ratio = min(float(torch.tensor(apart).exp()), 1e30)
+    clipped = min(max(ratio, 0.9), 1.1)
+    chosen = min(ratio * advantage, clipped * advantage)
+    moves = ratio * advantage == chosen and advantage != 0
+    torch.testing.assert_close(loss.item(), -chosen)
+    torch.testing.assert_close(policy.grad.item(), -ratio * advantage if moves else 0.0, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_masks_of_integers(answers, dtype):
+    weight, ((x, target), (z, other)) = answers
+    chosen, rejected = linear_log_prob(x, weight, target), linear_log_prob(z, weight, other)
+    one, two = target != -100, other != -100
+    advantage = torch.ones(PAIRS, device=x.device, dtype=x.dtype)
+    good = torch.tensor([True, False, True], device=x.device)
+    for call, masks in (
+        (lambda a, b: orpo(chosen, rejected, a, b), (one, two)),
+        (lambda a: grpo(chosen, chosen.detach() - 0.1, advantage, a), (one,)),
+        (lambda a: jsd(x, weight, z, weight, a), (one,)),
+        (lambda a: kto(chosen, rejected, a), (good,)),
+    ):
+        torch.testing.assert_close(call(*(mask.to(dtype) for mask in masks)), call(*masks))
+        with pytest.raises(cupyops.errors.InputError, match=r"(mask|desirable) is .*float32.*`mask != 0`"):
+            call(*(mask.float() for mask in masks))

@@ -8,6 +8,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 import toys
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from toys import Nothing, Plain, Wrapper
 
@@ -1728,3 +1730,38 @@ def test_names_of_parameters_meet_no_others():
         names(torch.ones(2), 2.0, 3.0, 1.0, 5.0)
     with pytest.raises(TypeError, match="misses the argument 'a1'"):
         names()
+
+
+class _Seen(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("within", ["nothing", "a dispatch mode", "FlopCounterMode", "torch.compile"])
+def test_a_backward_that_differentiates_something_itself(kernels, within):
+    @cupyops.operator(f"mylib::shifted_in_{within.replace(' ', '_').replace('.', '_')}")
+    def shifted(x: Tensor, shift: Tensor) -> Tensor:
+        return x * torch.exp(shift)
+
+    @shifted.forward
+    def launch(x, shift):
+        return x * torch.exp(shift), ()
+
+    @shifted.backward
+    def gradient(saved, grad_y, x, shift, needs_grad):
+        with torch.enable_grad():
+            again = shift.detach().requires_grad_()
+            found = torch.autograd.grad(x * torch.exp(again), again, grad_y)
+        return (grad_y * torch.exp(shift)).view(-1).view(x.shape), *found
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, shift = doubles(3), doubles(3)
+    expected = torch.autograd.grad((x * torch.exp(shift)).square().sum(), (x, shift))
+    modes = {"a dispatch mode": _Seen, "FlopCounterMode": lambda: FlopCounterMode(display=False)}
+    call = torch.compile(shifted, backend="aot_eager", fullgraph=True) if within == "torch.compile" else shifted
+    with modes.get(within, nullcontext)():
+        found = torch.autograd.grad(call(x, shift).square().sum(), (x, shift))
+    torch.testing.assert_close(found, expected)

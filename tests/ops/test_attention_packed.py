@@ -1,6 +1,7 @@
 """attention of packed sequences: each beside PyTorch's attention in float64 of that sequence alone."""
 
 import contextlib
+import itertools
 import math
 from functools import partial
 
@@ -285,3 +286,57 @@ def test_on_a_gpu(case, width, dtype):
         given = given | {"more": given["more"] | {"alibi_slopes": SLOPES.cuda()}}
     for _ in range(5):  # recorded calls too
         compare(dtype, device="cuda", width=width, **(with_sequence(case) | {"more": given.get("more")}))
+
+
+STARTS = {
+    "none at the front": ([2, 6], [2, 6]),
+    "none at the end": ([0, 4], [0, 3]),
+    "no token at all": ([3, 3], [3, 3]),
+    "empty sequences": ([2, 2, 5, 5, 5], [1, 4, 4, 6, 6]),
+    "none on both sides": ([1, 3, 5], [2, 2, 5]),
+}
+
+
+@pytest.mark.parametrize("by", ["reference", *in_full("kernels", of="attention")])
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("case", STARTS)
+def test_tokens_of_no_sequence(case, nan, by):
+    """They see nothing and are seen by none; and NaN stays in its sequence, in the gradients too."""
+    torch.manual_seed(0)
+    tokens, (at_q, at_k) = 8, STARTS[case]
+    given = [torch.randn(tokens, heads, 16, dtype=torch.half) for heads in (2, 1, 1)]
+    spoilt = torch.zeros(tokens, dtype=torch.bool), torch.zeros(tokens, dtype=torch.bool)
+    if nan:  # in the tokens of none, and in all of the first sequence
+        for side, at in zip(spoilt, (at_q, at_k)):
+            side[: at[1]], side[at[-1] :] = True, True
+        given = [x.masked_fill(spoilt[min(i, 1)][:, None, None], math.nan) for i, x in enumerate(given)]
+    given = [x.requires_grad_() for x in given]
+    lengths = [int(max(b - a for a, b in itertools.pairwise(at))) for at in (at_q, at_k)]
+    with cupyops.simulate() if by == "kernels" else contextlib.nullcontext():
+        results = cupyops.attention(
+            *given,
+            cu_seqlens_q=torch.tensor(at_q),
+            cu_seqlens_k=torch.tensor(at_k),
+            max_seqlen_q=lengths[0],
+            max_seqlen_k=lengths[1] + 3,  # at least
+            causal="bottom_right",
+            return_lse=True,
+        )
+        grads = [torch.randn_like(x) for x in results]
+        found = torch.autograd.grad(results, given, grads)
+
+    expected = torch.zeros(tokens, 2, 16).double(), torch.full((2, tokens), -math.inf).double()
+    wanted = [torch.zeros_like(x, dtype=torch.double) for x in given]
+    for (a, b), (c, d) in zip(itertools.pairwise(at_q), itertools.pairwise(at_k)):
+        wide = [x.detach().double().requires_grad_() for x in (given[0][a:b], given[1][c:d], given[2][c:d])]
+        y, lse = eager(*(x.transpose(0, 1)[None] for x in wide), sees(b - a, d - c, causal="bottom_right"))
+        y, lse = y[0].transpose(0, 1), lse[0]
+        expected[0][a:b], expected[1][:, a:b] = y.detach(), lse.detach()
+        if a < b and c < d:
+            parts = torch.autograd.grad((y, lse), wide, (grads[0][a:b].double(), grads[1][:, a:b].double()))
+            for x, part, first, end in zip(wanted, parts, (a, c, c), (b, d, d)):
+                x[first:end] = part
+    for name, ours, true in zip(("y", "lse", "grad_q", "grad_k", "grad_v"), (*results, *found), (*expected, *wanted)):
+        clean = ~spoilt[0 if name in ("y", "lse", "grad_q") else 1]
+        ours, true = (x[:, clean] if name == "lse" else x[clean] for x in (ours, true))
+        torch.testing.assert_close(ours.double(), true.double(), rtol=2e-3, atol=2e-3, msg=lambda why: f"{name}: {why}")

@@ -1,6 +1,7 @@
 """attention with a score and a mask of C: values and gradients beside PyTorch's in float64, in both engines."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 import torch
 from attentions import CARDS, HOPPER, compare, eager, sees, usual
 from tiers import in_full
+from torch.utils.flop_counter import FlopCounterMode
 
 import cupyops
 from cupyops._dispatch.gpu import assume_gpu
 from cupyops._expression.indexed import Formula
 from cupyops._expression.scores import scores, spelled
-from cupyops._expression.shifts import shift
+from cupyops._expression.shifts import LOG2E, shift
 from cupyops.simulator.arithmetic import quotient
 
 ENGINES = {
@@ -435,10 +437,10 @@ def test_wide_rows_by_both_engines():
 @pytest.mark.parametrize(
     "score, added",
     [
-        ("s + bias[h]", "+ 1.4426950408889634 * (bias[h])"),
-        ("s - slopes[h] * abs(q - k)", "- (1.4426950408889634 * (slopes[h])) * (abs(q - k))"),
-        ("k + (s - 2) - n", "+ 1.4426950408889634 * (k) - 1.4426950408889634 * (2) - 1.4426950408889634 * (n)"),
-        ("n - (k - s)", "+ 1.4426950408889634 * (n) - 1.4426950408889634 * (k)"),
+        ("s + bias[h]", "+ log2e * in_reach_(bias[h])"),
+        ("s - slopes[h] * abs(q - k)", "- (log2e * (slopes[h])) * (abs(q - k))"),
+        ("k + (s - 2) - n", "+ log2e * in_reach_(k) - log2e * in_reach_(2) - log2e * in_reach_(n)"),
+        ("n - (k - s)", "+ log2e * in_reach_(n) - log2e * in_reach_(k)"),
         ("s", None),
         ("-s + n", None),
         ("n - s", None),
@@ -451,4 +453,64 @@ def test_wide_rows_by_both_engines():
 def test_what_a_score_adds(score, added):
     """A sum in which the score is once, as it is, has the derivative 1; what is added is found for units of log2."""
     found = shift(Formula.of("score", score))
-    assert (None if found is None else found.clean.removeprefix("score = ").removesuffix(";")) == added
+    text = None if found is None else found.clean.removeprefix("score = ").removesuffix(";")
+    assert (text and text.replace(LOG2E, "log2e")) == added
+
+
+@pytest.mark.parametrize("within", ["a mode", "torch.compile"])
+@pytest.mark.parametrize("what", ["slopes", "mask"])
+def test_gradients_of_what_is_captured_where_the_op_is_called(within, what):
+    """In PyTorch they are differentiated inside the registered backward."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 16, 32, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    more = (torch.rand(2) if what == "slopes" else torch.randn(1, 2, 16, 16, dtype=torch.bfloat16)).requires_grad_()
+
+    def call(more):
+        if what == "slopes":
+            return cupyops.attention(query, key, value, alibi_slopes=more)
+        return cupyops.scaled_dot_product_attention(query, key, value, attn_mask=more)
+
+    given = (query, key, value, more)
+    with cupyops.simulate():
+        expected = torch.autograd.grad(call(more).float().square().sum(), given)
+        if within == "a mode":
+            with FlopCounterMode(display=False):
+                found = torch.autograd.grad(call(more).float().square().sum(), given)
+        else:
+            compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+            found = torch.autograd.grad(compiled(more).float().square().sum(), given)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.bfloat16).min, -1e9])
+@pytest.mark.parametrize("what", ["mask", "bias of float32", "a number"])
+@pytest.mark.parametrize("engine", ["mma", *in_full("wgmma", of="attention")])
+def test_rows_of_the_lowest_number(engine, what, lowest):
+    """Such a number times log2(e) is none any more; a row of it alone has equal weights, as PyTorch has it."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 1, 70, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    added = torch.zeros(70, 70, dtype=torch.bfloat16)
+    added[3:5], added[7, :5], added[9, 9:] = lowest, lowest, -math.inf
+    if what == "a number":
+        added = torch.where(torch.arange(70)[:, None] < 2, torch.tensor(lowest, dtype=torch.bfloat16), 0.0)
+    grad = torch.randn_like(query)
+
+    def call():
+        if what == "mask":
+            return cupyops.scaled_dot_product_attention(query, key, value, attn_mask=added)
+        if what == "a number":
+            return cupyops.attention(query, key, value, score="q < 2 ? low : s", low=lowest)
+        return cupyops.attention(query, key, value, score="s + bias[q, k]", bias=added.float())
+
+    card, arch = (assume_gpu(**HOPPER), "sm_90") if engine == "wgmma" else (nullcontext(), "sm_80")
+    with card, cupyops.simulate(arch), cupyops.trace() as trace:
+        y = call()
+        found = y, *torch.autograd.grad(y, (query, key, value), grad)
+    assert any(f"_{engine}" in record.kernel for record in trace.launches())
+    wide = [x.detach().float().requires_grad_() for x in (query, key, value)]
+    right = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=added.float())
+    expected = right, *torch.autograd.grad(right, wide, grad.float())
+    assert all(one.isfinite().all() for one in found)
+    for ours, true in zip(found, expected if what != "a number" else expected[:1]):  # no gradient goes to its scores
+        bound = 4 * torch.finfo(torch.bfloat16).eps * true.abs().max().item()
+        torch.testing.assert_close(ours.float(), true, rtol=0, atol=bound)

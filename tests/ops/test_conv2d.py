@@ -346,3 +346,56 @@ def test_one_tap_by_pytorch_s_product():
         compare_pointwise(inputs)
     ran = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert ran == {"torch.mm", "torch.addmm", "sum_fwd_fold", "sum_fwd_finalize"}, ran
+
+
+@pytest.mark.parametrize("wanted", [("x",), ("weight",), ("bias",), ("x", "weight")])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_a_frozen_layer_keeps(dtype, memory, wanted):
+    """Its input and its weight each for the gradient of the other alone; and the gradients are the same."""
+    torch.manual_seed(0)
+    made = {
+        "x": torch.randn(2, 8, 6, 5).to(dtype, memory_format=memory),
+        "weight": torch.randn(16, 8, 3, 3).to(dtype, memory_format=memory),
+        "bias": torch.randn(16).to(dtype),
+    }
+    for name in wanted:
+        made[name].requires_grad_()
+    kept = []
+    with (
+        cupyops.simulate(),
+        torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one),
+    ):
+        y = cupyops.conv2d(*made.values(), padding=1)
+        grad = torch.randn_like(y)
+        found = torch.autograd.grad(y, [made[name] for name in wanted], grad)
+    read = {"x": "weight", "weight": "x", "bias": "x"}  # the sums of a bias are found beside those of the weight
+    assert {one.data_ptr() for one in kept} == {made[read[name]].data_ptr() for name in wanted}
+    wide = {name: one.detach().double().requires_grad_() for name, one in made.items()}
+    right = torch.nn.functional.conv2d(*wide.values(), padding=1)
+    true = torch.autograd.grad(right, [wide[name] for name in wanted], grad.double())
+    torch.testing.assert_close([one.double() for one in found], list(true), rtol=4e-3, atol=4e-2)
+
+
+@pytest.mark.parametrize(
+    "sizes, by_tf32",
+    [
+        ((1024, 1, 28, 28, 32), False),
+        ((1024, 16, 14, 14, 32), False),
+        ((1024, 32, 14, 14, 32), True),
+        ((64, 64, 56, 56, 64), True),
+        ((64, 64, 56, 56, 8), True),
+    ],
+)
+def test_float32_under_pytorch_s_flags(sizes, by_tf32):
+    """By default cuDNN may round to TF32, and is taken where it is faster then; kernels of ours round nothing."""
+    images, channels, height, width, filters = sizes
+    x, weight = torch.empty(images, channels, height, width), torch.empty(filters, channels, 3, 3)
+    chosen = {}
+    for precision in ("tf32", "ieee"):
+        card = assume_gpu(capability=9, shared=232448, multiprocessors=132, library=True)
+        with card, torch.backends.cudnn.flags(allow_tf32=precision == "tf32"):
+            problem = module.forward_problem(x, weight, None, [1, 1], [1, 1], [1, 1], 1)
+            chosen[precision] = module.FORWARD.choose(problem, gpu(x.device)).name
+    assert (chosen["tf32"] == "pytorch") == by_tf32
+    assert chosen["ieee"].startswith("direct")

@@ -318,3 +318,12 @@ def test_bad_options(name, value):
     q, k = torch.randn(2, 1, 4, 8), torch.randn(2, 9, 2, 8)
     with pytest.raises(cupyops.InputError, match=f"^{name} is "):
         cupyops.decode_attention(q, k, k, **{name: value})
+
+
+@pytest.mark.parametrize("length", [2**32 + 2, -(2**32) + 2, 2**31 + 1])
+def test_lengths_beyond_32_bits(length):
+    """They are out of range, by kernels all rows or none; and no other length."""
+    q, k = torch.randn(1, 1, 2, 32), torch.randn(1, 16, 2, 32)
+    call = lambda n: cupyops.decode_attention(q, k, k, torch.tensor([n]))
+    with cupyops.simulate():
+        torch.testing.assert_close(call(length), call(16 if length > 0 else 0))

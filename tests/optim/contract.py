@@ -307,6 +307,30 @@ class OptimizerContract:
             torch.testing.assert_close(ours, theirs)
         torch.testing.assert_close([p.grad for p in ours], [p.grad for p in theirs])
 
+    def test_grad_scaler_in_a_capture(self, device, monkeypatch):
+        """What a CUDA graph captures asks nothing of the GPU: the step heeds the scaler, without fused=True too."""
+        make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
+        ours, theirs = make(), make()
+        options = {"lr": 0.1, **self.usual}
+        on_device = {"capturable": True} if "capturable" in self.ours(ours, **options).defaults else {}
+        optimizers = [self.ours(ours, **options, **on_device), self.theirs(theirs, **options)]
+        scalers = [torch.amp.GradScaler(device.type, init_scale=1024.0) for _ in optimizers]
+        for step, infinite in enumerate([False, True, False, False]):
+            set_grads([ours, theirs], step)
+            for params, optimizer, scaler in zip((ours, theirs), optimizers, scalers):
+                scaler.scale(torch.ones((), device=device))
+                for p in params:
+                    p.grad.mul_(scaler.get_scale())
+                if infinite:
+                    params[1].grad[77] = torch.inf
+                with monkeypatch.context() as capture, kernels(device):
+                    if optimizer is optimizers[0] and step:  # the first one makes the state
+                        capture.setattr("cupyops.optim.fused.capturing", lambda: True)
+                        capture.setattr(torch.Tensor, "item", _waits)
+                    scaler.step(optimizer)
+                scaler.update()
+            torch.testing.assert_close(ours, theirs)
+
     def test_grad_scaler_skips_the_first_step(self, device):
         make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
         ours, theirs = make(), make()
@@ -498,3 +522,7 @@ class OptimizerContract:
         optimizers = self.optimizers_of(lists, lr=0.1, **self.usual)
         train(lists, optimizers)
         torch.testing.assert_close(lists[0], lists[1])
+
+
+def _waits(tensor):
+    raise AssertionError("a value is read, which waits for the GPU")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..._util.strides import has_bits
 from ...errors import LaunchError
-from .ctype import VARIABLE_DTYPES
+from .ctype import VARIABLE_DTYPES, remedy
 
 _NAME = re.compile(
     r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (?:unsigned )?(int|long long|long)>"
@@ -60,7 +60,8 @@ class Accessor:
     def unfit(self, tensor: Tensor) -> str:
         """What was expected instead of `tensor`; nothing where it will do."""
         if self.dtype is not None and tensor.dtype is not self.dtype:
-            return f"a tensor of {self.dtype}: convert it with .to({self.dtype}), or choose the template value for this one"
+            found = remedy(tensor, self.dtype, self.is_written)
+            return f"a tensor of {self.dtype}: choose the template value for this one, or {found}"
         if tensor.dim() != self.rank and not (self.is_info and tensor.dim() < self.rank):
             return f"a tensor of {self.rank} dimensions; this one has {tensor.dim()}"
         if has_bits(tensor):

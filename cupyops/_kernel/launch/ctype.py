@@ -36,6 +36,21 @@ class WrongDtype(LaunchError):
         self.dtype = dtype
 
 
+_BYTES = frozenset((torch.bool, torch.uint8, torch.int8))  # any of which is a view of another
+
+
+def remedy(tensor: torch.Tensor, dtype: torch.dtype, is_written: bool) -> str:
+    """How a tensor of another dtype becomes one that a kernel takes; of one that it writes a copy would take the result."""
+    if {tensor.dtype, dtype} <= _BYTES:
+        return f"give its .view({dtype}), which is the same memory"
+    if not is_written:
+        return f"convert it with .to({dtype})"
+    return (
+        f"allocate it as {dtype}, since a copy by .to() would take what the kernel writes; where it is only read, declare "
+        "the pointer const"
+    )
+
+
 _OTHER_NAMES = {
     "half": torch.float16,
     "int8_t": torch.int8,

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..._util import arguments
 from ..._util.strides import has_bits, is_dry
 from ...errors import InputError, LaunchError
+from .ctype import remedy
 from .executors import executors
 
 SIZE = 8  # bytes of a pointer
@@ -121,7 +122,7 @@ def pointers(tensors: Iterable[Tensor | None], *, dtype: torch.dtype | None = No
                 name, one, "one with storage of its own, as .resolve_conj().resolve_neg() or .clone() gives it"
             )
         if dtype not in (None, one.dtype):
-            arguments.fail(name, one, f"a tensor of {dtype}: convert it with .to({dtype})")
+            arguments.fail(name, one, f"a tensor of {dtype}: {remedy(one, dtype, bool(written))}")
         if one.device != given[0][1].device:
             raise InputError(f"{name} is on {one.device}, expected {given[0][1].device}, where {given[0][0]} is")
     if not given:

@@ -22,7 +22,7 @@ from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
 from .accessor import Accessor
-from .ctype import DTYPES, HALF, VARIABLE_DTYPES, WrongDtype, vector_alignment
+from .ctype import DTYPES, HALF, VARIABLE_DTYPES, WrongDtype, remedy, vector_alignment
 from .pointers import SIZE, Pointers
 from .tensor_map import TensorMap
 
@@ -304,15 +304,21 @@ def _no_pointer(argument: Argument, value: Any, device: int) -> str:
         return "a tensor or None" + tensor_of(value, argument.name)
     if argument.dtype is not None and value.dtype is not argument.dtype:
         other = f"launch with {argument.template}={value.dtype} for this tensor, or " if argument.template else ""
-        return f"a tensor of {argument.dtype}: {other}convert it with .to({argument.dtype})"
+        return f"a tensor of {argument.dtype}: {other}{remedy(value, argument.dtype, argument.is_written)}"
     if value.get_device() != device:
         return _elsewhere(device)
     if value.layout is not torch.strided or (not value.data_ptr() and value.numel()):
         return "a tensor with storage of its own"
     if value.data_ptr() % argument.boundary:
+        apart = "give its .clone(), or have the kernel read single elements"
+        if argument.is_written:
+            apart = (
+                "the kernel writes to it, and a .clone() would take that in its place: allocate it as a tensor of its own, "
+                "or have the kernel write single elements; where it is only read, declare the pointer const"
+            )
         return (
             f"one whose address is a multiple of {argument.boundary}; this one begins at element {value.storage_offset()} "
-            "of its storage: give its .clone(), or have the kernel read single elements"
+            f"of its storage: {apart}"
         )
     return ""
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..._util import observed
+from ..._util.strides import has_bits
+from ...errors import InputError
 from .pointers import Pointers, held
 from .signature import Argument, is_const
 from .tensor_map import TensorMap
@@ -29,6 +31,8 @@ class _Thread(threading.local):
     """
 
     in_role = False
+    # what a role that is looked at may not write: a name, the tensor, and what would allow it
+    left_alone: Sequence[tuple[str, Tensor, str]] = ()
 
 
 this_thread = _Thread()
@@ -65,3 +69,52 @@ def raise_all(tensors: Iterable[Tensor]) -> None:
     torch.autograd.graph.increment_version(changed)
     if (recorder := observed.recorder()) is not None:
         recorder.bumped(changed)
+
+
+@contextmanager
+def left_alone(inputs: Sequence[tuple[str, Tensor, str]]) -> Iterator[None]:
+    """Launches of this thread inside raise `InputError` where they change one of these tensors, which they then put back.
+
+    inputs: of each tensor its name, and what beside a copy would allow it, for the message.
+    """
+    outer, this_thread.left_alone = this_thread.left_alone, inputs
+    observed.watch()
+    try:
+        yield
+    finally:
+        observed.watch(-1)
+        this_thread.left_alone = outer
+
+
+@contextmanager
+def refusing_writes(name: str, declared: Sequence[tuple[str, str]], args: Sequence[Any]) -> Iterator[None]:
+    """One launch of a kernel with these parameters, which is to leave the inputs of `left_alone` as they are.
+
+    A pointer that is not const may be read alone, so what there is before is compared with what there is after.
+    """
+    parameters = {}  # by storage, those through which the kernel may write
+    for (ctype, parameter), value in zip(declared, args):
+        if value is not None and not (ctype.endswith("*") and is_const(ctype)):
+            parameters.update({_storage(one): f"{ctype} {parameter}" for one in held(value)})
+    before = [
+        (*one, one[1].detach().clone())
+        for one in this_thread.left_alone
+        if _storage(one[1]) in parameters and not has_bits(one[1])
+    ]
+    yield
+    for said, tensor, allowed, content in before:
+        if not torch.equal(_bits(tensor), _bits(content)):
+            tensor.detach().copy_(content)
+            raise InputError(
+                f"{name}: the kernel writes to {said} through its parameter `{parameters[_storage(tensor)]}`, and the "
+                f"operator does not say that {said} changes, so that a gradient would be wrong: give the kernel "
+                f"{said}.clone(), or a torch.empty_like({said}) to write to{allowed}"
+            )
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from ..._kernel.kernel import FLOATING, WrongDtype, executors
 from ..._kernel.launch import versions
-from ..._kernel.launch.versions import this_thread
-from ..._util import symbolic, torch_private
+from ..._kernel.launch.versions import left_alone, this_thread
+from ..._util import arguments, observed, symbolic, torch_private
 from ..._util.arguments import warn
 from ..._util.strides import has_bits, is_dry, restride
 from ...errors import CupyopsError, InputError, LaunchError
@@ -73,6 +74,7 @@ class Definition:
             raise InputError(
                 f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well; name all in mutates"
             )
+        self._plain = schema.plain(self.parameters)
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
         if always := [self.parameters[i].name for i in self.updated if i in self.required]:
             raise InputError(f"{name}: updates names {always[0]!r}, a Tensor; expected one that may be None")
@@ -84,6 +86,7 @@ class Definition:
         self.dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # plans, to be forgotten where a role changes
         self.unpooled: frozenset[int] = frozenset()  # places of saved tensors that backward has returned
         self.gives_gradients = False  # as they should be; until then they are looked at
+        self._leaves_alone = True  # backward its inputs; until then it is looked at
         self.apply: Callable[..., Any] = lambda run, *tensors: None  # of its autograd.Function
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
@@ -115,6 +118,19 @@ class Definition:
         """Forget what was recorded of the roles."""
         for plans in list(self.dependents):
             plans.forget()
+
+    def check_numbers(self, args: Sequence[Any]) -> None:
+        """What is no tensor is of its annotation's type: by each route what the kernels would take, and nothing else."""
+        for index, usual, types, words in self._plain:
+            value = args[index]
+            if type(value) is not usual and not isinstance(value, types):
+                arguments.fail(f"{self.name}: {self.parameters[index].name}", value, words)
+
+    def roles(self) -> list[Any]:
+        """What its author has written: the functions, and the options."""
+        functions = [one and one.launch for one in (self.launch_backward, self.gradient)]
+        options = [self.mutates, self.updated, self.mixed, self.dtypes, self.autocast, self.constant]
+        return [self.reference, self.forward, *functions, self.refusal, self.fake, self.sharding, *options]
 
     # --- whether the kernels serve a call ---
 
@@ -285,9 +301,8 @@ class Definition:
         args = by_kernels(args)
         try:
             last_too = (last,) if self.backward_asks else ()
-            return without(  # type: ignore[no-any-return]
-                self.autocast, self.launch_backward, grads, outputs, saved, args, needs, *last_too
-            )
+            launch = self.launch_backward if self._leaves_alone else self._backward_looked_at
+            return without(self.autocast, launch, grads, outputs, saved, args, needs, *last_too)  # type: ignore[no-any-return]
         except CupyopsError as error:
             self.add_note(error, "backward")
             raise
@@ -350,9 +365,12 @@ class Definition:
         self.check_takes("forward", launch, needs_grad=not self.mutated)
 
         def looked_at(*args: Any, **asked: Any) -> Any:
-            found = launch(*args, **asked)
             given = self.given(args)
             dtypes = tuple([tensor.dtype for tensor in given])
+            if dtypes in seen and observed.recorder() is None:
+                return launch(*args, **asked)
+            with self._left_alone(args):
+                found = launch(*args, **asked)
             if dtypes in seen:
                 return found
             results.check_form(self.name, self.outputs, bool(self.mutated), found)
@@ -366,9 +384,41 @@ class Definition:
             return found
 
         self._unserved.clear()
-        own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
-        self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
+        self.forward, self.launch_forward = launch, self._runnable(launch if _is_own(launch) else looked_at)
         self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters
+
+    @contextmanager
+    def _left_alone(self, args: Sequence[Any]) -> Iterator[None]:
+        """Raise `InputError` where what runs inside changes a tensor that the operator does not declare to change."""
+        changed = [args[i] for i in (*self.mutated, *self.updated) if args[i] is not None]
+        with observed.unseen():
+            given = [(self.parameters[i].name, args[i]) for i in self.tensors if args[i] is not None]
+            inputs = [(name, one) for name, one in given if not is_dry(one) and not shares_memory(one, changed)]
+            before = [None if one.is_inference() else one._version for _, one in inputs]
+        with left_alone([(name, one, f", or declare operator(..., mutates=({name!r},))") for name, one in inputs]):
+            yield
+        with observed.unseen():
+            after = [None if one.is_inference() else one._version for _, one in inputs]
+        for (name, _), was, now in zip(inputs, before, after):
+            if was != now:
+                raise InputError(
+                    f"{self.name}: forward changes {name} in place, and the operator does not say so, so that a gradient "
+                    f"would be wrong: work on {name}.clone(), or declare operator(..., mutates=({name!r},))"
+                )
+
+    def _backward_looked_at(self, grads: Any, outputs: Any, saved: Any, args: Any, *more: Any) -> Any:
+        """Backward, whose launches are to leave alone what it is given besides `saved`: until it has done so once."""
+        assert self.launch_backward is not None
+        given = [("the gradient of an output", one) for one in grads]
+        given += [("an output", one) for one in outputs]
+        given += [(one.name, value) for one, value in zip(self.parameters, args)]
+        tensors = [(name, one, "") for name, one in given if isinstance(one, Tensor)]
+        if any(is_dry(one) for _, one, _ in tensors):
+            return self.launch_backward(grads, outputs, saved, args, *more)
+        with left_alone(tensors):
+            found = self.launch_backward(grads, outputs, saved, args, *more)
+        self._leaves_alone = True
+        return found
 
     def check_takes(self, role: str, launch: Callable[..., Any], needs_grad: bool = False) -> None:
         """A role takes the reference's arguments, in their order. Raises `InputError` where it has other parameters."""
@@ -404,7 +454,7 @@ class Definition:
     def set_backward(self, launch: Callable[..., Any], reads: Mapping[str, Sequence[str]], apart: bool = False) -> None:
         """Take the backward role."""
         self.launch_backward = role = Backward(self, launch, "backward", reads)
-        self.gives_gradients = False
+        self.gives_gradients, self._leaves_alone = False, _is_own(launch)
         self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self.backward_chooses = apart
         self._choose_kept()
@@ -440,6 +490,16 @@ class Definition:
             assert self.launch_backward is not None
             self._kept_by_needs[key] = self.kept_by_kernels.without(*self.launch_backward.unread(key))
         return self._kept_by_needs[key]
+
+
+def shares_memory(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    """Whether a tensor and one of the others lie in one storage."""
+    return any(tensor.untyped_storage()._cdata == one.untyped_storage()._cdata for one in others)
+
+
+def _is_own(launch: Callable[..., Any]) -> bool:
+    """Whether a role is one of this package, which its tests look at."""
+    return str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:

@@ -7,6 +7,7 @@ CUDA, fake tensors and autograd are served, from the same roles as the eager rou
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import warnings
@@ -21,7 +22,7 @@ from ..._kernel.launch import versions
 from ..._util import callers, symbolic, torch_private
 from ..._util.strides import is_dry, restride
 from ...errors import InputError
-from . import schema
+from . import cache_tag, schema
 from .definition import Definition, NoKernel, differentiable_alias, like_outputs, wants_gradient
 from .kept import Kept, by_kernels, by_reference
 from .unsaved import unsaved
@@ -39,6 +40,8 @@ def register(name: str) -> bool:
     with _registering:
         if (found := _waiting.pop(name, None)) is not None:
             found.register()
+    if (known := _known.get(name)) is not None:
+        known.tag()
     return True
 
 
@@ -104,6 +107,7 @@ class Registration:
 
     def __init__(self, of: Definition) -> None:
         self.of = of
+        self._tagged_roles: list[Any] = []
         with _registering:
             self._wait(of.name if of.name not in _known else _another(of.name))
         if self.name != of.name:
@@ -145,7 +149,7 @@ class Registration:
             self.library.impl(name, self._forward, key)
             self.library.impl(f"{name}_backward", self._backward, key)
         qualified = f"{namespace}::{name}"
-        torch.library.register_fake(qualified, self._forward, lib=self.library)
+        torch.library.register_fake(qualified, self._tagged(self._forward), lib=self.library)
         torch.library.register_fake(f"{qualified}_backward", self._backward, lib=self.library)
         torch.library.register_autograd(qualified, self._differentiate, setup_context=self._setup, lib=self.library)
         torch.library.register_autograd(
@@ -158,6 +162,24 @@ class Registration:
         tables.enter(of, self.op, self.backward_op)
         recorder = torch_private.ProxyTorchDispatchMode
         torch.library.register_torch_dispatch(qualified, recorder, tables.recording(of), lib=self.library)
+
+    def tag(self) -> None:
+        """Have what the operator is in torch.compiler's cache keys: a graph is about to be made with it."""
+        roles = self.of.roles()
+        if roles != self._tagged_roles:
+            self._tagged_roles = roles
+            cache_tag.enter(self.name, roles)
+        cache_tag.put()
+
+    def _tagged(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+        """`fake`, which a graph with the op runs before its key is made, be it made by way of torch.ops."""
+
+        @functools.wraps(fake)
+        def tagged(*args: Any, **kwargs: Any) -> Any:
+            self.tag()
+            return fake(*args, **kwargs)
+
+        return tagged
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """The operator through PyTorch's dispatcher."""
@@ -186,7 +208,7 @@ class Registration:
         for key in ("CPU", "CUDA"):
             self.library.impl(name, self._mutate, key)
         self.library.impl(name, self._mutate_differentiably, "Autograd")
-        torch.library.register_fake(self.name, self._mutate, lib=self.library)
+        torch.library.register_fake(self.name, self._tagged(self._mutate), lib=self.library)
         return getattr(getattr(torch.ops, namespace), name).default
 
     def _mutate(self, *args: Any, **kwargs: Any) -> None:
@@ -253,7 +275,8 @@ class Registration:
             found = self._laid_out(found, grads, outputs, saved, args, needs)
             return [grad for grad in found if grad is not None]
         all_outputs = self.of.kept(needs).all_outputs(outputs)
-        found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
+        with torch_private.above_autograd(), torch.no_grad():  # a role may differentiate something itself
+            found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
             raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}; return one for each")
@@ -364,8 +387,9 @@ def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
     seen = {_storage(value) for value in inputs if isinstance(value, Tensor)}
     fresh = []
     for tensor in results:
-        shared = _storage(tensor) in seen or tensor._base is not None or _is_expanded(tensor)
-        fresh.append(tensor.clone() if shared else tensor)
+        view = tensor._base is not None
+        shared = _storage(tensor) in seen or (view and is_dry(tensor)) or _is_expanded(tensor)
+        fresh.append(tensor.clone() if shared else tensor.detach() if view else tensor)
         seen.add(_storage(tensor))
     return fresh
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,6 +91,30 @@ def bind(
     if left:
         raise TypeError(f"{name} got an unexpected or repeated argument {next(iter(left))!r}")
     return tuple(values)
+
+
+_NUMBERS: Mapping[Any, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {  # by annotation: what a kernel takes, and its name in messages
+        int: ((int, np.integer, torch.SymInt), "an int"),
+        float: ((float, int, np.integer, np.floating, torch.SymInt, torch.SymFloat), "a number"),
+        bool: ((bool, int, np.bool_, torch.SymBool), "a bool"),
+        str: ((str,), "a str"),
+        torch.dtype: ((torch.dtype,), "a torch.dtype"),
+    }
+)
+
+
+def plain(parameters: Sequence[inspect.Parameter]) -> list[tuple[int, Any, tuple[type, ...], str]]:
+    """The parameters that are numbers and the like: (place, the usual type, all that it may be, that in words)."""
+    found = []
+    for index, one in enumerate(parameters):
+        optional = may_be_none(one.annotation)
+        inner = typing.get_args(one.annotation) if optional else (one.annotation,)
+        kind = next(x for x in inner if x is not type(None))
+        if kind in _NUMBERS:
+            types_, words = _NUMBERS[kind]
+            found.append((index, kind, (*types_, type(None)) if optional else types_, words + " or None" * optional))
+    return found
 
 
 def check_takes(

@@ -268,7 +268,7 @@ def test_the_remedy_for_a_dtype():
     with pytest.raises(LaunchError, match=r"torch.float32: convert it with .to\(torch.float32\)$"):
         signature.checked("f", [fixed], [other], -1)
     with pytest.raises(
-        LaunchError, match=r"torch.int32: launch with T=torch.float64 for this tensor, or convert it with"
+        LaunchError, match=r"torch.int32: launch with T=torch.float64 for this tensor, or allocate it as"
     ):
         signature.checked("f", [free], [other], -1)
 
@@ -327,3 +327,31 @@ def test_layout_aligns_each_parameter():
 
 def test_layout_of_nothing():
     assert signature.layout([]) == ("<", [])
+
+
+@pytest.mark.parametrize(
+    "declared, remedy",
+    [
+        ("float* y", r"allocate it as torch.float32, since a copy by .to\(\) would take what the kernel writes"),
+        ("const float* y", r"convert it with .to\(torch.float32\)$"),
+    ],
+)
+def test_the_remedy_for_an_output_of_another_dtype(declared, remedy):
+    with pytest.raises(LaunchError, match=remedy):
+        signature.checked("f", arguments(declared), [torch.zeros(1, dtype=torch.float64)], -1)
+
+
+@pytest.mark.parametrize("const", ["", "const "])
+@pytest.mark.parametrize("given, ctype, dtype", [("bool", "unsigned char", "uint8"), ("uint8", "bool", "bool")])
+def test_bools_and_bytes_are_views_of_each_other(const, given, ctype, dtype):
+    x = torch.zeros(1, dtype=getattr(torch, given))
+    with pytest.raises(LaunchError, match=rf"give its .view\(torch.{dtype}\), which is the same memory$"):
+        signature.checked("f", arguments(f"{const}{ctype}* y"), [x], -1)
+
+
+def test_the_remedy_for_the_address_of_an_output():
+    x = torch.zeros(8)[1:]
+    with pytest.raises(LaunchError, match=r"give its .clone\(\), or have the kernel read single elements$"):
+        signature.checked("f", arguments("const float4* y"), [x], -1)
+    with pytest.raises(LaunchError, match=r"allocate it as a tensor of its own"):
+        signature.checked("f", arguments("float4* y"), [x], -1)
