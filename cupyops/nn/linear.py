@@ -12,10 +12,10 @@ from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
 from ..ops._linear import linear
 from ..ops._linear_lowered import linear_lowered
-from .halves import half_of
+from .twin import Twin
 
 
-class Linear(torch.nn.Linear):
+class Linear(Twin, torch.nn.Linear):
     """y = x @ weight.T + bias; as `torch.nn.Linear`, by `cupyops.linear`.
 
     Example:
@@ -24,27 +24,14 @@ class Linear(torch.nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         weight, bias = self.weight, self.bias
         if not is_dynamo_compiling():
             input = _in_half(input)
             if _is_lowered(input, weight, bias):
-                return linear_lowered(input, weight, bias, *self._halves(weight, bias, input.dtype))
+                return linear_lowered(input, weight, bias)
         return linear(input, weight, bias)
-
-    def without_bias(self, input: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Under autocast, with gradients: the product alone, and the bias of its type for whoever adds it; else None."""
-        input, weight, bias = _in_half(input), self.weight, self.bias
-        if type(self) is not Linear or bias is None or not _is_lowered(input, weight, bias):
-            return None
-        half = input.dtype
-        return linear_lowered(input, weight, None, *self._halves(weight, None, half)[:1]), bias.to(half)
-
-    def _halves(self, weight: Tensor, bias: Tensor | None, half: torch.dtype) -> tuple[Tensor | None, ...]:
-        """The copies of the parameters that the model has made, none where a subclass or a hook may change them first."""
-        if type(self) is not Linear or self._forward_pre_hooks:
-            return ()
-        copies = half_of(weight, half), None if bias is None else half_of(bias, half)
-        return () if copies[0] is None else copies
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
-from ..halves import Copies
-from . import activations, batch_norms, calls, classes, norms, rotary, sums
+from . import activations, batch_norms, calls, classes, norms, rotary, tracing
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
 from .report import Kept, Replaced, Swap, shown
@@ -31,8 +29,6 @@ _BYPASSES: dict[Class, str] = {
 }
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-# of the reasons why a module is none of the patterns, those that say more than that
-_TELLING = ("gated operator", "exact", "normalises", "none of cupyops")
 _CONTAINERS = (torch.nn.Sequential, *_LISTS)
 
 
@@ -104,7 +100,8 @@ def swap(
         raise InputError(f"model is {type(model).__name__}, expected a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
-            "model is a ScriptModule, whose code is fixed; swap before torch.jit.script or torch.jit.trace"
+            "model is a ScriptModule, whose code is fixed; swap before torch.jit.trace, or use torch.export or "
+            "torch.compile: torch.jit.script cannot compile operators of cupyops"
         )
     if exact and not keep_logits:
         raise InputError("exact=True keeps the logits, whose losses the fused ones are near to; swap with one of both")
@@ -120,98 +117,77 @@ def swap(
         return "only does not name it" if wanted is not None and wanted.isdisjoint(called) else None
 
     classes.forget()
-    known: dict[Any, Recipe | list[str]] = {}
+    known: dict[Any, Recipe | str | None] = {}
     replaced: list[Replaced] = []
     kept: list[Kept] = []
     changed = []
-    rotates = not exact and rotary.has_tables(model)
-    lowerable = set() if exact else norms.lowerable(names)
+    options = calls.Options(rotates=not exact and rotary.has_tables(model), exact=exact)
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
-        ours, what = _successor(module, called[0], rotates, exact, known)
-        if not exact and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
-            ours, what = (ours, what) if _refusal(module, found[0]) else found
+        ours, what = _successor(module, called[0], options, known)
         if isinstance(ours, str):
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
-            if module in lowerable:
-                ours, what = norms.lowering(module, ours, what)
             module.__class__ = ours
-            changed.append(module)
+            changed.append((module, before, ours))
             replaced += [Replaced(name, before, ours, what) for name in called]
         if reason is not None:
             kept += [Kept(name, before, reason) for name in called]
     order = {name: at for at, name in enumerate(name for called in names.values() for name in called)}
     replaced.sort(key=lambda one: order[one.name])
     kept.sort(key=lambda one: order[one.name])
-    copies = _copied(model, names)  # before there are hooks of ours
     said, resets = settings(names, choice, exact, keep_logits)
-    for block, norm in sums.link(names):
-        vars(block)[sums.NEXT] = (norm,)
-        resets.append(functools.partial(vars(block).pop, sums.NEXT, None))
-    if copies is not None:
-        resets.append(copies)
     return Swap(replaced, kept, changed, said, resets)
 
 
-def _copied(model: Module, names: Iterable[Module]) -> Callable[[], None] | None:
-    """Have a model's forward copy its layers' parameters to a half type at once; what takes that back.
-
-    Not where a forward names `data`, by which parameters change unseen.
-    """
-    if sum(type(module) in (nn.Linear, nn.Conv2d) for module in names) < 2 or model._forward_pre_hooks:
-        return None
-    forwards = {inspect.unwrap(type(module).forward) for module in names}
-    if any("data" in code.co_names for forward in forwards for code in calls.codes(forward)):
-        return None
-    copies = Copies()
-    before = model.register_forward_pre_hook(copies.before)
-    after = model.register_forward_hook(copies.after, always_call=True)
-
-    def reset() -> None:
-        before.remove()
-        after.remove()
-
-    return reset
-
-
 def _successor(
-    module: Module, name: str, rotates: bool, exact: bool, known: dict[Any, Recipe | list[str]]
+    module: Module, name: str, options: calls.Options, known: dict[Any, Recipe | str | None]
 ) -> tuple[Class | str | None, str]:
     """The class that a module is to have, and what that is in words; or why there is none; None where there is nothing."""
     ours = counterpart(type(module))
     if ours is not None:
         twin = next(base for base in ours.__mro__ if getattr(nn, base.__name__, None) is base)
         return _refusal(module, ours) or ours, shown(twin)
-    if not exact and (recipe := batch_norms.in_sequence(module)) is not None:
+    if not options.exact and (recipe := batch_norms.in_sequence(module)) is not None:
         return _made(module, recipe)
     reason = _why_not(module, name)
     if reason is None or not _may_be_derived(module):
         return reason, ""
     if (key := _key(module)) not in known:
-        known[key] = _recognised(module, exact)
+        known[key] = _recognised(module, options.exact)
     found = known[key]
     if isinstance(found, Recipe):
         return _made(module, found)
     try:
-        return _made(module, calls.recognised(module, rotates))
+        return _made(module, calls.recognised(module, options))
     except Unknown:
-        return (None if reason == "holds others" and not found else (found or [reason])[0]), ""
+        return (None if reason == "holds others" and found is None else found or reason), ""
 
 
-def _recognised(module: Module, exact: bool) -> Recipe | list[str]:
-    """The recipe of a module by what it computes, or what may be told of why it is none."""
-    reasons = []
-    for recognise in (norms.recognised, activations.recognised, activations.recognised_gate, batch_norms.recognised):
-        try:
-            found = recognise(module)
-        except Unknown as unknown:
-            reasons.append(str(unknown))
-        else:
+_PATTERNS = (norms.recognised, activations.recognised, activations.recognised_gate, batch_norms.recognised)
+
+
+def _recognised(module: Module, exact: bool) -> Recipe | str | None:
+    """The recipe of a module by what it computes; why it is none, if it is near to a pattern; None of any other."""
+    try:
+        traces = tracing.traces(module)
+    except Unknown:
+        return None
+    reason = None
+    for traced in traces:
+        for recognise in _PATTERNS:
+            try:
+                found = recognise(module, traced)
+            except Unknown as unknown:
+                reason = str(unknown) if unknown.near and reason is None else reason
+                continue
             if not exact or found.exact:
-                return found
-            reasons.append(f"{found.what} rounds once, and exact is asked for")
-    return [reason for reason in reasons if any(word in reason for word in _TELLING)]
+                training = dict(found.state.values).get("training")
+                if training is None:
+                    return found
+                return replace(found, what=f"{found.what} in {'training' if training else 'evaluation'}")
+            reason = reason or f"{found.what} rounds once, and exact is asked for"
+    return reason
 
 
 def _key(module: Module) -> Any:

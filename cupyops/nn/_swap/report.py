@@ -53,7 +53,7 @@ class Swap:
         self,
         replaced: list[Replaced],
         kept: list[Kept],
-        changed: list[Module],
+        changed: list[tuple[Module, Class, Class]],
         settings: list[str],
         resets: list[Callable[[], None]],
     ) -> None:
@@ -64,9 +64,12 @@ class Swap:
 
     def undo(self) -> None:
         """Give modules the classes that they had, and models their settings. A second call does nothing."""
-        for module in self._changed:
-            theirs = classes.original(type(module))  # from what it is now: it may have been parametrized since
-            if theirs is not None:
+        for module, before, ours in self._changed:
+            if type(module) is ours:
+                module.__class__ = before
+            elif (
+                theirs := classes.original(type(module))
+            ) is not None:  # it has been parametrized since, or is no more
                 module.__class__ = theirs
         for reset in reversed(self._resets):
             reset()

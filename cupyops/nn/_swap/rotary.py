@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ...ops._rope import rope
-from . import proof
+from . import proof, tracing
 
 NAME = "rope"
 _PARAMETERS = ("q", "k", "cos", "sin")
@@ -25,28 +25,23 @@ def recognised(function: Callable[..., Any]) -> Callable[..., Any] | None:
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[:4] != _PARAMETERS or "unsqueeze_dim" not in parameters:
         return None
-    if any(p.default is p.empty for p in list(parameters.values())[4:]) or _asks_the_input(function):
+    if any(p.default is p.empty for p in list(parameters.values())[4:]):
+        return None
+    of = _Of(function, tuple(p.default for p in list(parameters.values())[4:]))
+    try:
+        holds = tracing.state_of(of).check(_Of)
+        torch.fx.Tracer().trace(of)  # a condition that depends on the tensors raises
+    except Exception:
         return None
     for interleaved in (False, True):
         shapes = frozenset(partial for partial in (False, True) if _is_proven(function, interleaved, partial))
         if False in shapes:
-            return _by_rope(function, interleaved, True in shapes)
+            return _by_rope(function, interleaved, True in shapes, functools.partial(holds, of))
     return None
 
 
-def _asks_the_input(function: Callable[..., Any]) -> bool:
-    """Whether a condition depends on the tensors, so that what was tried says nothing of what was not."""
-    tracer = torch.fx.Tracer()
-    defaults = [p.default for p in list(inspect.signature(function).parameters.values())[4:]]
-    try:
-        tracer.trace(_Of(function, defaults))
-    except Exception:
-        return True
-    return False
-
-
 class _Of(Module):
-    def __init__(self, function: Callable[..., Any], defaults: list[Any]) -> None:
+    def __init__(self, function: Callable[..., Any], defaults: tuple[Any, ...]) -> None:
         super().__init__()
         self.function, self.defaults = function, defaults
 
@@ -54,13 +49,15 @@ class _Of(Module):
         return self.function(q, k, cos, sin, *self.defaults)
 
 
-def _by_rope(function: Callable[..., Any], interleaved: bool, partial: bool) -> Callable[..., Any]:
+def _by_rope(
+    function: Callable[..., Any], interleaved: bool, partial: bool, holds: Callable[[], bool] = lambda: True
+) -> Callable[..., Any]:
     default = inspect.signature(function).parameters["unsqueeze_dim"].default
 
     @functools.wraps(function)
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         dim = kwargs.get("unsqueeze_dim", default)
-        if args or kwargs.keys() - {"unsqueeze_dim"} or not _serves(q, k, cos, sin, dim, partial):
+        if args or kwargs.keys() - {"unsqueeze_dim"} or not holds() or not _serves(q, k, cos, sin, dim, partial):
             return function(q, k, cos, sin, *args, **kwargs)
         pairs, positions = cos.shape[-1] // 2, None
         cos, sin = cos[..., :pairs].flatten(0, -2), sin[..., :pairs].flatten(0, -2)
