@@ -146,7 +146,7 @@ def step(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def row(name: str, swap: Any) -> str:
     """One line of the table: what is replaced by what, how often, and what stays and why."""
     found = collections.Counter(_short(one.what) for one in swap.replaced)
-    kept = collections.Counter(f"{one.type.__name__}: {one.reason}" for one in swap.kept if _is_telling(one))
+    kept = collections.Counter(f"{one.type.__name__}: {one.reason}" for one in swap.kept if one.near)
     settings = {text.partition(":")[0]: text for text in swap.settings}
     attention = "yes" if "now" in settings.get("attention", "") else "no"
     loss = "yes" if "loss" in settings else "no"
@@ -157,10 +157,6 @@ def row(name: str, swap: Any) -> str:
 
 def _short(what: str) -> str:
     return what.replace("cupyops.nn.", "").replace(" in its forward", "").replace(", ", " + ")
-
-
-def _is_telling(kept: Any) -> bool:
-    return not kept.reason.startswith(("no module of torch.nn", "cupyops.nn has no"))
 
 
 def recorded() -> dict[str, str]:

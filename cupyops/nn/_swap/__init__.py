@@ -17,7 +17,7 @@ from ...errors import InputError
 from . import activations, batch_norms, calls, classes, norms, rotary, tracing
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
-from .report import Kept, Replaced, Swap, shown
+from .report import Kept, Reason, Replaced, Swap, shown
 from .tracing import Unknown
 
 Choice = Class | str
@@ -54,17 +54,18 @@ def swap(
     - a module whose class is exactly that of torch.nn, or that with parametrizations, by that of cupyops.nn of the same
       name; a subclass that has the forward of such a class, or calls it by `super()`, has ours below it then;
     - normalisations and activations that are written in steps, and gated products (`act(gate(x)) * up(x)`): the graph of
-      the module's forward says which operator it may be, and both are compared, results and gradients on random input;
-      what is not equal within what the dtype can tell is left alone. Input unlike what was compared takes the module's
-      own forward, as float64 does where the steps go to float32;
+      the module's forward says which operator it may be, and both are compared, results and gradients on random input.
+      What replaces the forward holds for the input dtypes for which that is proven and for the state in which the forward
+      was read: attributes, `training`, functions and constants that it reads are compared at each call. Where something
+      differs, the module's own forward runs. A forward that does more than compute, as one that stores an attribute or
+      calls a function unknown to torch.fx, is left alone;
     - calls inside forwards: functions of `torch.nn.functional` that cupyops has, and rotary embeddings, which are compared
       as well, together with the model's tables;
     - in models of Hugging Face's transformers, attention where it is PyTorch's ("sdpa"), and the loss function.
 
     Passes that look for modules by their exact class, such as `quantize_dynamic`, find none afterwards and say nothing:
     they come before. So it is with what looks for ops of PyTorch, such as a policy of selective checkpointing that saves
-    `aten.mm`: it is to name `torch.ops.cupyops.linear.default` and so on. A function of a model's file that is replaced
-    after the swap (`modeling_llama.apply_rotary_pos_emb = ...`) is not seen by the modules that were swapped.
+    `aten.mm`: it is to name `torch.ops.cupyops.linear.default` and so on.
 
     Args:
         model: any module.
@@ -111,13 +112,13 @@ def swap(
     wanted = None if only is None else _chosen("only", only, names)
     unwanted = _chosen("skip", skip, names)
 
-    def choice(called: list[str]) -> str | None:
+    def choice(called: list[str]) -> Reason | None:
         if not unwanted.isdisjoint(called):
-            return "skip names it"
-        return "only does not name it" if wanted is not None and wanted.isdisjoint(called) else None
+            return Reason("skip names it")
+        return Reason("only does not name it") if wanted is not None and wanted.isdisjoint(called) else None
 
     classes.forget()
-    known: dict[Any, Recipe | str | None] = {}
+    known: dict[Any, Recipe | Reason | None] = {}
     replaced: list[Replaced] = []
     kept: list[Kept] = []
     changed = []
@@ -125,14 +126,14 @@ def swap(
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
         ours, what = _successor(module, called[0], options, known)
-        if isinstance(ours, str):
+        if isinstance(ours, Reason):
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
             module.__class__ = ours
             changed.append((module, before, ours))
             replaced += [Replaced(name, before, ours, what) for name in called]
-        if reason is not None:
-            kept += [Kept(name, before, reason) for name in called]
+        if reason is not None and reason.told:
+            kept += [Kept(name, before, reason.text, reason.near) for name in called]
     order = {name: at for at, name in enumerate(name for called in names.values() for name in called)}
     replaced.sort(key=lambda one: order[one.name])
     kept.sort(key=lambda one: order[one.name])
@@ -141,8 +142,8 @@ def swap(
 
 
 def _successor(
-    module: Module, name: str, options: calls.Options, known: dict[Any, Recipe | str | None]
-) -> tuple[Class | str | None, str]:
+    module: Module, name: str, options: calls.Options, known: dict[Any, Recipe | Reason | None]
+) -> tuple[Class | Reason | None, str]:
     """The class that a module is to have, and what that is in words; or why there is none; None where there is nothing."""
     ours = counterpart(type(module))
     if ours is not None:
@@ -161,13 +162,13 @@ def _successor(
     try:
         return _made(module, calls.recognised(module, options))
     except Unknown:
-        return (None if reason == "holds others" and found is None else found or reason), ""
+        return found or reason, ""
 
 
 _PATTERNS = (norms.recognised, activations.recognised, activations.recognised_gate, batch_norms.recognised)
 
 
-def _recognised(module: Module, exact: bool) -> Recipe | str | None:
+def _recognised(module: Module, exact: bool) -> Recipe | Reason | None:
     """The recipe of a module by what it computes; why it is none, if it is near to a pattern; None of any other."""
     try:
         traces = tracing.traces(module)
@@ -179,14 +180,14 @@ def _recognised(module: Module, exact: bool) -> Recipe | str | None:
             try:
                 found = recognise(module, traced)
             except Unknown as unknown:
-                reason = str(unknown) if unknown.near and reason is None else reason
+                reason = Reason(str(unknown)) if unknown.near and reason is None else reason
                 continue
             if not exact or found.exact:
                 training = dict(found.state.values).get("training")
                 if training is None:
                     return found
                 return replace(found, what=f"{found.what} in {'training' if training else 'evaluation'}")
-            reason = reason or f"{found.what} rounds once, and exact is asked for"
+            reason = reason or Reason(f"{found.what} rounds once, and exact is asked for")
     return reason
 
 
@@ -197,6 +198,7 @@ def _key(module: Module) -> Any:
     plain = (bool, int, float, str, type(None))
     return (
         type(module),
+        module.training,
         tuple(module._buffers),
         *((name, type(value), value if isinstance(value, plain) else id(value)) for name, value in values),
         *((name, None if p is None else (p.shape, p.dtype)) for name, p in module.named_parameters(recurse=False)),
@@ -204,11 +206,11 @@ def _key(module: Module) -> Any:
     )
 
 
-def _made(module: Module, recipe: Recipe) -> tuple[Class | str, str]:
+def _made(module: Module, recipe: Recipe) -> tuple[Class | Reason, str]:
     try:
         ours = derived(type(module), recipe)
     except TypeError as error:  # bases that cannot stand in this order, a metaclass of another mind
-        return f"no class can be derived from its own ({error})", ""
+        return Reason(f"no class can be derived from its own ({error})"), ""
     return _refusal(module, ours) or ours, recipe.what
 
 
@@ -224,41 +226,43 @@ def _may_be_derived(module: Module) -> bool:
     return not classes.is_library(cls.__module__) and "parametrizations" not in module._modules
 
 
-def _refusal(module: Module, ours: Class) -> str | None:
+def _refusal(module: Module, ours: Class) -> Reason | None:
     """Why a module cannot be given a class: its own attributes stand before those of any class."""
     methods = {
         name for base in ours.__mro__ if _is_ours(base) for name in vars(base) if not name.startswith("_cupyops")
     }
     methods -= {name for name in methods if name.startswith("__")}
     if shadowed := methods & vars(module).keys():
-        return f"its {', '.join(sorted(shadowed))} was replaced on the object itself"
+        return Reason(f"its {', '.join(sorted(shadowed))} was replaced on the object itself")
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and type(tensor) not in _ORDINARY and not is_spread(tensor):
-            return f"its {name} is a {type(tensor).__name__}, which may compute something else"
+            return Reason(f"its {name} is a {type(tensor).__name__}, which may compute something else")
     return None
 
 
-def _why_not(module: Module, name: str) -> str | None:
+def _why_not(module: Module, name: str) -> Reason | None:
     """Why there is nothing of the same name to replace a module by; None for what is ours already."""
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule):
-        return "a ScriptModule, whose code is fixed"
+        return Reason("a ScriptModule, whose code is fixed")
     if any(_is_ours(base) for base in cls.__mro__):
         return None
     if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
-        return "lazy: swap after the first call, which makes its parameters"
+        return Reason("lazy: swap after the first call, which makes its parameters")
     if cls.__module__.startswith("torch.ao."):
-        return "quantized, or prepared for it"
+        return Reason("quantized, or prepared for it")
     twin = next((base for base in cls.__mro__ if base in twins()), None)
     if twin is not None:
-        return f"a subclass of {shown(twin)}, which may compute something else"
+        return Reason(f"a subclass of {shown(twin)}, which may compute something else")
     if cls in _BYPASSES:
-        return _BYPASSES[cls]
+        return Reason(_BYPASSES[cls])
     if cls is Module or isinstance(module, _CONTAINERS) or "parametrizations" in name.split("."):
         return None
     if not module._modules.keys() <= {"parametrizations"}:
-        return "holds others" if _may_be_derived(module) else None
-    return f"cupyops.nn has no {cls.__name__}" if shown(cls).startswith("torch.nn.") else "no module of torch.nn"
+        return Reason("holds others", told=False) if _may_be_derived(module) else None
+    if shown(cls).startswith("torch.nn."):
+        return Reason(f"cupyops.nn has no {cls.__name__}", near=False)
+    return Reason("no module of torch.nn", near=False)
 
 
 def _chosen(argument: str, choices: Choice | Iterable[Choice], names: dict[Module, list[str]]) -> set[str]:

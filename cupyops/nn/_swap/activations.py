@@ -76,7 +76,7 @@ def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple
             or not isinstance(args[0], Tensor)
             or args[0].dtype not in dtypes
         ):
-            return before(self, *args, **kwargs)
+            return cls.forward(self, *args, **kwargs)
         return function(args[0])
 
     return (cls,), {"forward": forward}
@@ -213,7 +213,7 @@ def gate(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not holds(self) or not isinstance(args[0], Tensor):
-            return before(self, *args, **kwargs)
+            return cls.forward(self, *args, **kwargs)
         y = projected(getattr(self, act), getattr(self, left), getattr(self, right), first, args[0], is_last)
         for name in after:
             y = getattr(self, name)(y)

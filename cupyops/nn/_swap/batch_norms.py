@@ -104,8 +104,12 @@ _SEQUENTIAL = torch.nn.Sequential.forward
 def sequence(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A Sequential that calls a normalisation and the relu behind it at once, and a convolution with a look at the next."""
 
-    @functools.wraps(cls.forward)
+    before: Any = cls.forward
+
+    @functools.wraps(before)
     def forward(self: Module, input: Any) -> Any:
+        if cls.forward is not before:
+            return cls.forward(self, input)
         norm = None
         modules = [*self._modules.values()]
         for module, follows in zip(modules, [*modules[1:], None]):
@@ -242,7 +246,7 @@ def batch_norms(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tupl
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not holds(self):
-            return before(self, *args, **kwargs)
+            return cls.forward(self, *args, **kwargs)
         return written(self, args[0])
 
     return (cls,), {"forward": forward}

@@ -22,6 +22,7 @@ from torch.nn import Linear, Module, Parameter
 from ...errors import InputError
 from ...ops._fused_linear_cross_entropy import fused_linear_cross_entropy
 from . import classes, texts
+from .report import Reason
 
 _HALF = (torch.float16, torch.bfloat16)
 SCRATCH = 512 << 20
@@ -65,7 +66,7 @@ def loss_of(rows: Tensor, classes: int) -> Callable[..., Tensor] | None:
     return loss
 
 
-def join(model: Module, why_kept: Callable[[Module], str | None]) -> tuple[str, Callable[[], None] | None]:
+def join(model: Module, why_kept: Callable[[Module], Reason | None]) -> tuple[str, Callable[[], None] | None]:
     """Have a model whose loss function is ours make no logits when it trains: in words, and what takes that back.
 
     why_kept: why a head is to stay as it is, None where it is not.
@@ -75,7 +76,7 @@ def join(model: Module, why_kept: Callable[[Module], str | None]) -> tuple[str, 
     if name is None or head is None:
         return "its forward does more with them than give them to the loss, or the head is no Linear of its own", None
     if (reason := why_kept(head)) is not None:
-        return f"{name} stays as it is: {reason}", None
+        return f"{name} stays as it is: {reason.text}", None
     if "forward" in vars(head):
         return f"{name} has a forward of its own", None
     hooks = _Hooks(model, name, list(inspect.signature(model.forward).parameters).index("labels"))

@@ -15,6 +15,7 @@ from torch.nn import Module
 from ...ops._cross_entropy import cross_entropy_fp32
 from . import calls, classes, heads, proof
 from .experts import EXPERTS
+from .report import Reason
 from .tables import ATTENTION
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -22,7 +23,7 @@ _NO_MODEL = "logits: kept, since no model of transformers has a loss of its own"
 
 
 def settings(
-    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None], exact: bool, keep_logits: bool
+    names: dict[Module, list[str]], choice: Callable[[list[str]], Reason | None], exact: bool, keep_logits: bool
 ) -> tuple[list[str], list[Callable[[], None]]]:
     """Set attention, experts and loss of the models of transformers among modules; what was set, and what sets it back."""
     said: list[str] = []
@@ -160,7 +161,7 @@ def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]
 
 
 def _set_heads(
-    models: Iterable[Module], why_kept: Callable[[Module], str | None], resets: list[Callable[[], None]]
+    models: Iterable[Module], why_kept: Callable[[Module], Reason | None], resets: list[Callable[[], None]]
 ) -> list[str]:
     """Join heads and losses, of which `_set_losses` has set the losses. why_kept: why a head stays as it is, or None."""
     said = []

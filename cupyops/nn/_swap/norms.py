@@ -84,7 +84,7 @@ def norm(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
     @functools.wraps(before)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not holds(self) or not isinstance(args[0], Tensor):
-            return before(self, *args, **kwargs)
+            return cls.forward(self, *args, **kwargs)
         x, scale, shift = args[0], None, None
         if weight is not None:  # a replica has no parameters, but has these
             scale = self._parameters.get(weight)
@@ -92,7 +92,7 @@ def norm(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
         if bias is not None:
             shift = getattr(self, bias)
         if not _serves(x, scale, proven):
-            return before(self, x)
+            return cls.forward(self, x)
         if offset:
             scale = offset + scale
         if centred:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import Module
@@ -31,13 +32,35 @@ class Replaced:
     what: str
 
 
+class Reason(NamedTuple):
+    """Why a module stays as it is.
+
+    Attributes:
+        text: in words.
+        near: whether it is close to what swap replaces, and not something for which cupyops has no operator.
+        told: whether a report has it; what only holds other modules needs none.
+    """
+
+    text: str
+    near: bool = True
+    told: bool = True
+
+
 @dataclass(frozen=True)
 class Kept:
-    """A module that stays as it is, and why."""
+    """A module that stays as it is.
+
+    Attributes:
+        name: in the model.
+        type: its class.
+        reason: why, in words.
+        near: whether it is close to what swap replaces, and not something for which cupyops has no operator.
+    """
 
     name: str
     type: Class
     reason: str
+    near: bool = True
 
 
 class Swap:

@@ -198,10 +198,13 @@ class _Reading:
         self._seen: set[types.FunctionType] = set()
         self._attributes: set[str] = set()
         self._owners: list[tuple[str, Any]] = []
+        self._unknown: set[str] = set()
         self._function(self.cls.forward)
         self.functions["", "forward"] = digest(self.cls.forward)
         for path, owner in self._owners:  # now that all names are known
             self._object(path, owner)
+        if self._unknown:
+            raise Unknown(f"its forward reads {min(self._unknown)}")
 
     def state(self) -> State:
         functions = tuple((*where, code) for where, code in self.functions.items())
@@ -265,7 +268,7 @@ class _Reading:
                 self._value(name, value)
         elif value is missing:
             if not _is_allowed(name):
-                raise Unknown(f"its forward reads {name}")
+                self._unknown.add(name)  # perhaps of an object that is known later
         elif name in _INTERNAL:
             raise Unknown(f"its forward reads {name}")
         else:
@@ -289,6 +292,7 @@ class _Reading:
         for name in self._attributes:
             if name in vars(owner):
                 self._value(f"{path}.{name}", vars(owner)[name])
+                self._unknown.discard(name)
             elif hasattr(type(owner), name):
                 raise Unknown(f"its forward reads {path}.{name}, which is computed")
 
