@@ -14,7 +14,7 @@ from ..ops._conv2d import conv2d
 from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 from ..ops._linear import linear
 from .blocks import is_of_blocks, of_blocks
-from .twin import Twin
+from .twin import Twin, parameter
 
 
 class Conv2d(Twin, torch.nn.Conv2d):
@@ -30,7 +30,7 @@ class Conv2d(Twin, torch.nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        return self._conv_forward(input, self.weight, self.bias)
+        return self._conv_forward(input, parameter(self, "weight"), parameter(self, "bias"))
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if _by_cudnn(input):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops._embedding import embedding
-from .twin import Twin
+from .twin import Twin, parameter
 
 
 class Embedding(Twin, torch.nn.Embedding):
@@ -22,7 +22,7 @@ class Embedding(Twin, torch.nn.Embedding):
             return node  # type: ignore[no-any-return]
         return embedding(
             input,
-            self.weight,
+            parameter(self, "weight"),
             self.padding_idx,
             self.max_norm,
             self.norm_type,

@@ -17,7 +17,7 @@ from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
 from .measured import batch_norm_act_measured
 from .pointwise import moments_of
-from .twin import Twin
+from .twin import Twin, parameter
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -137,7 +137,7 @@ class LayerNorm(Twin, torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return layer_norm(input, self.normalized_shape, parameter(self, "weight"), parameter(self, "bias"), self.eps)
 
 
 class RMSNorm(Twin, torch.nn.RMSNorm):
@@ -151,7 +151,7 @@ class RMSNorm(Twin, torch.nn.RMSNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        return rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        return rms_norm(input, self.normalized_shape, parameter(self, "weight"), self.eps)
 
 
 class AddRMSNorm(torch.nn.RMSNorm):
@@ -191,7 +191,8 @@ def over_batch(module: Any, input: Any, *residual: Any, function: Any = batch_no
             more.setdefault("activation", "relu")
         of = mean, var, module.weight, module.bias, momentum, module.eps, moments
         return batch_norm_act_measured(input, *of, **more)
-    return function(input, mean, var, module.weight, module.bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
+    weight, bias = parameter(module, "weight"), parameter(module, "bias")
+    return function(input, mean, var, weight, bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
 
 
 def _buffer(module: torch.nn.Module, name: str) -> Any:

@@ -119,12 +119,13 @@ def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x
     """The activation's name, where both layers are of this library, are but a product each, and nobody listens to them."""
     if type(gate) is not nn.Linear or type(up) is not nn.Linear or first or type(x) is not Tensor:
         return None
-    weight: Any = gate.weight  # which FSDP puts there for the time of a call
-    other: Any = up.weight
+    weight: Any = gate._parameters.get("weight")  # not what FSDP puts there for the time of a call
+    other: Any = up._parameters.get("weight")
     if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
         return None
-    biases: tuple[Tensor | None, ...] = gate.bias, up.bias
-    if biases != (None, None) or not (is_unheard(gate) and is_unheard(up)):
+    if gate._parameters.get("bias") is not None or up._parameters.get("bias") is not None:
+        return None
+    if not (is_unheard(gate) and is_unheard(up)):
         return None
     features, inputs = weight.shape
     if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
@@ -214,7 +215,10 @@ def gate(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not holds(self) or not isinstance(args[0], Tensor):
             return cls.forward(self, *args, **kwargs)
-        y = projected(getattr(self, act), getattr(self, left), getattr(self, right), first, args[0], is_last)
+        inside = self._modules
+        if act not in inside or left not in inside or right not in inside:  # it was deleted, or put elsewhere
+            return cls.forward(self, *args)
+        y = projected(inside[act], inside[left], inside[right], first, args[0], is_last)  # type: ignore[arg-type]
         for name in after:
             y = getattr(self, name)(y)
         return y

@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from ...ops._layer_norm import layer_norm
 from ...ops._rms_norm import rms_norm
+from ..twin import parameter
 from . import proof
 from .classes import Class, Recipe, kind
 from .tracing import Number, State, Traced, Unknown, name_of, probe, reader
@@ -85,12 +86,11 @@ def norm(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not holds(self) or not isinstance(args[0], Tensor):
             return cls.forward(self, *args, **kwargs)
-        x, scale, shift = args[0], None, None
-        if weight is not None:  # a replica has no parameters, but has these
-            scale = self._parameters.get(weight)
-            scale = getattr(self, weight) if scale is None else scale
-        if bias is not None:
-            shift = getattr(self, bias)
+        x = args[0]
+        scale = None if weight is None else parameter(self, weight)
+        shift = None if bias is None else parameter(self, bias)
+        if weight is not None and scale is None:
+            return cls.forward(self, x)
         if not _serves(x, scale, proven):
             return cls.forward(self, x)
         if offset:
