@@ -71,6 +71,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "t5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
     "mt5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
     "umt5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
+    "switch_transformers": {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_hidden_layers": None}
+    | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "decoder_start_token_id": 0},
+    "longt5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
     "convnext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32, "patch_size": 2},
     "convnextv2": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32, "patch_size": 2},
     "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},

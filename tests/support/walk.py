@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
+import functools
 import pickle
 import signal
 import sys
@@ -23,7 +23,7 @@ import cupyops
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 LARGEST = 8_000_000  # parameters of a model that is built
-SECONDS = 120  # for one model
+SECONDS = 400  # for one model
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Any, Batch], dict[str, torch.Tensor]]
@@ -85,8 +85,11 @@ def pickled(model: torch.nn.Module) -> bytes | None:
         return None
 
 
-def walk(model: torch.nn.Module, batch: Batch, step: Step = architectures.step, rtol: float = 1e-4) -> int:
-    """Swap a model and undo it, from either mode, and compare; how many modules a swap replaces."""
+def walk(make: Callable[[], torch.nn.Module], batch: Batch, step: Step = architectures.step, rtol: float = 1e-4) -> int:
+    """Swap a model and undo it, from either mode, and compare; how many modules a swap replaces.
+
+    make: gives the same model at each call.
+    """
     replaced = 0
 
     def run(one: torch.nn.Module, mode: bool) -> dict[str, torch.Tensor]:
@@ -94,13 +97,12 @@ def walk(model: torch.nn.Module, batch: Batch, step: Step = architectures.step, 
         return step(one.train(mode), batch)
 
     for start in (True, False):
-        model.train(start)
+        model, twin = make().train(start), make().train(start)
         before, saved = snapshot(model), pickled(model)
         cupyops.swap(model).undo()
         assert snapshot(model) == before, "attributes, after swap and undo"
         assert pickled(model) == saved, "pickled bytes, after swap and undo"
 
-        twin = copy.deepcopy(model)
         swap = cupyops.swap(model)
         replaced = len(swap.replaced)
         for mode in (start, not start, start):
@@ -109,9 +111,9 @@ def walk(model: torch.nn.Module, batch: Batch, step: Step = architectures.step, 
             key: value for key, value in values(model).items() if key not in values(twin)
         }, "plain attributes, after steps"
         near(dict(model.state_dict()), dict(twin.state_dict()), rtol, "state")
-        if saved is not None:
-            model.zero_grad()
-            loaded = pickle.loads(pickle.dumps(model))
+        model.zero_grad()
+        if (saved := pickled(model)) is not None:
+            loaded = pickle.loads(saved)
             near(run(loaded, start), run(model, start), 1e-6, "pickled while swapped")
         swap.undo()
         for name, one in model.named_modules():
@@ -138,8 +140,8 @@ def everything() -> Iterator[str]:
         yield from (f"{name} {head}" for name in names)
 
 
-def built(name: str) -> tuple[torch.nn.Module, Batch, Step] | None:
-    """A model, a batch and a step; None of one that cannot be built small or does not run."""
+def built(name: str) -> tuple[Callable[[], torch.nn.Module], Batch, Step] | None:
+    """What makes a model, a batch and a step; None of a model that cannot be built small or does not run."""
     try:
         if name.startswith("timm:"):
             return _of_timm(name.removeprefix("timm:"))
@@ -150,18 +152,20 @@ def built(name: str) -> tuple[torch.nn.Module, Batch, Step] | None:
         model = architectures.build(name)
         batch = architectures.inputs(model, name)
         architectures.step(model, batch)
-        model.zero_grad()
-        return model, batch, architectures.step
+        return functools.partial(architectures.build, name), batch, architectures.step
     except Exception:
         return None
 
 
-def _of_timm(name: str) -> tuple[torch.nn.Module, Batch, Step]:
+def _of_timm(name: str) -> tuple[Callable[[], torch.nn.Module], Batch, Step]:
     import timm
 
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=5)
-    size = model.default_cfg["input_size"][-1]  # type: ignore[index,call-overload]
+    def make() -> torch.nn.Module:
+        torch.manual_seed(0)
+        model: torch.nn.Module = timm.create_model(name, num_classes=5)
+        return model
+
+    size = make().default_cfg["input_size"][-1]  # type: ignore[index,call-overload]
     batch = {"x": torch.randn(2, 3, size, size), "labels": torch.tensor([1, 3])}
 
     def step(one: Any, batch: Batch) -> dict[str, torch.Tensor]:
@@ -170,8 +174,8 @@ def _of_timm(name: str) -> tuple[torch.nn.Module, Batch, Step]:
         loss.backward()
         return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in one.named_parameters() if p.grad is not None}
 
-    step(model, batch)
-    return model, batch, step
+    step(make(), batch)
+    return make, batch, step
 
 
 @contextlib.contextmanager
