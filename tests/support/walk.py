@@ -85,10 +85,21 @@ def pickled(model: torch.nn.Module) -> bytes | None:
         return None
 
 
-def walk(make: Callable[[], torch.nn.Module], batch: Batch, step: Step = architectures.step, rtol: float = 1e-4) -> int:
-    """Swap a model and undo it, from either mode, and compare; how many modules a swap replaces.
+def walk(
+    make: Callable[[], torch.nn.Module],
+    batch: Batch,
+    step: Step = architectures.step,
+    rtol: float = 1e-4,
+    starts: tuple[bool, ...] = (True, False),
+) -> int:
+    """Swap a model and undo it, in training mode and in evaluation, and compare; how many modules a swap replaces.
 
-    make: gives the same model at each call.
+    Args:
+        make: gives the same model at each call.
+        batch: what `step` takes.
+        step: the loss and the gradients of a model.
+        rtol: of the largest element of each.
+        starts: the modes in which the model is swapped.
     """
     replaced = 0
 
@@ -96,7 +107,7 @@ def walk(make: Callable[[], torch.nn.Module], batch: Batch, step: Step = archite
         torch.manual_seed(0)
         return step(one.train(mode), batch)
 
-    for start in (True, False):
+    for start in starts:
         model, twin = make().train(start), make().train(start)
         before, saved = snapshot(model), pickled(model)
         cupyops.swap(model).undo()

@@ -151,6 +151,8 @@ def _successor(
         return _refusal(module, ours) or ours, shown(twin)
     if not options.exact and (recipe := batch_norms.in_sequence(module)) is not None:
         return _made(module, recipe)
+    if options.rotates and rotary.makes_tables(module) and not is_derived(type(module)):
+        return _made(module, rotary.tables_of(module))
     reason = _why_not(module, name)
     if reason is None or not _may_be_derived(module):
         return reason, ""

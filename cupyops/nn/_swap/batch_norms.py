@@ -272,8 +272,8 @@ def _is_proven(module: Module, values: tuple[Any, ...], training: bool) -> bool:
         for seed, (name, one) in enumerate(module._modules.items()):
             if type(one) in NORMS:
                 inside[name] = _small(one, seed)
-            elif one is not None and type(one) not in (nn.ReLU, torch.nn.Identity):
-                inside[name] = _Stand(seed)
+            elif one is not None:
+                inside[name] = probe(one, {}) if type(one) in (nn.ReLU, torch.nn.Identity) else _Stand(seed)
         copy = probe(module, {}, inside)
         copy.training = training
         for one in inside.values():

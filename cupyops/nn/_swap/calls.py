@@ -201,6 +201,7 @@ def _renamed(function: types.FunctionType, options: Options, found: list[str], d
                 ours = OURS[theirs]
                 found.append(theirs)
             elif options.rotates and (ours := rotary.recognised(value)) is not None:
+                ours = rotary.of_known_tables(value, ours)
                 found.append(rotary.NAME)
             elif positions.creates_mask(value) and positions.are_counted(function):
                 ours = positions.creating(value)

@@ -82,12 +82,13 @@ def join(model: Module, why_kept: Callable[[Module], Reason | None]) -> tuple[st
     hooks = _Hooks(model, name, list(inspect.signature(model.forward).parameters).index("labels"))
     before = model.register_forward_pre_hook(hooks.before, with_kwargs=True)
     after = model.register_forward_hook(hooks.after, always_call=True)
-    head.forward = functools.partial(_forward, head)
+    ours = head.forward = functools.partial(_forward, head)
 
     def reset() -> None:
         before.remove()
         after.remove()
-        vars(head).pop("forward", None)
+        if vars(head).get("forward") is ours:
+            del vars(head)["forward"]
 
     return name, reset
 

@@ -155,9 +155,15 @@ def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]
         loss: Any = Loss(function)
         if loss.found:
             model._loss_function = loss
-            resets.append(functools.partial(vars(model).pop, "_loss_function", None))
+            resets.append(functools.partial(_forget, model, "_loss_function", loss))
             said.append(f"loss: {loss.function.__name__}, now by {', '.join(dict.fromkeys(loss.found))} of cupyops")
     return said
+
+
+def _forget(module: Module, name: str, value: Any) -> None:
+    """Take an attribute of ours back, unless somebody has put another in its place."""
+    if vars(module).get(name) is value:
+        del vars(module)[name]
 
 
 def _set_heads(

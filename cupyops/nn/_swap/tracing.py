@@ -41,7 +41,7 @@ class Unknown(Exception):
 
 # --- what code may do -------------------------------------------------------------------------------------------------
 
-_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FORBIDDEN: tuple[str, ...] = (
     "STORE_ATTR",
     "STORE_GLOBAL",
@@ -177,7 +177,7 @@ def _same(found: Any, value: Any) -> bool:
         return found.func is value.func and _same(found.args, value.args) and found.keywords == value.keywords
     if isinstance(value, tuple):
         return len(found) == len(value) and all(map(_same, found, value))
-    return type(value) in _PLAIN and bool(found == value)
+    return type(value) in PLAIN and bool(found == value)
 
 
 def state_of(module: Module) -> State:
@@ -237,7 +237,7 @@ class _Reading:
             return
         if vars(sys.modules.get(place, types)) is not scope:
             raise Unknown("its forward reads globals of no Python module")
-        if name in scope and all(type(one) in _PLAIN for one in (value if type(value) is tuple else (value,))):
+        if name in scope and all(type(one) in PLAIN for one in (value if type(value) is tuple else (value,))):
             self.constants[place, name] = value
         elif _is_recorded(value):
             self.functions[place, name] = digest(value)
@@ -280,7 +280,7 @@ class _Reading:
         for part in parts:
             if type(part) is types.FunctionType and not _is_recorded(part):
                 self._function(part)
-            elif type(part) not in _PLAIN and not _is_recorded(part):
+            elif type(part) not in PLAIN and not _is_recorded(part):
                 if len(parts) > 1 or not hasattr(value, "__dict__") or callable(value) or isinstance(value, Tensor):
                     raise Unknown(f"its forward reads {path}, a {type(value).__name__}")
                 self._owners.append((path, value))
