@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..nn._swap import Swap, swap
-from ..nn._swap.hugging_face import ATTENTION, register
+from ..nn._swap.tables import ATTENTION, register
 
 __all__ = ["ATTENTION", "callback", "register"]
 

@@ -15,9 +15,10 @@ from ..ops._relu import relu
 from ..ops._silu import silu
 from ..ops._softmax import softmax
 from ..ops._swiglu import swiglu
+from .twin import Twin
 
 
-class ReLU(torch.nn.ReLU):
+class ReLU(Twin, torch.nn.ReLU):
     """max(x, 0); as `torch.nn.ReLU`, by `cupyops.relu`.
 
     Example:
@@ -26,10 +27,12 @@ class ReLU(torch.nn.ReLU):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return relu(input, inplace=self.inplace)
 
 
-class GELU(torch.nn.GELU):
+class GELU(Twin, torch.nn.GELU):
     """Gaussian error linear unit, exact or by tanh; as `torch.nn.GELU`, by `cupyops.gelu`.
 
     Example:
@@ -38,10 +41,12 @@ class GELU(torch.nn.GELU):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return gelu(input, approximate=self.approximate)
 
 
-class SiLU(torch.nn.SiLU):
+class SiLU(Twin, torch.nn.SiLU):
     """x * sigmoid(x); as `torch.nn.SiLU`, by `cupyops.silu`.
 
     Example:
@@ -50,10 +55,12 @@ class SiLU(torch.nn.SiLU):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return silu(input, inplace=self.inplace)
 
 
-class Softmax(torch.nn.Softmax):
+class Softmax(Twin, torch.nn.Softmax):
     """exp(x) / sum(exp(x)) along a dimension; as `torch.nn.Softmax`, by `cupyops.softmax`.
 
     Example:
@@ -62,10 +69,12 @@ class Softmax(torch.nn.Softmax):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return softmax(input, dim=self.dim)
 
 
-class LogSoftmax(torch.nn.LogSoftmax):
+class LogSoftmax(Twin, torch.nn.LogSoftmax):
     """log(softmax(x)) along a dimension; as `torch.nn.LogSoftmax`, by `cupyops.log_softmax`.
 
     Example:
@@ -74,6 +83,8 @@ class LogSoftmax(torch.nn.LogSoftmax):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return log_softmax(input, dim=self.dim)
 
 

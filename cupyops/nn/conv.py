@@ -14,10 +14,10 @@ from ..ops._conv2d import conv2d
 from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 from ..ops._linear import linear
 from .blocks import is_of_blocks, of_blocks
-from .halves import from_copy, half_of
+from .twin import Twin, parameter
 
 
-class Conv2d(torch.nn.Conv2d):
+class Conv2d(Twin, torch.nn.Conv2d):
     """2D convolution (cross-correlation); as `torch.nn.Conv2d`, by `cupyops.conv2d`.
 
     A `padding_mode` other than "zeros" pads with `torch.nn.functional.pad` first.
@@ -27,6 +27,11 @@ class Conv2d(torch.nn.Conv2d):
         torch.Size([2, 8, 5, 5])
     """
 
+    def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
+        return self._conv_forward(input, parameter(self, "weight"), parameter(self, "bias"))
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if _by_cudnn(input):
             if self.stride == self.kernel_size and _is_of_patches(self, input, weight):
@@ -34,18 +39,9 @@ class Conv2d(torch.nn.Conv2d):
             if self.stride == (2, 2) and is_of_blocks(self, input, weight):
                 return of_blocks(self, input, weight)
             input = _as_filters_lie(input, weight)
-            return super()._conv_forward(input, self._in_half(input, weight), bias)
+            return super()._conv_forward(input, weight, bias)
         input, padding = _padded(self, input)
         return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
-
-    def _in_half(self, input: Tensor, weight: Tensor) -> Tensor:
-        """The copy of the weight that the model has made, where autocast would make one; else the weight."""
-        if type(self) is not Conv2d or self._forward_pre_hooks or type(weight) is not torch.nn.Parameter:
-            return weight
-        if weight.dtype is not torch.float32 or (half := of_autocast(weight)) is None or not torch.is_grad_enabled():
-            return weight
-        copy = half_of(weight, half)
-        return weight if copy is None else from_copy(weight, copy)
 
 
 class ConvReluPool2d(torch.nn.Conv2d):

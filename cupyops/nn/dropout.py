@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ..ops._dropout import dropout
+from .twin import Twin
 
 
-class Dropout(torch.nn.Dropout):
+class Dropout(Twin, torch.nn.Dropout):
     """Elements become 0 at random while training; as `torch.nn.Dropout`, by `cupyops.dropout`.
 
     Example:
@@ -17,4 +18,6 @@ class Dropout(torch.nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return dropout(input, self.p, self.training, self.inplace)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ..ops._embedding import embedding
+from .twin import Twin, parameter
 
 
-class Embedding(torch.nn.Embedding):
+class Embedding(Twin, torch.nn.Embedding):
     """Rows of a table by their numbers; as `torch.nn.Embedding`, by `cupyops.embedding`.
 
     Example:
@@ -17,9 +18,11 @@ class Embedding(torch.nn.Embedding):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return embedding(
             input,
-            self.weight,
+            parameter(self, "weight"),
             self.padding_idx,
             self.max_norm,
             self.norm_type,

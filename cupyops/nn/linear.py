@@ -12,10 +12,10 @@ from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
 from ..ops._linear import linear
 from ..ops._linear_lowered import linear_lowered
-from .halves import half_of
+from .twin import Twin, parameter
 
 
-class Linear(torch.nn.Linear):
+class Linear(Twin, torch.nn.Linear):
     """y = x @ weight.T + bias; as `torch.nn.Linear`, by `cupyops.linear`.
 
     Example:
@@ -24,38 +24,25 @@ class Linear(torch.nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
-        if not is_dynamo_compiling():
-            input = _in_half(input)
-            if _is_lowered(input, weight, bias):
-                return linear_lowered(input, weight, bias, *self._halves(weight, bias, input.dtype))
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        if not is_dynamo_compiling() and type(input) is Tensor and (half := of_autocast(input)) is not None:
+            input = _in_half(input, half)
+            if input.dtype is half and _is_lowered(input, weight, bias):
+                return linear_lowered(input, weight, bias)
         return linear(input, weight, bias)
-
-    def without_bias(self, input: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Under autocast, with gradients: the product alone, and the bias of its type for whoever adds it; else None."""
-        input, weight, bias = _in_half(input), self.weight, self.bias
-        if type(self) is not Linear or bias is None or not _is_lowered(input, weight, bias):
-            return None
-        half = input.dtype
-        return linear_lowered(input, weight, None, *self._halves(weight, None, half)[:1]), bias.to(half)
-
-    def _halves(self, weight: Tensor, bias: Tensor | None, half: torch.dtype) -> tuple[Tensor | None, ...]:
-        """The copies of the parameters that the model has made, none where a subclass or a hook may change them first."""
-        if type(self) is not Linear or self._forward_pre_hooks:
-            return ()
-        copies = half_of(weight, half), None if bias is None else half_of(bias, half)
-        return () if copies[0] is None else copies
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:
-    """Whether autocast would cast the parameters and not the input, and a gradient of float32 is wanted."""
-    if type(x) is not Tensor or not x.is_cuda or not x.requires_grad:
+    """Whether autocast would cast the parameters of a layer whose input has its half type, and a gradient is wanted."""
+    if not x.is_cuda or not x.requires_grad:
         return False
     if type(weight) is not torch.nn.Parameter or not weight.requires_grad:
         return False
     if weight.dtype is not torch.float32 or (bias is not None and bias.dtype is not torch.float32):
         return False
-    if x.dtype is not of_autocast(x) or not torch.is_grad_enabled() or x.shape[-1:] != weight.shape[1:]:
+    if not torch.is_grad_enabled() or x.shape[-1:] != weight.shape[1:]:
         return False
     # who counts or chooses operators while they run knows `linear` by name
     return not (torch_private.functorch_active() or torch_private.forward_mode() or torch_private.dispatch_modes())
@@ -85,9 +72,9 @@ def _nothing() -> None:
     return None
 
 
-def _in_half(x: Tensor) -> Tensor:
+def _in_half(x: Tensor, half: torch.dtype) -> Tensor:
     """What autocast makes of a float32 tensor that is no leaf, as any other layer here gets it; else the tensor itself."""
-    if type(x) is not Tensor or x.dtype is not torch.float32 or (half := of_autocast(x)) is None:
+    if x.dtype is not torch.float32:
         return x
     if torch_private.functorch_active() or torch_private.forward_mode() or not x.requires_grad or x.is_leaf:
         return x

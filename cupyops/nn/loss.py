@@ -9,9 +9,10 @@ from ..ops._cross_entropy import cross_entropy
 from ..ops._fused_linear_cross_entropy import fused_linear_cross_entropy
 from ..ops._kl_div import kl_div
 from ..ops._nll_loss import nll_loss
+from .twin import Twin
 
 
-class NLLLoss(torch.nn.NLLLoss):
+class NLLLoss(Twin, torch.nn.NLLLoss):
     """Negative log-likelihood of class targets; as `torch.nn.NLLLoss`, by `cupyops.nll_loss`.
 
     Example:
@@ -20,10 +21,12 @@ class NLLLoss(torch.nn.NLLLoss):
     """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input, target)) is not None:
+            return node  # type: ignore[no-any-return]
         return nll_loss(input, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
 
 
-class KLDivLoss(torch.nn.KLDivLoss):
+class KLDivLoss(Twin, torch.nn.KLDivLoss):
     """Kullback-Leibler divergence; as `torch.nn.KLDivLoss`, by `cupyops.kl_div`.
 
     Example:
@@ -32,10 +35,12 @@ class KLDivLoss(torch.nn.KLDivLoss):
     """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input, target)) is not None:
+            return node  # type: ignore[no-any-return]
         return kl_div(input, target, reduction=self.reduction, log_target=self.log_target)
 
 
-class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+class CrossEntropyLoss(Twin, torch.nn.CrossEntropyLoss):
     """Cross-entropy of logits and targets (classes or probabilities); as `torch.nn.CrossEntropyLoss`, by
     `cupyops.cross_entropy`.
 
@@ -45,6 +50,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input, target)) is not None:
+            return node  # type: ignore[no-any-return]
         return cross_entropy(
             input,
             target,

@@ -11,9 +11,10 @@ from .._dispatch import library
 from .._util import arguments
 from ..ops._linear import linear
 from ..ops._scaled_dot_product_attention import scaled_dot_product_attention
+from .twin import Twin
 
 
-class MultiheadAttention(torch.nn.MultiheadAttention):
+class MultiheadAttention(Twin, torch.nn.MultiheadAttention):
     """Attention of several heads between two projections; as `torch.nn.MultiheadAttention`.
 
     With `need_weights=False` it is by `cupyops.scaled_dot_product_attention`, between two `cupyops.linear`: heads are read
@@ -39,6 +40,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        if type(query) is not Tensor:
+            options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            if (node := self._cupyops_leaf(query, key, value, *options)) is not None:
+                return node  # type: ignore[no-any-return]
         if need_weights or not self._serves((query, key, value), key_padding_mask, attn_mask, is_causal):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.norm_lowered import HALF
-from .._util import arguments, torch_private
+from .._util import arguments
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
 from ..ops._batch_norm_act import batch_norm_act
@@ -17,11 +17,12 @@ from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
 from .measured import batch_norm_act_measured
 from .pointwise import moments_of
+from .twin import Twin, parameter
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-class BatchNorm1d(torch.nn.BatchNorm1d):
+class BatchNorm1d(Twin, torch.nn.BatchNorm1d):
     """Normalisation of each channel of (n, channels), (n, channels, l); as `torch.nn.BatchNorm1d`, by `cupyops.batch_norm`.
 
     Example:
@@ -33,7 +34,7 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
         return over_batch(self, input)
 
 
-class BatchNorm2d(torch.nn.BatchNorm2d):
+class BatchNorm2d(Twin, torch.nn.BatchNorm2d):
     """Normalisation of each channel of (n, channels, h, w); as `torch.nn.BatchNorm2d`, by `cupyops.batch_norm`.
 
     Example:
@@ -45,7 +46,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         return over_batch(self, input)
 
 
-class BatchNorm3d(torch.nn.BatchNorm3d):
+class BatchNorm3d(Twin, torch.nn.BatchNorm3d):
     """Normalisation of each channel of (n, channels, d, h, w); as `torch.nn.BatchNorm3d`, by `cupyops.batch_norm`.
 
     Example:
@@ -57,7 +58,7 @@ class BatchNorm3d(torch.nn.BatchNorm3d):
         return over_batch(self, input)
 
 
-class BatchNormAct2d(torch.nn.BatchNorm2d):
+class BatchNormAct2d(Twin, torch.nn.BatchNorm2d):
     """relu(batch_norm(input) + residual), by `cupyops.batch_norm_act`; `torch.nn.BatchNorm2d`, and its state, otherwise.
 
     What stands behind a convolution in ResNets, in the passes over memory that the normalisation alone takes.
@@ -100,7 +101,7 @@ class BatchNormAct2d(torch.nn.BatchNorm2d):
         return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
-class GroupNorm(torch.nn.GroupNorm):
+class GroupNorm(Twin, torch.nn.GroupNorm):
     """Normalisation over groups of the channels of each image; as `torch.nn.GroupNorm`, by `cupyops.group_norm`.
 
     The result has the memory format of the input, on a GPU too, where PyTorch's is contiguous: a convolution of
@@ -112,6 +113,8 @@ class GroupNorm(torch.nn.GroupNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         if type(input) is not Tensor:  # a subclass, or a stand-in that traces
             return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
         if input.is_cuda and input.dtype in HALF and torch.is_autocast_enabled("cuda"):
@@ -123,7 +126,7 @@ class GroupNorm(torch.nn.GroupNorm):
         return group_norm_alike(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
-class LayerNorm(torch.nn.LayerNorm):
+class LayerNorm(Twin, torch.nn.LayerNorm):
     """(x - mean) * rstd * weight + bias over the last dimensions; as `torch.nn.LayerNorm`, by `cupyops.layer_norm`.
 
     Example:
@@ -132,10 +135,12 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
+        return layer_norm(input, self.normalized_shape, parameter(self, "weight"), parameter(self, "bias"), self.eps)
 
 
-class RMSNorm(torch.nn.RMSNorm):
+class RMSNorm(Twin, torch.nn.RMSNorm):
     """x * rstd * weight over the last dimensions; as `torch.nn.RMSNorm`, by `cupyops.rms_norm`.
 
     Example:
@@ -144,7 +149,9 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
+        return rms_norm(input, self.normalized_shape, parameter(self, "weight"), self.eps)
 
 
 class AddRMSNorm(torch.nn.RMSNorm):
@@ -163,13 +170,10 @@ class AddRMSNorm(torch.nn.RMSNorm):
         return add_rms_norm(input, residual, self.normalized_shape, self.weight, self.eps)
 
 
-def over_batch(
-    module: torch_private.BatchNorm, input: Any, *residual: Any, function: Any = batch_norm, **more: Any
-) -> Tensor:
+def over_batch(module: Any, input: Any, *residual: Any, function: Any = batch_norm, **more: Any) -> Tensor:
     """The batch's statistics in training and where none are kept; the kept ones follow in training."""
-    if isinstance(input, torch.fx.Proxy):  # torch.fx does not look into PyTorch's module either
-        tracer: Any = input.tracer
-        return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, *residual), {})  # type: ignore[no-any-return]
+    if type(input) is not Tensor and (node := module._cupyops_leaf(input, *residual)) is not None:
+        return node  # type: ignore[no-any-return]
     module._check_input_dim(input)
     if residual:
         more["residual"] = residual[0]
@@ -187,7 +191,8 @@ def over_batch(
             more.setdefault("activation", "relu")
         of = mean, var, module.weight, module.bias, momentum, module.eps, moments
         return batch_norm_act_measured(input, *of, **more)
-    return function(input, mean, var, module.weight, module.bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
+    weight, bias = parameter(module, "weight"), parameter(module, "bias")
+    return function(input, mean, var, weight, bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
 
 
 def _buffer(module: torch.nn.Module, name: str) -> Any:

@@ -21,10 +21,10 @@ from .._dispatch.forms import Launch
 from .._dispatch.gpu import gpu
 from .._dispatch.norm_lowered import of_autocast
 from .._dispatch.pointwise_fused import ADDED, MOMENTS, add, measure, problem_of
+from .._kernel.graph import warming
 from .._kernel.kernel import executors
 from .._util import torch_private
 from .._util.strides import aligned
-from .halves import graphed, half_of
 
 _LAST = torch.channels_last
 _GEOMETRY: Any = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # of torch.ops.aten.convolution_backward
@@ -41,15 +41,14 @@ def pointwise(conv: torch.nn.Conv2d, x: Tensor, measured: bool, shared: bool) ->
         shared: whether the image has another reader, to whom the second result is given.
     """
     weight = conv.weight
-    if not (measured or shared) or not graphed() or not _is_pointwise(conv, x, weight):
+    if not (measured or shared) or is_dynamo_compiling() or not graphed() or not _is_pointwise(conv, x, weight):
         return None
     card, filters = gpu(x.device), weight.shape[0]
     moments = MOMENTS.launch(problem_of(x, filters, False), card) if measured else _NONE
     added = ADDED.launch(problem_of(x, filters, True), card) if shared and x.requires_grad else _NONE
     if library.serves(moments) and library.serves(added):
         return None
-    half = weight if weight.dtype is x.dtype else half_of(weight, x.dtype)
-    y, again, *found = _Pointwise.apply(x, weight, half, moments, added)
+    y, again, *found = _Pointwise.apply(x, weight, moments, added)
     if found[0] is not None:
         y._cupyops_moments = _Moments(_state(y), (found[0], found[1]))
     return y, x if again is None else again
@@ -58,8 +57,13 @@ def pointwise(conv: torch.nn.Conv2d, x: Tensor, measured: bool, shared: bool) ->
 _NONE = Launch(None, 0, 0)  # type: ignore[arg-type]
 
 
+def graphed() -> bool:
+    """Whether a CUDA graph is being captured, or a call before its capture runs: the host's time costs nothing then."""
+    return (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()) or warming()
+
+
 def _is_pointwise(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
-    if is_dynamo_compiling() or type(x) is not Tensor or type(weight) is not torch.nn.Parameter:
+    if type(x) is not Tensor or type(weight) is not torch.nn.Parameter:
         return False
     if x.dim() != 4 or x.dtype not in gemm.HALF or x.device.type not in executors or not torch.is_grad_enabled():
         return False
@@ -83,9 +87,8 @@ class _Pointwise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, half: Tensor | None, moments: Launch, added: Launch) -> Any:
-        if half is None:
-            half = weight.to(x.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, moments: Launch, added: Launch) -> Any:
+        half = weight.to(x.dtype)
         filters = half.view(half.shape[:2])
         images, _, height, width = x.shape
         found: tuple[Any, Any] = None, None
@@ -105,13 +108,13 @@ class _Pointwise(torch.autograd.Function):
         x, weight, half = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         if grad_y is None:
-            return more, None, None, None, None
+            return more, None, None, None
         if torch.is_grad_enabled():
             of_image, of_weight = _differentiable(grad_y, x, weight)
-            return of_image if more is None else of_image + more, of_weight, None, None, None
+            return of_image if more is None else of_image + more, of_weight, None, None
         grad_y = grad_y.contiguous(memory_format=_LAST)
         grad_x = _of_image(grad_y, x, half, more, ctx.added) if needs_x else None
-        return grad_x, _of_weight(grad_y, x, weight, half) if needs_weight else None, None, None, None
+        return grad_x, _of_weight(grad_y, x, weight, half) if needs_weight else None, None, None
 
 
 def _differentiable(grad_y: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

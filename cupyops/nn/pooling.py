@@ -7,9 +7,10 @@ from torch import Tensor
 
 from ..ops._avg_pool2d import avg_pool2d
 from ..ops._max_pool2d import max_pool2d
+from .twin import Twin
 
 
-class AvgPool2d(torch.nn.AvgPool2d):
+class AvgPool2d(Twin, torch.nn.AvgPool2d):
     """The average of each window; as `torch.nn.AvgPool2d`, by `cupyops.avg_pool2d`.
 
     Example:
@@ -18,6 +19,8 @@ class AvgPool2d(torch.nn.AvgPool2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return avg_pool2d(
             input,
             self.kernel_size,
@@ -29,7 +32,7 @@ class AvgPool2d(torch.nn.AvgPool2d):
         )
 
 
-class MaxPool2d(torch.nn.MaxPool2d):
+class MaxPool2d(Twin, torch.nn.MaxPool2d):
     """The largest value of each window; as `torch.nn.MaxPool2d`, by `cupyops.max_pool2d`.
 
     Example:
@@ -38,6 +41,8 @@ class MaxPool2d(torch.nn.MaxPool2d):
     """
 
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]  # with return_indices
+        if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
+            return node  # type: ignore[no-any-return]
         return max_pool2d(
             input,
             self.kernel_size,

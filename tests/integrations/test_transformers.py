@@ -336,21 +336,21 @@ def test_masks_while_a_graph_is_captured(monkeypatch, lengths, local, skips):
     """None where there is none eagerly, in versions of transformers too that make one whenever they cannot look."""
     from transformers import masking_utils
 
-    from cupyops.nn._swap import hugging_face
+    from cupyops.nn._swap import tables
 
     queries, keys = lengths
     given = dict(batch_size=2, q_length=queries, kv_length=keys, q_offset=keys - queries, local_size=local)
     given |= dict(zip(("allow_is_causal_skip", "allow_is_bidirectional_skip"), skips), attention_mask=None)
     eagerly = masking_utils.sdpa_mask(**given)
-    monkeypatch.setattr(hugging_face, "_captured", lambda: True)
+    monkeypatch.setattr(tables, "_captured", lambda: True)
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         monkeypatch.setattr(masking_utils, name, lambda *_, **__: False)
-    found = hugging_face.mask(**given)
+    found = tables.mask(**given)
     assert (found is None) is (eagerly is None) and (found is None or torch.equal(found, eagerly))
-    padded = hugging_face.mask(**given | {"attention_mask": torch.ones(2, keys, dtype=torch.bool)})
+    padded = tables.mask(**given | {"attention_mask": torch.ones(2, keys, dtype=torch.bool)})
     assert padded is not None
     position = given.pop("q_length"), given.pop("q_offset")
-    assert hugging_face._all_see(cache_position=torch.arange(position[0]) + position[1], **given) is (found is None)
+    assert tables._all_see(cache_position=torch.arange(position[0]) + position[1], **given) is (found is None)
 
 
 def looks(monkeypatch):

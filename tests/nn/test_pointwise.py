@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import cupyops
 from cupyops._dispatch import cards
 from cupyops._dispatch.pointwise_fused import ADDED, MOMENTS, problem_of
-from cupyops.nn import halves
 from cupyops.nn.pointwise import moments_of, pointwise
 from cupyops.testing import assume_gpu
 
@@ -25,7 +24,7 @@ SHAPES = [(5, 64, 128, 8, 8), (1, 72, 200, 4, 4), (7, 136, 264, 4, 4), (1, 8, 8,
 @pytest.fixture(autouse=True)
 def in_a_graph(monkeypatch):
     """All of this is for CUDA graphs."""
-    monkeypatch.setattr(halves, "captured", lambda: True)
+    monkeypatch.setattr("cupyops.nn.pointwise.graphed", lambda: True)
 
 
 @pytest.fixture(params=["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -209,9 +208,9 @@ def test_what_is_left_alone(run, monkeypatch):
             return pointwise(conv, x, True, True) is None
 
     assert not none()
-    monkeypatch.setattr(halves, "captured", lambda: False)
+    monkeypatch.setattr("cupyops.nn.pointwise.graphed", lambda: False)
     assert none()
-    monkeypatch.setattr(halves, "captured", lambda: True)
+    monkeypatch.setattr("cupyops.nn.pointwise.graphed", lambda: True)
     assert none(x=x.contiguous()) and none(x=x.float()) and none(x=x[:, :32]) and none(x=x[0])
     assert none(conv=copy.deepcopy(conv).half())
     for other in (dict(bias=True), dict(stride=2), dict(padding=1), dict(groups=2), dict(kernel_size=3, padding=1)):

@@ -3,6 +3,7 @@
 import architectures
 import pytest
 import torch
+import walk
 
 import cupyops
 
@@ -23,16 +24,6 @@ def model_and_batch(name):
     return model, architectures.inputs(model, name)
 
 
-def near(found, expected, rtol):
-    """Each within `rtol` of its largest element: sums are added in another order."""
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        bound = rtol * float(tensor.abs().max()) + 1e-6
-        torch.testing.assert_close(
-            found[name], tensor, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
 @pytest.mark.parametrize("name", architectures.names())
 def test_architecture(name):
     model, batch = model_and_batch(name)
@@ -41,7 +32,7 @@ def test_architecture(name):
 
     swap = cupyops.swap(model)
     assert list(model.modules()) == list(classes)
-    near(architectures.step(model, batch), expected, 1e-4)
+    walk.near(architectures.step(model, batch), expected, 1e-4, name)
     if transformers.__version__ == architectures.recorded_version():
         assert architectures.row(name, swap) == architectures.recorded().get(name), (
             "docs/models.md says otherwise: python tests/support/architectures.py writes it"
@@ -50,6 +41,18 @@ def test_architecture(name):
     assert all(map(torch.equal, architectures.step(model, batch).values(), expected.values()))
     assert {m: type(m) for m in model.modules()} == classes
     assert model.config._attn_implementation == implementation and "_loss_function" not in vars(model)
+
+
+RUNS_CODE = ["rwkv CausalLM", "moshi CausalLM", "nllb-moe Seq2SeqLM", "switch_transformers Seq2SeqLM"]
+
+
+@pytest.mark.parametrize("name", [*architectures.names(), *RUNS_CODE])
+def test_either_mode_and_undo(name):
+    """Loss, gradients and state in both modes, whichever a model was swapped in, and all attributes after the undo."""
+    found = walk.built(name)
+    if found is None:
+        pytest.skip(f"transformers {transformers.__version__} has no such {name}")
+    walk.walk(*found)
 
 
 @pytest.mark.parametrize("name", [name for name in architectures.names() if name.endswith("CausalLM")])
@@ -79,7 +82,7 @@ def test_in_the_simulator(name):
     expected = architectures.step(model, batch)
     cupyops.swap(model)
     with cupyops.simulate(), cupyops.trace() as trace:
-        near(architectures.step(model, batch), expected, 1e-3)
+        walk.near(architectures.step(model, batch), expected, 1e-3, name)
     notes = {record.note for record in trace.records if record.route == "reference"}
     assert notes <= {"no kernel for torch.float32"}, "attention alone has no kernels for float32"
     assert "simulator" in trace.routes()

@@ -305,6 +305,26 @@ def test_rotary_only_where_the_tables_are_known(halves):
     assert not cupyops.swap(Model(), exact=True).replaced
 
 
+def test_tables_that_are_others_later(monkeypatch):
+    model, q = Model(), torch.randn(2, 3, 5, 8)
+    twin = copy.deepcopy(model)
+    cupyops.swap(model)
+    assert ran(model, q, q) == ["rope", "rope"]
+    for one in (model, twin):
+        one.embedding.halves = False
+    torch.testing.assert_close(model(q, q), twin(q, q))
+    assert ran(model, q, q) == []
+    for one in (model, twin):
+        one.embedding.halves = True
+    assert ran(model, q, q) == ["rope", "rope"]
+    for one in (model, twin):
+        one.embedding = Embedding(halves=False)
+    torch.testing.assert_close(model(q, q), twin(q, q))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{__name__}.rotate_half", lambda x: x)
+        torch.testing.assert_close(model(q, q), twin(q, q))
+
+
 def test_losses_that_a_forward_makes():
     x, labels = torch.randn(5, 7, requires_grad=True), torch.tensor([0, 3, 6, 3, 1])
     module = WithALoss()

@@ -101,19 +101,25 @@ def test_rows_and_indices_of_any_kind(rows):
 
 
 def test_what_is_left_alone_and_put_back():
-    model, _ = made("qwen3_moe")
+    model, tokens = made("qwen3_moe")
+    model.bfloat16()
+
+    def operators():
+        with cupyops.trace() as trace:
+            model(tokens)
+        return {record.operator for record in trace.records}
+
     for options in ({"exact": True}, {"skip": ""}):
         with cupyops.swap(model, **options):
-            assert model.config._experts_implementation == "grouped_mm"
+            assert "cupyops::grouped_mm" not in operators()
     swapped = cupyops.swap(model)
-    assert model.config._experts_implementation == experts.EXPERTS
-    again = pickle.loads(pickle.dumps(model))
-    assert again.config._experts_implementation == experts.EXPERTS
-    swapped.undo()
-    assert model.config._experts_implementation == "grouped_mm"
-    model.set_experts_implementation("batched_mm")
-    cupyops.swap(model)
-    assert model.config._experts_implementation == "batched_mm"
+    assert 'experts: "grouped_mm", now "cupyops"' in swapped.settings
+    assert "cupyops::grouped_mm" in operators()
+    assert model.config._experts_implementation == "grouped_mm", "other models may share the configuration"
+    model = pickle.loads(pickle.dumps(model))
+    assert "cupyops::grouped_mm" in operators()
+    model.set_experts_implementation("batched_mm")  # which is heeded at the next call
+    assert "cupyops::grouped_mm" not in operators()
 
 
 def test_a_gate_that_somebody_listens_to():

@@ -71,6 +71,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "t5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
     "mt5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
     "umt5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
+    "switch_transformers": {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_hidden_layers": None}
+    | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "decoder_start_token_id": 0},
+    "longt5": {"d_kv": 8, "d_ff": 48, "num_layers": 1, "decoder_start_token_id": 0, "num_hidden_layers": None},
     "convnext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32, "patch_size": 2},
     "convnextv2": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32, "patch_size": 2},
     "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
@@ -146,7 +149,7 @@ def step(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def row(name: str, swap: Any) -> str:
     """One line of the table: what is replaced by what, how often, and what stays and why."""
     found = collections.Counter(_short(one.what) for one in swap.replaced)
-    kept = collections.Counter(f"{one.type.__name__}: {one.reason}" for one in swap.kept if _is_telling(one))
+    kept = collections.Counter(f"{one.type.__name__}: {one.reason}" for one in swap.kept if one.near)
     settings = {text.partition(":")[0]: text for text in swap.settings}
     attention = "yes" if "now" in settings.get("attention", "") else "no"
     loss = "yes" if "loss" in settings else "no"
@@ -157,10 +160,6 @@ def row(name: str, swap: Any) -> str:
 
 def _short(what: str) -> str:
     return what.replace("cupyops.nn.", "").replace(" in its forward", "").replace(", ", " + ")
-
-
-def _is_telling(kept: Any) -> bool:
-    return not kept.reason.startswith(("no module of torch.nn", "cupyops.nn has no"))
 
 
 def recorded() -> dict[str, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
-from ..halves import Copies
-from . import activations, batch_norms, calls, classes, norms, rotary, sums
+from . import activations, batch_norms, calls, classes, norms, rotary, tracing
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
-from .report import Kept, Replaced, Swap, shown
+from .report import Kept, Reason, Replaced, Swap, shown
 from .tracing import Unknown
 
 Choice = Class | str
@@ -31,8 +29,6 @@ _BYPASSES: dict[Class, str] = {
 }
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-# of the reasons why a module is none of the patterns, those that say more than that
-_TELLING = ("gated operator", "exact", "normalises", "none of cupyops")
 _CONTAINERS = (torch.nn.Sequential, *_LISTS)
 
 
@@ -58,17 +54,18 @@ def swap(
     - a module whose class is exactly that of torch.nn, or that with parametrizations, by that of cupyops.nn of the same
       name; a subclass that has the forward of such a class, or calls it by `super()`, has ours below it then;
     - normalisations and activations that are written in steps, and gated products (`act(gate(x)) * up(x)`): the graph of
-      the module's forward says which operator it may be, and both are compared, results and gradients on random input;
-      what is not equal within what the dtype can tell is left alone. Input unlike what was compared takes the module's
-      own forward, as float64 does where the steps go to float32;
+      the module's forward says which operator it may be, and both are compared, results and gradients on random input.
+      What replaces the forward holds for the input dtypes for which that is proven and for the state in which the forward
+      was read: attributes, `training`, functions and constants that it reads are compared at each call. Where something
+      differs, the module's own forward runs. A forward that does more than compute, as one that stores an attribute or
+      calls a function unknown to torch.fx, is left alone;
     - calls inside forwards: functions of `torch.nn.functional` that cupyops has, and rotary embeddings, which are compared
       as well, together with the model's tables;
     - in models of Hugging Face's transformers, attention where it is PyTorch's ("sdpa"), and the loss function.
 
     Passes that look for modules by their exact class, such as `quantize_dynamic`, find none afterwards and say nothing:
     they come before. So it is with what looks for ops of PyTorch, such as a policy of selective checkpointing that saves
-    `aten.mm`: it is to name `torch.ops.cupyops.linear.default` and so on. A function of a model's file that is replaced
-    after the swap (`modeling_llama.apply_rotary_pos_emb = ...`) is not seen by the modules that were swapped.
+    `aten.mm`: it is to name `torch.ops.cupyops.linear.default` and so on.
 
     Args:
         model: any module.
@@ -104,7 +101,8 @@ def swap(
         raise InputError(f"model is {type(model).__name__}, expected a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
-            "model is a ScriptModule, whose code is fixed; swap before torch.jit.script or torch.jit.trace"
+            "model is a ScriptModule, whose code is fixed; swap before torch.jit.trace, or use torch.export or "
+            "torch.compile: torch.jit.script cannot compile operators of cupyops"
         )
     if exact and not keep_logits:
         raise InputError("exact=True keeps the logits, whose losses the fused ones are near to; swap with one of both")
@@ -114,104 +112,85 @@ def swap(
     wanted = None if only is None else _chosen("only", only, names)
     unwanted = _chosen("skip", skip, names)
 
-    def choice(called: list[str]) -> str | None:
+    def choice(called: list[str]) -> Reason | None:
         if not unwanted.isdisjoint(called):
-            return "skip names it"
-        return "only does not name it" if wanted is not None and wanted.isdisjoint(called) else None
+            return Reason("skip names it")
+        return Reason("only does not name it") if wanted is not None and wanted.isdisjoint(called) else None
 
     classes.forget()
-    known: dict[Any, Recipe | list[str]] = {}
+    known: dict[Any, Recipe | Reason | None] = {}
     replaced: list[Replaced] = []
     kept: list[Kept] = []
     changed = []
-    rotates = not exact and rotary.has_tables(model)
-    lowerable = set() if exact else norms.lowerable(names)
+    options = calls.Options(rotates=not exact and rotary.has_tables(model), exact=exact)
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
-        ours, what = _successor(module, called[0], rotates, exact, known)
-        if not exact and _may_be_derived(module) and (found := sums.fused(module, ours, lowerable)) is not None:
-            ours, what = (ours, what) if _refusal(module, found[0]) else found
-        if isinstance(ours, str):
+        ours, what = _successor(module, called[0], options, known)
+        if isinstance(ours, Reason):
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
-            if module in lowerable:
-                ours, what = norms.lowering(module, ours, what)
             module.__class__ = ours
-            changed.append(module)
+            changed.append((module, before, ours))
             replaced += [Replaced(name, before, ours, what) for name in called]
-        if reason is not None:
-            kept += [Kept(name, before, reason) for name in called]
+        if reason is not None and reason.told:
+            kept += [Kept(name, before, reason.text, reason.near) for name in called]
     order = {name: at for at, name in enumerate(name for called in names.values() for name in called)}
     replaced.sort(key=lambda one: order[one.name])
     kept.sort(key=lambda one: order[one.name])
-    copies = _copied(model, names)  # before there are hooks of ours
     said, resets = settings(names, choice, exact, keep_logits)
-    for block, norm in sums.link(names):
-        vars(block)[sums.NEXT] = (norm,)
-        resets.append(functools.partial(vars(block).pop, sums.NEXT, None))
-    if copies is not None:
-        resets.append(copies)
     return Swap(replaced, kept, changed, said, resets)
 
 
-def _copied(model: Module, names: Iterable[Module]) -> Callable[[], None] | None:
-    """Have a model's forward copy its layers' parameters to a half type at once; what takes that back.
-
-    Not where a forward names `data`, by which parameters change unseen.
-    """
-    if sum(type(module) in (nn.Linear, nn.Conv2d) for module in names) < 2 or model._forward_pre_hooks:
-        return None
-    forwards = {inspect.unwrap(type(module).forward) for module in names}
-    if any("data" in code.co_names for forward in forwards for code in calls.codes(forward)):
-        return None
-    copies = Copies()
-    before = model.register_forward_pre_hook(copies.before)
-    after = model.register_forward_hook(copies.after, always_call=True)
-
-    def reset() -> None:
-        before.remove()
-        after.remove()
-
-    return reset
-
-
 def _successor(
-    module: Module, name: str, rotates: bool, exact: bool, known: dict[Any, Recipe | list[str]]
-) -> tuple[Class | str | None, str]:
+    module: Module, name: str, options: calls.Options, known: dict[Any, Recipe | Reason | None]
+) -> tuple[Class | Reason | None, str]:
     """The class that a module is to have, and what that is in words; or why there is none; None where there is nothing."""
     ours = counterpart(type(module))
     if ours is not None:
         twin = next(base for base in ours.__mro__ if getattr(nn, base.__name__, None) is base)
         return _refusal(module, ours) or ours, shown(twin)
-    if not exact and (recipe := batch_norms.in_sequence(module)) is not None:
+    if not options.exact and (recipe := batch_norms.in_sequence(module)) is not None:
         return _made(module, recipe)
+    if options.rotates and rotary.makes_tables(module) and not is_derived(type(module)):
+        return _made(module, rotary.tables_of(module))
     reason = _why_not(module, name)
     if reason is None or not _may_be_derived(module):
         return reason, ""
     if (key := _key(module)) not in known:
-        known[key] = _recognised(module, exact)
+        known[key] = _recognised(module, options.exact)
     found = known[key]
     if isinstance(found, Recipe):
         return _made(module, found)
     try:
-        return _made(module, calls.recognised(module, rotates))
+        return _made(module, calls.recognised(module, options))
     except Unknown:
-        return (None if reason == "holds others" and not found else (found or [reason])[0]), ""
+        return found or reason, ""
 
 
-def _recognised(module: Module, exact: bool) -> Recipe | list[str]:
-    """The recipe of a module by what it computes, or what may be told of why it is none."""
-    reasons = []
-    for recognise in (norms.recognised, activations.recognised, activations.recognised_gate, batch_norms.recognised):
-        try:
-            found = recognise(module)
-        except Unknown as unknown:
-            reasons.append(str(unknown))
-        else:
+_PATTERNS = (norms.recognised, activations.recognised, activations.recognised_gate, batch_norms.recognised)
+
+
+def _recognised(module: Module, exact: bool) -> Recipe | Reason | None:
+    """The recipe of a module by what it computes; why it is none, if it is near to a pattern; None of any other."""
+    try:
+        traces = tracing.traces(module)
+    except Unknown:
+        return None
+    reason = None
+    for traced in traces:
+        for recognise in _PATTERNS:
+            try:
+                found = recognise(module, traced)
+            except Unknown as unknown:
+                reason = Reason(str(unknown)) if unknown.near and reason is None else reason
+                continue
             if not exact or found.exact:
-                return found
-            reasons.append(f"{found.what} rounds once, and exact is asked for")
-    return [reason for reason in reasons if any(word in reason for word in _TELLING)]
+                training = dict(found.state.values).get("training")
+                if training is None:
+                    return found
+                return replace(found, what=f"{found.what} in {'training' if training else 'evaluation'}")
+            reason = reason or Reason(f"{found.what} rounds once, and exact is asked for")
+    return reason
 
 
 def _key(module: Module) -> Any:
@@ -221,6 +200,7 @@ def _key(module: Module) -> Any:
     plain = (bool, int, float, str, type(None))
     return (
         type(module),
+        module.training,
         tuple(module._buffers),
         *((name, type(value), value if isinstance(value, plain) else id(value)) for name, value in values),
         *((name, None if p is None else (p.shape, p.dtype)) for name, p in module.named_parameters(recurse=False)),
@@ -228,11 +208,11 @@ def _key(module: Module) -> Any:
     )
 
 
-def _made(module: Module, recipe: Recipe) -> tuple[Class | str, str]:
+def _made(module: Module, recipe: Recipe) -> tuple[Class | Reason, str]:
     try:
         ours = derived(type(module), recipe)
     except TypeError as error:  # bases that cannot stand in this order, a metaclass of another mind
-        return f"no class can be derived from its own ({error})", ""
+        return Reason(f"no class can be derived from its own ({error})"), ""
     return _refusal(module, ours) or ours, recipe.what
 
 
@@ -248,41 +228,43 @@ def _may_be_derived(module: Module) -> bool:
     return not classes.is_library(cls.__module__) and "parametrizations" not in module._modules
 
 
-def _refusal(module: Module, ours: Class) -> str | None:
+def _refusal(module: Module, ours: Class) -> Reason | None:
     """Why a module cannot be given a class: its own attributes stand before those of any class."""
     methods = {
         name for base in ours.__mro__ if _is_ours(base) for name in vars(base) if not name.startswith("_cupyops")
     }
     methods -= {name for name in methods if name.startswith("__")}
     if shadowed := methods & vars(module).keys():
-        return f"its {', '.join(sorted(shadowed))} was replaced on the object itself"
+        return Reason(f"its {', '.join(sorted(shadowed))} was replaced on the object itself")
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and type(tensor) not in _ORDINARY and not is_spread(tensor):
-            return f"its {name} is a {type(tensor).__name__}, which may compute something else"
+            return Reason(f"its {name} is a {type(tensor).__name__}, which may compute something else")
     return None
 
 
-def _why_not(module: Module, name: str) -> str | None:
+def _why_not(module: Module, name: str) -> Reason | None:
     """Why there is nothing of the same name to replace a module by; None for what is ours already."""
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule):
-        return "a ScriptModule, whose code is fixed"
+        return Reason("a ScriptModule, whose code is fixed")
     if any(_is_ours(base) for base in cls.__mro__):
         return None
     if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
-        return "lazy: swap after the first call, which makes its parameters"
+        return Reason("lazy: swap after the first call, which makes its parameters")
     if cls.__module__.startswith("torch.ao."):
-        return "quantized, or prepared for it"
+        return Reason("quantized, or prepared for it")
     twin = next((base for base in cls.__mro__ if base in twins()), None)
     if twin is not None:
-        return f"a subclass of {shown(twin)}, which may compute something else"
+        return Reason(f"a subclass of {shown(twin)}, which may compute something else")
     if cls in _BYPASSES:
-        return _BYPASSES[cls]
+        return Reason(_BYPASSES[cls])
     if cls is Module or isinstance(module, _CONTAINERS) or "parametrizations" in name.split("."):
         return None
     if not module._modules.keys() <= {"parametrizations"}:
-        return "holds others" if _may_be_derived(module) else None
-    return f"cupyops.nn has no {cls.__name__}" if shown(cls).startswith("torch.nn.") else "no module of torch.nn"
+        return Reason("holds others", told=False) if _may_be_derived(module) else None
+    if shown(cls).startswith("torch.nn."):
+        return Reason(f"cupyops.nn has no {cls.__name__}", near=False)
+    return Reason("no module of torch.nn", near=False)
 
 
 def _chosen(argument: str, choices: Choice | Iterable[Choice], names: dict[Module, list[str]]) -> set[str]:

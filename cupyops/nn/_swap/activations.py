@@ -12,7 +12,6 @@ from torch.nn import Module
 
 from ... import nn
 from ..._dispatch import epilogues
-from ..._util import torch_private
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
@@ -21,7 +20,8 @@ from ...ops._silu import silu
 from ...ops._swiglu import swiglu
 from . import proof
 from .classes import Class, Recipe, kind, recipe_of
-from .tracing import Unknown, graph_of, name_of, probe
+from .neighbours import is_unheard
+from .tracing import State, Traced, Unknown, name_of, probe
 
 Function = Callable[..., Tensor]
 ACTIVATIONS: dict[str, Function] = {
@@ -31,40 +31,53 @@ ACTIVATIONS: dict[str, Function] = {
     "gelu_tanh": functools.partial(gelu, approximate="tanh"),
 }
 GATED: dict[str, Function] = {"silu": swiglu, "gelu": geglu, "gelu_tanh": functools.partial(geglu, approximate="tanh")}
-_STEPS = {"mul", "rmul", "add", "radd", "sub", "rsub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
+_STEPS = {"mul", "add", "sub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
 _FUNCTIONS = {"relu", "silu", "gelu"}
+_POINTS = torch.linspace(-12, 12, 1201, dtype=torch.float64)
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def recognised(module: Module) -> Recipe:
+def recognised(module: Module, traced: Traced) -> Recipe:
     """The recipe of a module that is an activation, written in steps or as a call of PyTorch's; raises `Unknown`."""
     if module._modules or any(p is not None for p in (*module._parameters.values(), *module._buffers.values())):
         raise Unknown("no activation")
-    graph = graph_of(module)
-    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    nodes = [node for node in traced.graph.nodes if node.op not in ("placeholder", "output")]
     names = [name_of(node) for node in nodes]
     if not nodes or {node.op for node in nodes} - {"call_function", "call_method"}:
         raise Unknown("no activation")
-    if set(names) - _STEPS - _FUNCTIONS or _is_in_place(nodes):
+    if set(names) - _STEPS - _FUNCTIONS or any(node.kwargs.get("inplace") for node in nodes):
         raise Unknown("no activation in steps that are known")
-    x = torch.linspace(-12, 12, 1201, dtype=torch.float64)
+    state, theirs = traced.state, probe(module, {})
+    theirs.training = dict(state.values).get("training", module.training)
+
+    def proven(function: Function, dtype: torch.dtype) -> bool:
+        return proof.alike(functools.partial(type(module).forward, theirs), function, (_POINTS.to(dtype),))
+
     for name, function in ACTIVATIONS.items():
-        if proof.alike(lambda x: type(module).forward(probe(module, {}), x), function, (x,)):
-            return Recipe("activation", (name,), name, exact=len(names) == 1 and names[0] in _FUNCTIONS)
-    raise Unknown("an activation that is none of cupyops")
-
-
-def _is_in_place(nodes: list[fx.Node]) -> bool:
-    return any(node.kwargs.get("inplace") or str(node.target).endswith("_") for node in nodes)
+        if proven(function, torch.float64):
+            dtypes = tuple(dtype for dtype in _DTYPES if proven(function, dtype))
+            is_one = len(names) == 1 and names[0] in _FUNCTIONS
+            return Recipe("activation", (name, dtypes), name, exact=is_one, state=state)
+    raise Unknown("an activation that is none of cupyops", near=True)
 
 
 @kind
-def activation(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A class that calls an operator."""
-    function, before = ACTIVATIONS[values[0]], cls.forward
+def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class that calls an operator, for inputs of the dtypes for which it is proven."""
+    (name, dtypes), before, holds = values, cls.forward, state.check(cls)
+    function = ACTIVATIONS[name]
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
-        return function(args[0]) if len(args) == 1 and not kwargs else before(self, *args, **kwargs)
+        if (
+            len(args) != 1
+            or kwargs
+            or not holds(self)
+            or not isinstance(args[0], Tensor)
+            or args[0].dtype not in dtypes
+        ):
+            return cls.forward(self, *args, **kwargs)
+        return function(args[0])
 
     return (cls,), {"forward": forward}
 
@@ -74,7 +87,7 @@ def activation(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], d
 
 def name_of_activation(module: Any) -> str | None:
     """Which of `ACTIVATIONS` a module computes; None where it is none, or has hooks that want to see it."""
-    if not isinstance(module, Module) or is_listened_to(module):
+    if not isinstance(module, Module) or not is_unheard(module):
         return None
     cls = type(module)
     if (recipe := recipe_of(cls)) is not None and recipe.kind == "activation":
@@ -86,37 +99,33 @@ def name_of_activation(module: Any) -> str | None:
     return None
 
 
-def is_listened_to(module: Module) -> bool:
-    """Whether somebody wants a module's forward to be called."""
-    of = vars(module)
-    return (
-        "forward" in of
-        or bool(of["_forward_hooks"] or of["_forward_pre_hooks"])
-        or bool(of["_backward_hooks"] or of["_backward_pre_hooks"])
-        or torch_private.module_hooks()
-    )
+def projected(act: Module, gate: Module, up: Module, first: int | None, x: Tensor, is_last: bool) -> Tensor:
+    """act(gate(x)) * up(x), or of the halves of gate(x): with plain layers in one operator, where that is worth it.
 
-
-def projected(act: Module, gate: Module, up: Module, first: int | None, x: Tensor) -> Tensor:
-    """act(gate(x)) * up(x), or of the halves of gate(x): with plain layers in one operator, where that is worth it."""
+    is_last: whether the module calls `gate` after `up`.
+    """
     if (name := _of_plain_layers(act, gate, up, first, x)) is not None:
         return gated_linear(x, gate.weight, None if gate is up else up.weight, name)  # type: ignore[arg-type]
-    if first is None:
-        return gated(act, gate(x), up(x))
-    halves = gate(x).chunk(2, -1)
-    return gated(act, halves[first], halves[1 - first])
+    if first is not None:
+        halves = gate(x).chunk(2, -1)
+        return gated(act, halves[first], halves[1 - first])
+    if is_last:
+        other = up(x)
+        return gated(act, gate(x), other)
+    return gated(act, gate(x), up(x))
 
 
 def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x: Tensor) -> str | None:
     """The activation's name, where both layers are of this library, are but a product each, and nobody listens to them."""
     if type(gate) is not nn.Linear or type(up) is not nn.Linear or first or type(x) is not Tensor:
         return None
-    weight: Any = gate.weight  # which FSDP puts there for the time of a call
-    other: Any = up.weight
+    weight: Any = gate._parameters.get("weight")  # not what FSDP puts there for the time of a call
+    other: Any = up._parameters.get("weight")
     if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
         return None
-    biases: tuple[Tensor | None, ...] = gate.bias, up.bias
-    if biases != (None, None) or is_listened_to(gate) or is_listened_to(up):
+    if gate._parameters.get("bias") is not None or up._parameters.get("bias") is not None:
+        return None
+    if not (is_unheard(gate) and is_unheard(up)):
         return None
     features, inputs = weight.shape
     if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
@@ -135,11 +144,11 @@ def gated(act: Module, gate: Tensor, up: Tensor) -> Tensor:
     return function(gate, up)
 
 
-def recognised_gate(module: Module) -> Recipe:
+def recognised_gate(module: Module, traced: Traced) -> Recipe:
     """The recipe of a module that is act(gate(x)) * up(x), and modules that are called after it; raises `Unknown`."""
     if not module._modules or any(p is not None for p in (*module._parameters.values(), *module._buffers.values())):
         raise Unknown("no gated product")
-    graph = graph_of(module)
+    graph = traced.graph
     x = next(node for node in graph.nodes if node.op == "placeholder")
     (node,) = next(node for node in graph.nodes if node.op == "output").args
     after: list[str] = []
@@ -149,28 +158,29 @@ def recognised_gate(module: Module) -> Recipe:
     if not isinstance(node, fx.Node) or name_of(node) != "mul" or node.op == "call_module":
         raise Unknown("no gated product")
     act, gate, up = _factors(module, *node.args)
-    values = (act, *_projections(gate, up, x), tuple(after))
+    is_last = gate > up  # a node is greater than those before it
+    values = (act, *_projections(gate, up, x), tuple(after), is_last)
     calls = sum(one.op == "call_module" for one in graph.nodes)
     others = {name_of(one) for one in graph.nodes if one.op in ("call_function", "call_method")}
     if calls != 1 + len(after) + len(set(values[1:3])) or others - {"mul", "chunk", "getitem", "getattr"}:
         raise Unknown("a gated product and more")
     name = name_of_activation(getattr(module, act))
-    if not _is_gate_proven(module, values):
-        raise Unknown("a gated product that computes something else")
-    return Recipe("gate", values, "swiglu" if name == "silu" else "geglu", exact=False)
+    if not _is_gate_proven(module, values, traced.state):
+        raise Unknown("a gated product that computes something else", near=True)
+    return Recipe("gate", values, "swiglu" if name == "silu" else "geglu", exact=False, state=traced.state)
 
 
 def _factors(module: Module, *factors: Any) -> tuple[str, fx.Node, fx.Node]:
     """The activation's name, what it is called with, and the other factor."""
-    reasons = "its gate has no activation"
+    reason = Unknown("its gate has no activation")
     for one, other in (factors, factors[::-1]):
         if isinstance(one, fx.Node) and one.op == "call_module" and isinstance(other, fx.Node):
             act = getattr(module, _single(one))
             if name_of_activation(act) in GATED and isinstance(one.args[0], fx.Node):
                 return _single(one), one.args[0], other
             if not act._modules and not act._parameters:
-                reasons = f"{type(act).__name__} has no gated operator"
-    raise Unknown(reasons)
+                reason = Unknown(f"{type(act).__name__} has no gated operator", near=True)
+    raise reason
 
 
 def _projections(gate: fx.Node, up: fx.Node, x: fx.Node) -> tuple[str, str, int | None]:
@@ -178,7 +188,7 @@ def _projections(gate: fx.Node, up: fx.Node, x: fx.Node) -> tuple[str, str, int 
     if gate.op == up.op == "call_module" and gate.args == up.args == (x,) and gate is not up:
         return _single(gate), _single(up), None
     halves = [(node.args[0], node.args[1]) for node in (gate, up) if name_of(node) == "getitem"]
-    if len(halves) == 2 and halves[0][0] is halves[1][0] and {halves[0][1], halves[1][1]} == {0, 1}:
+    if len(halves) == 2 and halves[0][0] is halves[1][0] and [at for _, at in halves] in ([0, 1], [1, 0]):
         chunk: Any = halves[0][0]
         dim = chunk.kwargs.get("dim", chunk.args[2] if len(chunk.args) > 2 else 0)
         source = chunk.args[0]
@@ -196,16 +206,19 @@ def _single(node: fx.Node) -> str:
 
 
 @kind
-def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+def gate(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class with the product in one kernel, or its two layers in one operator; other modules are called as before."""
-    act, left, right, first, after = values
-    before = cls.forward
+    act, left, right, first, after, is_last = values
+    before, holds = cls.forward, state.check(cls)
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs:
-            return before(self, *args, **kwargs)
-        y = projected(getattr(self, act), getattr(self, left), getattr(self, right), first, args[0])
+        if len(args) != 1 or kwargs or not holds(self) or not isinstance(args[0], Tensor):
+            return cls.forward(self, *args, **kwargs)
+        inside = self._modules
+        if act not in inside or left not in inside or right not in inside:  # it was deleted, or put elsewhere
+            return cls.forward(self, *args)
+        y = projected(inside[act], inside[left], inside[right], first, args[0], is_last)  # type: ignore[arg-type]
         for name in after:
             y = getattr(self, name)(y)
         return y
@@ -213,15 +226,17 @@ def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
     return (cls,), {"forward": forward}
 
 
-def _is_gate_proven(module: Module, values: tuple[Any, ...]) -> bool:
+def _is_gate_proven(module: Module, values: tuple[Any, ...], state: State) -> bool:
     """With small modules in the place of those inside: what they compute does not matter, how they are joined does."""
-    act, left, right, first, after = values
+    act, left, right, first, after, _ = values
     wide = 8 if first is None else 16
     small: dict[str, Module] = {left: _linear(6, wide, 1), right: _linear(6, wide, 2)}
     small |= {name: _linear(8, 8, 3 + at) for at, name in enumerate(after)}
-    _, methods = gate(type(module), values)
+    small[act] = probe(module._modules[act], {})  # type: ignore[arg-type]
+    _, methods = gate(type(module), values, State())
     x = proof.random((2, 3, 6), torch.float32, 7)
     one = probe(module, {}, small)
+    one.training = dict(state.values).get("training", module.training)
     return proof.alike(
         lambda x: type(module).forward(one, x),
         lambda x: methods["forward"](one, x),

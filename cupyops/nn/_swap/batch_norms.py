@@ -7,12 +7,10 @@ time: where somebody listens to one of the modules inside, or has replaced it, t
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,10 +27,8 @@ from . import proof
 from .calls import OURS
 from .classes import Class, Recipe, kind
 from .neighbours import NORMS, are_joined, convolved, inside, is_unheard, read
-from .tracing import Unknown, name_of, probe
+from .tracing import State, Traced, Unknown, name_of, probe
 
-_PLAIN = (bool, int, float, str, type(None))
-_WITH = {"BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL"}  # what begins a `with` block, by versions of Python
 _CHANNELS = 4  # of what is compared
 
 
@@ -105,11 +101,15 @@ _SEQUENTIAL = torch.nn.Sequential.forward
 
 
 @kind
-def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+def sequence(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A Sequential that calls a normalisation and the relu behind it at once, and a convolution with a look at the next."""
 
-    @functools.wraps(cls.forward)
+    before: Any = cls.forward
+
+    @functools.wraps(before)
     def forward(self: Module, input: Any) -> Any:
+        if cls.forward is not before:
+            return cls.forward(self, input)
         norm = None
         modules = [*self._modules.values()]
         for module, follows in zip(modules, [*modules[1:], None]):
@@ -132,18 +132,15 @@ def sequence(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dic
 # --- in a forward ---
 
 
-def recognised(module: Module) -> Recipe:
+def recognised(module: Module, traced: Traced) -> Recipe:
     """The recipe of a module in whose forward relu follows a normalisation, or its sum with a residual; raises `Unknown`."""
     if not any(is_norm(one) for one in module._modules.values()):
         raise Unknown("no normalisation over a batch")
-    if len(inspect.signature(type(module).forward).parameters) != 2:
+    if sum(node.op == "placeholder" for node in traced.graph.nodes) != 1:
         raise Unknown("its forward takes more than a tensor")
-    if any(step.opname in _WITH for code in _codes(type(module)) for step in dis.get_instructions(code)):
-        raise Unknown("its forward has a `with` block")
-    graphs = [_traced(module, training) for training in (True, False)]
-    if len({str(graph) for graph in graphs}) > 1:
+    if "training" in dict(traced.state.values):
         raise Unknown("its forward is another in training")
-    graph = graphs[0]
+    graph, state = traced.graph, traced.state
     joined = sum([_join(module, graph, node) for node in reversed([*graph.nodes])])
     if not joined:
         raise Unknown("nothing follows its normalisations that could be joined with them")
@@ -156,10 +153,10 @@ def recognised(module: Module) -> Recipe:
     code = graph.python_code("self")
     named = tuple((name, value) for name, value in code.globals.items() if name in code.src and callable(value))
     named = tuple(one for one in named if one[0] not in _SCOPE)
-    values = (code.src, named, _state(module))
+    values = code.src, named
     if not all(_is_proven(module, values, training) for training in (True, False)):
         raise Unknown("a normalisation over a batch, with something behind it that is not what it seems")
-    return Recipe("batch_norms", values, "batch_norm_act in its forward", exact=False)
+    return Recipe("batch_norms", values, "batch_norm_act in its forward", exact=False, state=state)
 
 
 _SCOPE: dict[str, Any] = {
@@ -171,64 +168,13 @@ _SCOPE: dict[str, Any] = {
 }
 
 
-def _codes(cls: Class) -> Iterator[Any]:
-    """The code of a class's methods that its forward may call, up to PyTorch's own."""
-    for base in cls.__mro__:
-        if base.__module__.split(".")[0] == "torch" or base is object:
-            return
-        for method in vars(base).values():
-            function = inspect.unwrap(method) if callable(method) else None
-            if inspect.isfunction(function) and (function.__name__ == "forward" or "__" not in function.__name__):
-                yield function.__code__
-
-
-class _Proxy(fx.Proxy):
-    """With operators that work in place, which torch.fx takes for those that do not."""
-
-
-def _recorded(by: Callable[..., Any]) -> Callable[[fx.Proxy, Any], Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", by, (self, other), {})
-
-
-for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "ifloordiv", "imod", "iand", "ior", "ixor"):
-    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        return True
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
-
-def _traced(module: Module, training: bool) -> fx.Graph:
-    """The graph of a copy, so that a forward that sets attributes sets none of the module's; such a one is refused."""
-    copy = probe(module, {})
-    copy.training = training
-    before = dict(vars(copy))
-    try:
-        graph = _Tracer().trace(copy)
-    except Exception as error:
-        raise Unknown(f"its forward cannot be traced ({type(error).__name__})") from error
-    if {k: id(v) for k, v in vars(copy).items()} != {k: id(v) for k, v in before.items()}:
-        raise Unknown("its forward sets attributes")
-    return graph
-
-
-def _state(module: Module) -> tuple[Any, ...]:
-    """What the graph holds for: attributes that are numbers or words, and which modules there are."""
-    own = sorted((name, value) for name, value in vars(module).items() if type(value) in _PLAIN and name != "training")
-    return tuple(own), tuple((name, one is None) for name, one in module._modules.items())
-
-
 def _join(module: Module, graph: fx.Graph, act: fx.Node) -> bool:
     """Put one call in the place of a relu and what comes before it, where that can be joined."""
     if not _is_relu_call(module, act):
         return False
     before: Any = act.args[0]
     adds, residual, y = "", None, before
-    if isinstance(before, fx.Node) and name_of(before) in ("add", "iadd") and before.op != "call_module":
+    if isinstance(before, fx.Node) and name_of(before) in ("add", "iadd", "add_") and before.op != "call_module":
         adds = "iadd" if name_of(before) == "iadd" or str(before.target).endswith("_") else "add"
         if len(before.args) != 2 or before.kwargs or before.next is not act or len(before.users) != 1:
             return False
@@ -259,7 +205,7 @@ def _is_relu_call(module: Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return len(node.args) == 1 and not node.kwargs and type(inside(module, node)) is nn.ReLU
     inplace = node.kwargs.get("inplace", node.args[1] if len(node.args) > 1 else False)
-    return name_of(node) == "relu" and node.op != "placeholder" and bool(node.args) and type(inplace) is bool
+    return name_of(node) in ("relu", "relu_") and node.op != "placeholder" and bool(node.args) and type(inplace) is bool
 
 
 def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -289,24 +235,18 @@ def _follow_directly(nodes: list[fx.Node]) -> bool:
 
 
 @kind
-def batch_norms(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+def batch_norms(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class with the forward that was written, for modules that are as they were when it was; others take their own."""
-    source, named, (state, modules) = values
-    before = cls.forward
+    source, named = values
+    before, holds = cls.forward, state.check(cls)
     scope = {**_SCOPE, **dict(named)}
     exec(compile(source, f"<{cls.__name__}.forward by cupyops.swap>", "exec"), scope)
     written: Callable[..., Any] = scope["forward"]
-    names = [name for name, _ in modules]
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
-            return before(self, *args, **kwargs)
-        own, inside = vars(self), self._modules
-        if any(own.get(name, own) != value for name, value in state) or [*inside] != names:
-            return before(self, *args)
-        if any((inside[name] is None) is not missing for name, missing in modules):
-            return before(self, *args)
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not holds(self):
+            return cls.forward(self, *args, **kwargs)
         return written(self, args[0])
 
     return (cls,), {"forward": forward}
@@ -325,15 +265,15 @@ class _Stand(Module):
 
 def _is_proven(module: Module, values: tuple[Any, ...], training: bool) -> bool:
     """With small modules in the place of those inside: results, gradients and running statistics."""
-    _, methods = batch_norms(type(module), values)
+    _, methods = batch_norms(type(module), values, State())
     copies = []
     for _ in range(2):
         inside: dict[str, Module] = {}
         for seed, (name, one) in enumerate(module._modules.items()):
             if type(one) in NORMS:
                 inside[name] = _small(one, seed)
-            elif one is not None and type(one) not in (nn.ReLU, torch.nn.Identity):
-                inside[name] = _Stand(seed)
+            elif one is not None:
+                inside[name] = probe(one, {}) if type(one) in (nn.ReLU, torch.nn.Identity) else _Stand(seed)
         copy = probe(module, {}, inside)
         copy.training = training
         for one in inside.values():

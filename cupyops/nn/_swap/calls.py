@@ -10,9 +10,10 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import ops
-from . import packed, positions, rotary
+from . import packed, positions, rotary, tables
 from .classes import Class, Recipe, is_library, kind, twins
-from .tracing import Unknown
+from .tracing import State, Unknown, codes
 
 _NAMES = """avg_pool2d batch_norm conv2d cross_entropy dropout embedding gelu group_norm kl_div layer_norm linear log_softmax
 nll_loss relu rms_norm scaled_dot_product_attention silu softmax"""
@@ -59,39 +60,59 @@ def _modules() -> dict[int, types.ModuleType]:
     return {id(F): functional, id(torch.nn): _module("nn", torch.nn, {"functional": functional, **_losses()})}
 
 
+class Options(NamedTuple):
+    """What may be replaced beside functions that PyTorch has under the same name.
+
+    Attributes:
+        rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
+        exact: whether each operator is to round where the module did.
+    """
+
+    rotates: bool
+    exact: bool
+
+
 @functools.cache
 def _losses() -> dict[str, Any]:
     """The loss modules, which forwards make for one call: by their names in torch.nn, those of cupyops.nn."""
     return {of.__name__: ours for of, ours in twins().items() if of.__name__.endswith("Loss")}
 
 
-def recognised(module: Module, rotates: bool) -> Recipe:
-    """The recipe of a module whose methods call functions that cupyops has; raises `Unknown`.
-
-    Args:
-        rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
-    """
+def recognised(module: Module, options: Options) -> Recipe:
+    """The recipe of a module whose methods call functions that cupyops has; raises `Unknown`."""
     cls = type(module)
     told = {f"{b.__module__}.{b.__qualname__}" for b in cls.__mro__[:-1] if "__init_subclass__" in vars(b)}
     if is_library(cls.__module__) or not told <= _HARMLESS:
         raise Unknown("no module of torch.nn")
     found: list[str] = []
-    _methods(cls, rotates, found)
+    _methods(cls, options, found)
     twin = next((base for base in cls.__mro__ if base in twins()), None)
     if twin is not None and _asks_super(cls, twin):
         found.append(f"cupyops.nn.{twin.__name__} as its base")
     if not found:
         raise Unknown("no module of torch.nn")
-    exact = not any(rotary.NAME in what for what in found)
-    return Recipe("calls", (rotates,), ", ".join(dict.fromkeys(found)) + " in its forward", exact)
+    names = tuple(dict.fromkeys(found))
+    return Recipe("calls", (options, names), f"{', '.join(names)} in its forward", exact=rotary.NAME not in names)
 
 
 @kind
-def calls(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+def calls(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class with copies of the methods of its own that call functions of PyTorch which cupyops has."""
     twin = next((base for base in cls.__mro__ if base in twins()), None)
     bases = (cls, twins()[twin]) if twin is not None and _asks_super(cls, twin) else (cls,)
-    return bases, _methods(cls, values[0], [])
+    return bases, {name: _while_it_is(cls, name, copied) for name, copied in _methods(cls, values[0], []).items()}
+
+
+def _while_it_is(cls: Class, name: str, copied: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is `copied` while the class has the method of which that is a copy."""
+    before: Any = getattr(cls, name)
+
+    @functools.wraps(before)
+    def method(self: Module, *args: Any, **kwargs: Any) -> Any:
+        now = getattr(cls, name)
+        return copied(self, *args, **kwargs) if now is before else now(self, *args, **kwargs)
+
+    return method
 
 
 def _asks_super(cls: Class, twin: Class) -> bool:
@@ -100,7 +121,7 @@ def _asks_super(cls: Class, twin: Class) -> bool:
     return forward is twin.forward or {"super", "forward"} <= set(forward.__code__.co_names)
 
 
-def _methods(cls: Class, rotates: bool, found: list[str]) -> dict[str, Any]:
+def _methods(cls: Class, options: Options, found: list[str]) -> dict[str, Any]:
     """The methods of a class, by name, that are to be others."""
     made: dict[str, Any] = {}
     for base in cls.__mro__:
@@ -111,7 +132,7 @@ def _methods(cls: Class, rotates: bool, found: list[str]) -> dict[str, Any]:
                 continue  # nothing to call, or another class has one in its place
             if name != "forward" and (name not in _called(cls) or name.startswith("__")):
                 continue
-            if (copied := rewritten(method, rotates, found)) is not None:
+            if (copied := rewritten(method, options, found)) is not None:
                 made[name] = copied
     return made
 
@@ -121,7 +142,7 @@ def _called(cls: Class) -> set[str]:
     return {name for code in codes(inspect.unwrap(cls.forward)) for name in code.co_names}
 
 
-def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) -> Any:
+def rewritten(function: Any, options: Options, found: list[str], depth: int = 0) -> Any:
     """A copy of a function that calls ours, None where it calls none; `found` gets their names.
 
     Decorators that are closures around the function are copied with it.
@@ -134,10 +155,12 @@ def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) ->
             inside = cell.cell_contents
         except ValueError:
             continue
-        copied = rewritten(inside, rotates, found, depth + 1) if depth < _DEPTH else None
+        copied: Any = rewritten(inside, options, found, depth + 1) if depth < _DEPTH else None
+        if copied is None and (copied := tables.table_of(inside, options.exact)) is not None:
+            found.append(copied.name)
         if copied is not None:
             cells[at] = types.CellType(copied)
-    names = _renamed(function, rotates, found, depth)
+    names = _renamed(function, options, found, depth)
     if not names and not cells:
         return None
     function.__globals__.update(names)
@@ -151,9 +174,9 @@ def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) ->
     return positions.told(made) if makes_mask else made
 
 
-def _renamed(function: types.FunctionType, rotates: bool, found: list[str], depth: int) -> dict[str, Any]:
+def _renamed(function: types.FunctionType, options: Options, found: list[str], depth: int) -> dict[str, Any]:
     """What a function's globals are to have under other names."""
-    scope, names = function.__globals__, {}
+    scope, names = function.__globals__, dict[str, Any]()
     if is_library(scope.get("__name__", "")):
         return {}
     for name in _globals(function):
@@ -168,31 +191,40 @@ def _renamed(function: types.FunctionType, rotates: bool, found: list[str], dept
         elif isinstance(value, type) and value is getattr(torch.nn, name, None) and name in _losses():
             names[_PREFIX + name] = _losses()[name]
             found.append(name)
+        elif (table := tables.table_of(value, options.exact)) is not None:
+            names[_PREFIX + name] = table
+            found.append(table.name)
         elif isinstance(value, types.FunctionType) and depth < _DEPTH:
             ours: Any = None
             theirs = str(value.__name__)
             if theirs in OURS and value is getattr(F, theirs, None):
                 ours = OURS[theirs]
                 found.append(theirs)
-            elif rotates and (ours := rotary.recognised(value)) is not None:
+            elif options.rotates and (ours := rotary.recognised(value)) is not None:
+                ours = rotary.of_known_tables(value, ours)
                 found.append(rotary.NAME)
             elif positions.creates_mask(value) and positions.are_counted(function):
                 ours = positions.creating(value)
                 found.append(positions.NAME)
             elif value.__globals__ is scope:
-                ours = rewritten(value, rotates, found, depth + 1)
+                ours = rewritten(value, options, found, depth + 1)
             if ours is not None:
-                names[_PREFIX + name] = ours
+                names[_PREFIX + name] = _while_it_means(function, name, value, ours)
     return names
 
 
-def codes(function: Any) -> Iterator[types.CodeType]:
-    """The code of a function, and of those that are written inside it."""
-    pending = [function.__code__] if isinstance(function, types.FunctionType) else []
-    while pending:
-        code = pending.pop()
-        yield code
-        pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+def _while_it_means(function: types.FunctionType, name: str, value: Any, ours: Any) -> Any:
+    """A function that is `ours` while a global of another function's file is `value`; else what the global is then."""
+    file = sys.modules.get(function.__globals__.get("__name__", ""))
+    if file is None or vars(file) is not function.__globals__:
+        return ours
+
+    @functools.wraps(value)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        now = getattr(file, name)
+        return ours(*args, **kwargs) if now is value else now(*args, **kwargs)
+
+    return run
 
 
 def _globals(function: types.FunctionType) -> list[str]:

@@ -12,6 +12,8 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from ... import nn
+from ..twin import not_scriptable
+from .tracing import NOTHING, State
 
 Class = type[Module]
 MARK = "_cupyops_swapped"  # in a derived class: the class that the module had, and the recipe
@@ -26,19 +28,22 @@ class Recipe:
         values: what a kind is to know, hashable.
         what: for the report.
         exact: whether each operator rounds where the module did.
+        state: the state of a module in which the class's forward stands for the module's own.
     """
 
     kind: str
     values: tuple[Any, ...]
     what: str
     exact: bool
+    state: State = NOTHING
 
 
-# kind: (class, values) -> the bases and the methods of the derived class
-KINDS: dict[str, Callable[[Class, tuple[Any, ...]], tuple[tuple[type, ...], dict[str, Any]]]] = {}
+Kind = Callable[[Class, tuple[Any, ...], State], tuple[tuple[type, ...], dict[str, Any]]]
+# (class, values, state) -> the bases and the methods of the derived class
+KINDS: dict[str, Kind] = {}
 
 
-def kind(function: Callable[[Class, tuple[Any, ...]], tuple[tuple[type, ...], dict[str, Any]]]) -> Any:
+def kind(function: Kind) -> Any:
     """Register a function of `KINDS` by its name."""
     KINDS[function.__name__] = function
     return function
@@ -85,9 +90,14 @@ def forget() -> None:
 
 
 def _derive(cls: Class, recipe: Recipe) -> Class:
-    bases, methods = KINDS[recipe.kind](cls, recipe.values)
-    about = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, bases, {**about, **methods, "__reduce_ex__": _reduce, MARK: (cls, recipe)})
+    bases, methods = KINDS[recipe.kind](cls, recipe.values, recipe.state)
+    about: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    about |= {"__reduce_ex__": _reduce, "__prepare_scriptable__": _prepare_scriptable, MARK: (cls, recipe)}
+    return type(cls.__name__, bases, {**about, **methods})
+
+
+def _prepare_scriptable(self: Module) -> Any:
+    raise not_scriptable(self)
 
 
 def is_library(module: str) -> bool:
@@ -113,12 +123,6 @@ def _reduce(self: Module, protocol: Any) -> Any:
     return _again, (theirs, recipe), state
 
 
-# called before a module is unpickled: for what it may ask of other libraries
-BEFORE_UNPICKLING: list[Callable[[], None]] = []
-
-
 def _again(cls: Class, recipe: Recipe) -> Module:
-    for prepare in BEFORE_UNPICKLING:
-        prepare()
     made = derived(cls, recipe)
     return made.__new__(made)

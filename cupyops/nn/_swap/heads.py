@@ -21,7 +21,8 @@ from torch.nn import Linear, Module, Parameter
 
 from ...errors import InputError
 from ...ops._fused_linear_cross_entropy import fused_linear_cross_entropy
-from . import texts
+from . import classes, texts
+from .report import Reason
 
 _HALF = (torch.float16, torch.bfloat16)
 SCRATCH = 512 << 20
@@ -65,7 +66,7 @@ def loss_of(rows: Tensor, classes: int) -> Callable[..., Tensor] | None:
     return loss
 
 
-def join(model: Module, why_kept: Callable[[Module], str | None]) -> tuple[str, Callable[[], None] | None]:
+def join(model: Module, why_kept: Callable[[Module], Reason | None]) -> tuple[str, Callable[[], None] | None]:
     """Have a model whose loss function is ours make no logits when it trains: in words, and what takes that back.
 
     why_kept: why a head is to stay as it is, None where it is not.
@@ -75,18 +76,19 @@ def join(model: Module, why_kept: Callable[[Module], str | None]) -> tuple[str, 
     if name is None or head is None:
         return "its forward does more with them than give them to the loss, or the head is no Linear of its own", None
     if (reason := why_kept(head)) is not None:
-        return f"{name} stays as it is: {reason}", None
+        return f"{name} stays as it is: {reason.text}", None
     if "forward" in vars(head):
         return f"{name} has a forward of its own", None
-    hooks = _Hooks(name, list(inspect.signature(model.forward).parameters).index("labels"))
+    hooks = _Hooks(model, name, list(inspect.signature(model.forward).parameters).index("labels"))
     before = model.register_forward_pre_hook(hooks.before, with_kwargs=True)
     after = model.register_forward_hook(hooks.after, always_call=True)
-    head.forward = functools.partial(_forward, head)
+    ours = head.forward = functools.partial(_forward, head)
 
     def reset() -> None:
         before.remove()
         after.remove()
-        vars(head).pop("forward", None)
+        if vars(head).get("forward") is ours:
+            del vars(head)["forward"]
 
     return name, reset
 
@@ -95,12 +97,15 @@ class _Hooks:
     """Before and after the forward of a model.
 
     Args:
+        model: the model, whose class has the forward that was read.
         head: its name in the model.
         at: which of the forward's parameters `labels` is.
     """
 
-    def __init__(self, head: str, at: int) -> None:
+    def __init__(self, model: Module, head: str, at: int) -> None:
         self.head, self.at = head, at
+        self.cls = classes.original(type(model)) or type(model)
+        self.forward = self.cls.forward
 
     def before(self, model: Module, args: Any, kwargs: Any) -> None:
         labels = args[self.at] if len(args) > self.at else kwargs.get("labels")
@@ -108,7 +113,8 @@ class _Hooks:
         trains = model.training and torch.is_grad_enabled() and not is_dynamo_compiling()
         # of parameters in parts, as FSDP2 has them, the whole is there while the head's own forward runs
         whole = type(head.weight) is Parameter and not head._forward_pre_hooks and not head._forward_hooks
-        if labels is not None and trains and whole and _now.get() is None:
+        as_read = self.cls.forward is self.forward and "forward" not in vars(model)
+        if labels is not None and trains and whole and as_read and _now.get() is None:
             _now.set(_Run(model, head))
 
     def after(self, model: Module, args: Any, output: Any) -> Any:

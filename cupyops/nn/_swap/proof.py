@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,18 +24,20 @@ def alike(
     ours: Callable[..., Any],
     inputs: Sequence[Tensor],
     parameters: tuple[list[Tensor], list[Tensor]] = ([], []),
+    autocast: torch.dtype | None = None,
 ) -> bool:
-    """Whether two functions of tensors give the same, with the gradients of the inputs and of the parameters of each."""
-    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    """Whether two functions of tensors give the same, with the gradients of the inputs and of the parameters of each.
+
+    `autocast`: the half type of the autocast that is on, in which results count as rounded; None where it is off.
+    """
+    with torch.enable_grad(), torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
         try:
-            expected = _run(theirs, inputs, parameters[0])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of dtypes that the user has not asked for
+                expected, found = _run(theirs, inputs, parameters[0]), _run(ours, inputs, parameters[1])
         except Exception:
-            return False  # the function itself does not take such arguments
-        try:
-            found = _run(ours, inputs, parameters[1])
-        except Exception:
-            return False
-    return len(expected) == len(found) and all(map(_near, found, expected))
+            return False  # one of them does not take such arguments
+    return len(expected) == len(found) and all(_near(*pair, autocast) for pair in zip(found, expected))
 
 
 def _run(function: Callable[..., Any], inputs: Sequence[Tensor], parameters: list[Tensor]) -> list[Tensor | None]:
@@ -46,12 +49,12 @@ def _run(function: Callable[..., Any], inputs: Sequence[Tensor], parameters: lis
     return [*(y.detach() for y in results), *grads]
 
 
-def _near(found: Tensor | None, expected: Tensor | None) -> bool:
+def _near(found: Tensor | None, expected: Tensor | None, rounded: torch.dtype | None = None) -> bool:
     if found is None or expected is None:
         return found is expected
     if found.dtype is not expected.dtype or found.shape != expected.shape:
         return False
     if not expected.isfinite().all():
         return False
-    bound = _TOLERANCE[expected.dtype] * expected.double().abs().max()
+    bound = _TOLERANCE[rounded or expected.dtype] * expected.double().abs().max()
     return bool((found.double() - expected.double()).abs().max() <= bound)

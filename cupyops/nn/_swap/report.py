@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import Module
@@ -31,13 +32,35 @@ class Replaced:
     what: str
 
 
+class Reason(NamedTuple):
+    """Why a module stays as it is.
+
+    Attributes:
+        text: in words.
+        near: whether it is close to what swap replaces, and not something for which cupyops has no operator.
+        told: whether a report has it; what only holds other modules needs none.
+    """
+
+    text: str
+    near: bool = True
+    told: bool = True
+
+
 @dataclass(frozen=True)
 class Kept:
-    """A module that stays as it is, and why."""
+    """A module that stays as it is.
+
+    Attributes:
+        name: in the model.
+        type: its class.
+        reason: why, in words.
+        near: whether it is close to what swap replaces, and not something for which cupyops has no operator.
+    """
 
     name: str
     type: Class
     reason: str
+    near: bool = True
 
 
 class Swap:
@@ -53,7 +76,7 @@ class Swap:
         self,
         replaced: list[Replaced],
         kept: list[Kept],
-        changed: list[Module],
+        changed: list[tuple[Module, Class, Class]],
         settings: list[str],
         resets: list[Callable[[], None]],
     ) -> None:
@@ -64,9 +87,12 @@ class Swap:
 
     def undo(self) -> None:
         """Give modules the classes that they had, and models their settings. A second call does nothing."""
-        for module in self._changed:
-            theirs = classes.original(type(module))  # from what it is now: it may have been parametrized since
-            if theirs is not None:
+        for module, before, ours in self._changed:
+            if type(module) is ours:
+                module.__class__ = before
+            elif (
+                theirs := classes.original(type(module))
+            ) is not None:  # it has been parametrized since, or is no more
                 module.__class__ = theirs
         for reset in reversed(self._resets):
             reset()

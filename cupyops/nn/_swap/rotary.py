@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from ...ops._rope import rope
-from . import proof
+from . import proof, tracing
+from .classes import Class, Recipe, kind
+from .tracing import State
 
 NAME = "rope"
 _PARAMETERS = ("q", "k", "cos", "sin")
@@ -25,28 +28,23 @@ def recognised(function: Callable[..., Any]) -> Callable[..., Any] | None:
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[:4] != _PARAMETERS or "unsqueeze_dim" not in parameters:
         return None
-    if any(p.default is p.empty for p in list(parameters.values())[4:]) or _asks_the_input(function):
+    if any(p.default is p.empty for p in list(parameters.values())[4:]):
+        return None
+    of = _Of(function, tuple(p.default for p in list(parameters.values())[4:]))
+    try:
+        holds = tracing.state_of(of).check(_Of)
+        torch.fx.Tracer().trace(of)  # a condition that depends on the tensors raises
+    except Exception:
         return None
     for interleaved in (False, True):
         shapes = frozenset(partial for partial in (False, True) if _is_proven(function, interleaved, partial))
         if False in shapes:
-            return _by_rope(function, interleaved, True in shapes)
+            return _by_rope(function, interleaved, True in shapes, functools.partial(holds, of))
     return None
 
 
-def _asks_the_input(function: Callable[..., Any]) -> bool:
-    """Whether a condition depends on the tensors, so that what was tried says nothing of what was not."""
-    tracer = torch.fx.Tracer()
-    defaults = [p.default for p in list(inspect.signature(function).parameters.values())[4:]]
-    try:
-        tracer.trace(_Of(function, defaults))
-    except Exception:
-        return True
-    return False
-
-
 class _Of(Module):
-    def __init__(self, function: Callable[..., Any], defaults: list[Any]) -> None:
+    def __init__(self, function: Callable[..., Any], defaults: tuple[Any, ...]) -> None:
         super().__init__()
         self.function, self.defaults = function, defaults
 
@@ -54,13 +52,15 @@ class _Of(Module):
         return self.function(q, k, cos, sin, *self.defaults)
 
 
-def _by_rope(function: Callable[..., Any], interleaved: bool, partial: bool) -> Callable[..., Any]:
+def _by_rope(
+    function: Callable[..., Any], interleaved: bool, partial: bool, holds: Callable[[], bool] = lambda: True
+) -> Callable[..., Any]:
     default = inspect.signature(function).parameters["unsqueeze_dim"].default
 
     @functools.wraps(function)
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         dim = kwargs.get("unsqueeze_dim", default)
-        if args or kwargs.keys() - {"unsqueeze_dim"} or not _serves(q, k, cos, sin, dim, partial):
+        if args or kwargs.keys() - {"unsqueeze_dim"} or not holds() or not _serves(q, k, cos, sin, dim, partial):
             return function(q, k, cos, sin, *args, **kwargs)
         pairs, positions = cos.shape[-1] // 2, None
         cos, sin = cos[..., :pairs].flatten(0, -2), sin[..., :pairs].flatten(0, -2)
@@ -118,29 +118,72 @@ def _is_proven(function: Callable[..., Any], interleaved: bool, partial: bool) -
     return True
 
 
-# --- the tables -----------------------------------------------------------------------------------------------------
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+_MARK = "_cupyops_halves"  # of a table whose halves are equal: its version when it was made
 
 
 def has_tables(model: Module) -> bool:
     """Whether each rotary embedding of a model makes tables whose halves are equal, which `cupyops.rope` takes once."""
-    embeddings = [module for module in model.modules() if _frequencies(module)]
+    embeddings = [module for module in model.modules() if makes_tables(module)]
     return bool(embeddings) and all(map(_halves_are_equal, embeddings))
 
 
-def _frequencies(module: Module) -> bool:
+def makes_tables(module: Module) -> bool:
+    """Whether a module is a rotary embedding."""
     return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def tables_of(module: Module) -> Recipe:
+    """The recipe of a rotary embedding whose tables have been seen to have equal halves, in its present state."""
+    named = {name for code in tracing.codes(inspect.unwrap(type(module).forward)) for name in code.co_names}
+    values = {name: value for name, value in vars(module).items() if name in named and type(value) in tracing.PLAIN}
+    values.pop("training", None)
+    functions = (("", "forward", tracing.digest(type(module).forward)),)
+    return Recipe("tables", (), "tables of rope", False, State(tuple(values.items()), functions=functions))
+
+
+@kind
+def tables(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class that marks the tables that it makes while it is as it was."""
+    before: Any = cls.forward
+    holds = state.check(cls)
+
+    @functools.wraps(before)
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
+        made = cls.forward(self, *args, **kwargs)
+        if not is_dynamo_compiling() and isinstance(made, tuple) and holds(self):
+            for table in made:
+                if type(table) is Tensor:
+                    setattr(table, _MARK, table._version)
+        return made
+
+    return (cls,), {"forward": forward}
+
+
+def of_known_tables(function: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours` for tables that a swapped embedding has marked, and `function` for others."""
+
+    @functools.wraps(function)
+    def run(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        known = is_dynamo_compiling() or (
+            getattr(cos, _MARK, None) == cos._version and getattr(sin, _MARK, None) == sin._version
+        )
+        return (ours if known else function)(q, k, cos, sin, *args, **kwargs)
+
+    return run
 
 
 def _halves_are_equal(module: Module) -> bool:
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     has_kinds = "layer_type" in inspect.signature(type(module).forward).parameters
     try:
-        for kind in dict.fromkeys(kinds or ()) if has_kinds else (None,):
+        for layer in dict.fromkeys(kinds or ()) if has_kinds else (None,):
             made = copy.deepcopy(module).to("cpu")  # which may note what it has seen
-            named = {} if kind is None else {"layer_type": kind}
+            named = {} if layer is None else {"layer_type": layer}
             with torch.no_grad():
-                tables = type(module).forward(made, torch.zeros(1, 7, 4), torch.arange(7)[None], **named)
-            for table in tables:
+                found = type(module).forward(made, torch.zeros(1, 7, 4), torch.arange(7)[None], **named)
+            for table in found:
                 a, b = table.chunk(2, -1)
                 if table.dim() != 3 or not torch.equal(a, b):
                     return False
