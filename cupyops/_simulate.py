@@ -24,6 +24,7 @@ from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.pointers import Pointers, held
 from ._kernel.launch.specialised import Specialised
 from ._kernel.launch.tensor_map import TensorMap
+from ._util import settings
 from ._util.allocations import EMPTY, Allocations
 from ._util.progress import Bar
 from .errors import InputError, LaunchError
@@ -220,12 +221,8 @@ def simulating() -> bool:
 
 def simulate_if_asked() -> None:
     """Start simulating for good where the environment says so."""
-    asked = os.environ.get("CUPYOPS_SIMULATE", "").strip()
-    if asked in ("", "0"):
-        return
-    if asked != "1" and architecture.read(asked) is None:
-        raise InputError(f"CUPYOPS_SIMULATE is {asked!r}, expected 1, 0 or an architecture such as sm_90")
-    simulate("sm_80" if asked == "1" else asked).__enter__()
+    if asked := settings.SIMULATE.read(default=False):
+        simulate("sm_80" if asked is True else asked).__enter__()
 
 
 # --- programs ------------------------------------------------------------------------------------------------------

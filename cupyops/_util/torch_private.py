@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -368,3 +368,11 @@ def lookup_backend(name: str) -> Any:
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
+
+
+def without_cse() -> AbstractContextManager[None]:
+    """A context in which AOTAutograd merges no equal nodes: for that alone it imports all of Inductor."""
+    from torch._functorch import config
+
+    found: AbstractContextManager[None] = config.patch(cse=False)
+    return found
