@@ -225,7 +225,7 @@ def _kept(of: Target, call: Call, keep: str | int | Iterable[str | int] | None) 
         names = []
     given = dict(enumerate(call.args)) | dict(zip(names, call.args)) | call.kwargs
     if unknown := [one for one in asked if one not in given]:
-        raise InputError(f"keep is {unknown[0]!r}, expected some of {', '.join(map(str, given))}")
+        raise InputError(f"keep is {unknown[0]!r}, expected one of {', '.join(map(str, given))}")
     chosen = [leaf for one in asked for leaf in tensors_of(given[one])]
     return frozenset(i for i, tensor in enumerate(call.all_tensors()) if any(tensor is one for one in chosen))
 
@@ -236,5 +236,5 @@ def _names(what: str, given: str | Iterable[str] | None, known: Iterable[str]) -
     if unknown := [name for name in names if name not in every]:
         near = every if len(every) <= _FEW else difflib.get_close_matches(unknown[0], every, 3)
         expected = ", ".join(near) or "cupyops.testing.hazards(), which docs/testing.md lists"
-        raise InputError(f"{what} is {unknown[0]!r}, expected some of {expected}")
+        raise InputError(f"{what} is {unknown[0]!r}, expected one of {expected}")
     return names
