@@ -9,6 +9,7 @@ import torch
 from ._util import by_need as _by_need
 from ._util import torch_private as _torch_private
 from ._util.garbage import collected_later as _collected_later
+from ._util.near import meant as _meant
 
 with _collected_later():
     from ._dispatch.forms import use_form
@@ -91,6 +92,10 @@ def __getattr__(name: str) -> Any:
             return [one for one in __dir__() if not one.startswith("_")]
         if name in globals():
             return globals()[name]
+        modules = [one for one in vars(importlib.import_module(".nn", __name__)) if not one.startswith("_")]
+        known = [f"nn.{name}"] if name in modules else [*globals(), *(f"nn.{one}" for one in modules)]
+        hint = _meant(f"nn.{name}" if name in modules else name, (one for one in known if not one.startswith("_")))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

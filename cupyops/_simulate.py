@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +25,10 @@ from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.pointers import Pointers, held
 from ._kernel.launch.specialised import Specialised
 from ._kernel.launch.tensor_map import TensorMap
+from ._util import settings
 from ._util.allocations import EMPTY, Allocations
 from ._util.progress import Bar
-from .errors import InputError, LaunchError
+from .errors import InputError, LaunchError, SimulatorError
 
 # Below, the simulator itself is imported at first use: programs that never simulate should not pay for it.
 # KB of shared memory that a block can have (CUDA Programming Guide, technical specifications per compute capability)
@@ -57,6 +59,8 @@ def launched() -> int:
 class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
+    _is_used = True  # until all that it is made of has been checked
+
     def __init__(
         self,
         arch: str,
@@ -76,13 +80,21 @@ class Simulation:
         self.exited_lanes, self.approximate = exited_lanes, approximate
         self._device = device
         self._threads = threading.local()
+        self._is_used = False
 
     @property
     def capability(self) -> int:
         """The major compute capability of the device that is simulated."""
         return self._device.major
 
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn(
+                "simulate() by itself does nothing: write `with cupyops.simulate():` around calls", stacklevel=2
+            )
+
     def __enter__(self) -> Simulation:
+        self._is_used = True
         mode = _Blanks()
         mode.__enter__()
         self._entered().append((mode, Turn("cpu", self)))
@@ -137,6 +149,9 @@ class Simulation:
                     label=specialised.name,
                     progress=bar.update if bar.wanted else None,
                 )
+            except SimulatorError as error:
+                _note_expanded(error, arguments, original)
+                raise
             finally:
                 _memory().closed = frozenset()
                 for allocation in touched:
@@ -238,12 +253,8 @@ def simulating() -> bool:
 
 def simulate_if_asked() -> None:
     """Start simulating for good where the environment says so."""
-    asked = os.environ.get("CUPYOPS_SIMULATE", "").strip()
-    if asked in ("", "0"):
-        return
-    if asked != "1" and architecture.read(asked) is None:
-        raise InputError(f"CUPYOPS_SIMULATE is {asked!r}, expected 1, 0 or an architecture such as sm_90")
-    simulate("sm_80" if asked == "1" else asked).__enter__()
+    if asked := settings.SIMULATE.read(default=False):
+        simulate("sm_80" if asked is True else asked).__enter__()
 
 
 # --- programs ------------------------------------------------------------------------------------------------------
@@ -356,6 +367,20 @@ def _pointer(tensor: Tensor, name: str) -> Any:
 def _address(tensor: Tensor, name: str) -> int:
     """As `data_ptr()` has it: of a tensor without elements 0."""
     return int(_pointer(tensor, name).address) if tensor.numel() else 0
+
+
+def _note_expanded(error: SimulatorError, arguments: Sequence[signature.Argument], args: Sequence[Any]) -> None:
+    """Say of a tensor in an error that it is expanded: a kernel finds less memory there than it has elements."""
+    for argument, value in zip(arguments, args):
+        if isinstance(value, Tensor) and _is_expanded(value) and f"`{argument.name}`" in str(error):
+            error.add_note(
+                f"`{argument.name}` is expanded, of shape {tuple(value.shape)} with strides {value.stride()}: its elements "
+                "share memory; allocate an output as torch.empty(shape), copy an input by .contiguous()"
+            )
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(step == 0 and extent > 1 for extent, step in zip(tensor.shape, tensor.stride()))
 
 
 def _restrict(tensors: list[Tensor]) -> list[Any]:

@@ -23,10 +23,10 @@ import torch
 
 import cupyops
 import cupyops.nn
+from cupyops._util.settings import ALL as SETTINGS
 from cupyops._warmup.reachable import kernels_of
 from cupyops.bench import model_table, report
 from cupyops.bench.table import read
-from cupyops.doctor.surroundings import SETTINGS
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,7 +143,11 @@ def commands() -> str:
 def settings() -> str:
     """The variables of the environment."""
     return "\n".join(
-        ["| variable | what it does |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in SETTINGS.items())]
+        [
+            "| variable | what it does |",
+            "|---|---|",
+            *(f"| `{name}` | {one.meaning} |" for name, one in SETTINGS.items()),
+        ]
     )
 
 

@@ -41,7 +41,7 @@ def main(
 ) -> None:
     """Compare calls drawn at random with PyTorch, forward and backward."""
     if unknown := set(names or ()) - set(FUZZED):
-        raise typer.BadParameter(f"{', '.join(unknown)}: expected some of {', '.join(FUZZED)}")
+        raise typer.BadParameter(f"{', '.join(unknown)}: expected one of {', '.join(FUZZED)}")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen, outcomes = names or list(FUZZED), {name: Counter[str]() for name in names or FUZZED}

@@ -420,7 +420,7 @@ def main(
 def _chosen(given: Iterable[str] | None, possible: Iterable[str]) -> list[str]:
     chosen = list(given or possible)
     if unknown := [name for name in chosen if name not in possible]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: expected some of {', '.join(possible)}")
+        raise typer.BadParameter(f"{', '.join(unknown)}: expected one of {', '.join(possible)}")
     return chosen
 
 

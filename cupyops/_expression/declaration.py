@@ -133,7 +133,7 @@ def dtypes_of(asked: object) -> tuple[torch.dtype, ...]:
     """What T may be: what is asked for, or every dtype that kernels are made for."""
     listed = FLOATING if asked is None else asked if isinstance(asked, (tuple, list)) else (asked,)
     if not listed or any(one not in FLOATING for one in listed):
-        raise InputError(f"dtypes is {asked!r}, expected some of {', '.join(map(str, FLOATING))}")
+        raise InputError(f"dtypes is {asked!r}, expected one of {', '.join(map(str, FLOATING))}")
     return tuple(listed)
 
 

@@ -29,7 +29,7 @@ from .._util.by_name import ByName
 from .._util.strides import has_bits, is_dry
 from ..errors import CupyopsError, LaunchError
 from .compile import architecture, compiler, source
-from .compile.declarations import function
+from .compile.declarations import function, refuse_unknown
 from .extension import text as extension_text
 from .graph import capturing
 from .launch import driver, fastpath, faults, reload
@@ -125,7 +125,8 @@ class Kernel(ByName, Template):
         LaunchError: wrong count, dtype, device, alignment or range of an argument, a launch that CUDA refuses, or a device
             that cannot run `arch`.
         CompileError: the kernel does not compile.
-        SourceError: the file is not found.
+        SourceError: there is no such file, when the Kernel is made.
+        InputError: the text has no such kernel, when the Kernel is made.
 
     Example:
         >>> code = "__global__ void twice(float* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"
@@ -152,6 +153,8 @@ class Kernel(ByName, Template):
         self._code, self.extension = code, extension
         self._beside, self._defined_in = caller()
         super().__init__(name, domain, where)
+        if not (extension or source.is_own(self._beside)):  # ours are known, and read when they are first launched
+            refuse_unknown(code, self.base, self._beside)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         if extension:
             self.options += extension_text.OPTIONS

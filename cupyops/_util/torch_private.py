@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -411,3 +411,11 @@ def lookup_backend(name: str) -> Any:
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
+
+
+def without_cse() -> AbstractContextManager[None]:
+    """A context in which AOTAutograd merges no equal nodes: for that alone it imports all of Inductor."""
+    from torch._functorch import config
+
+    found: AbstractContextManager[None] = config.patch(cse=False)
+    return found

@@ -30,7 +30,7 @@ class Restriction:
     def __init__(self, dtypes: torch.dtype | Iterable[torch.dtype] | None, values: Mapping[str, Any]) -> None:
         given = FLOATING if dtypes is None else (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
         if unknown := [dtype for dtype in given if dtype not in FLOATING]:
-            raise InputError(f"dtypes has {unknown[0]!r}, expected some of {', '.join(map(str, FLOATING))}")
+            raise InputError(f"dtypes has {unknown[0]!r}, expected one of {', '.join(map(str, FLOATING))}")
         self.left_out = set(FLOATING) - set(given)
         self.values = {name: tuple(_values(name, value)) for name, value in values.items()}
 

@@ -239,6 +239,20 @@ def explain(
 
 
 @app.command(cls=Command)
+def cache(
+    action: Annotated[str, typer.Argument(help="show, clean (remove all kernels), or limit (remove some).")] = "show",
+    size: Annotated[
+        str | None,
+        typer.Argument(help="With limit: how much may stay, 500M or 2G. The kernels used least recently go first."),
+    ] = None,
+) -> None:
+    """Show what the kernel cache holds, empty it, or make it smaller. CUPYOPS_CACHE_LIMIT holds it to a size."""
+    from .cache import run
+
+    raise typer.Exit(run(action, size))
+
+
+@app.command(cls=Command)
 def doctor(
     fix: Annotated[
         bool,

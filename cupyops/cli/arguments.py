@@ -77,9 +77,8 @@ def values(
     `types` says what the template parameters stand for. Raises `InputError`.
     """
     if len(texts) != len(arguments):
-        raise InputError(
-            f"{name} takes {len(arguments)} arguments; {len(texts)} given with --arg: give one --arg for each"
-        )
+        count = f"{len(arguments)} argument{'s' * (len(arguments) != 1)}"
+        raise InputError(f"{name} takes {count}; {len(texts)} given with --arg: give one --arg for each")
     made = [_value(number, *pair, types) for number, pair in enumerate(zip(arguments, texts))]
     plain = [None if argument.kind == "pointer" else value for argument, value in zip(arguments, made)]
     try:

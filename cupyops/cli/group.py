@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-_DAY = ("new", "check", "simulate", "explain", "port", "compile", "bench", "doctor")
+_DAY = ("new", "check", "simulate", "explain", "port", "compile", "bench", "cache", "doctor")
 INTERRUPTED = 130  # the exit code of what Ctrl-C has ended, as shells have it
 _NARROW = 60  # columns under which the help has no frames and no columns, which would cut the options' names
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from .._kernel.compile import trust
+from .._util.settings import ALL as SETTINGS
+from .._util.settings import CUBIN_PATH, Setting
+from ..errors import InputError
 from .finding import Finding, absent, fault, ok, warning
 from .machine import Facts, Machine
 
-# Every setting of the environment that this package reads.
-SETTINGS = {
-    "CUPYOPS_CACHE_DIR": "where compiled kernels are kept",
-    "CUPYOPS_CUBIN_PATH": "folders of kernels compiled ahead of time",
-    "CUPYOPS_DEBUG": "each launch is waited for, and an asynchronous fault told where it is made",
-    "CUPYOPS_RELOAD": "an edited .cu file is compiled again in the running process, or is not",
-    "CUPYOPS_PLANS": "0: every call is made in full, none is replayed",
-    "CUPYOPS_SIMULATE": "kernels run on the CPU, in the simulator",
-}
 # not in the home: that cannot be written, or somebody else has made the cache in it
 _ANOTHER = 'export CUPYOPS_CACHE_DIR="/var/tmp/cupyops-$(id -u)"'
 _FREE = 1 << 28  # bytes: about what all built-in kernels take
@@ -45,7 +38,7 @@ def cache(machine: Machine) -> Iterator[Finding]:
         room = f"{facts['free'] / 2**30:.1f} GiB free"
         found = f"{facts['folder']}: {_kernels(facts['entries'])}, {facts['bytes'] / 2**20:.1f} MiB; {room}"
         if facts["free"] < _FREE:
-            yield warning(name, found, f"rm -r {shlex.quote(facts['folder'])}")
+            yield warning(name, found, "python -m cupyops cache clean")
         else:
             yield ok(name, found)
 
@@ -67,33 +60,36 @@ def _refused(facts: Facts) -> tuple[str, str]:
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
-    """The CUPYOPS_ settings that are set, and those that there are not."""
+    """Each CUPYOPS_ variable that is set: what it does, whether its value is understood, whether there is such a setting."""
     given = {name: value for name, value in sorted(machine.environ.items()) if name.startswith("CUPYOPS_")}
     if not given:
         yield ok("settings", "no CUPYOPS_ setting is set")
     for name, value in given.items():
         if name in SETTINGS:
-            yield from _setting(name, value)
+            yield _setting(SETTINGS[name], value)
             continue
         near = difflib.get_close_matches(name, SETTINGS, 1)
         meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SETTINGS)}"
         yield warning(name, f"{value!r}: there is no such setting{meant}", f"unset {name}")
 
 
-def _setting(name: str, value: str) -> Iterator[Finding]:
-    folders = [folder for folder in value.split(os.pathsep) if folder] if name == "CUPYOPS_CUBIN_PATH" else []
-    missing = [folder for folder in folders if not os.path.isdir(folder)]
+def _setting(setting: Setting, value: str) -> Finding:
+    try:
+        meant = setting.read({setting.name: value})
+    except InputError as error:
+        return fault(setting.name, str(error), f"unset {setting.name}")
+    missing = [folder for folder in meant or () if not folder.is_dir()] if setting is CUBIN_PATH else []
     if missing:
-        build = f"python -m cupyops compile --out {shlex.quote(missing[0])}"
-        yield warning(name, f"{value!r}: there is no folder {missing[0]}", build)
-    else:
-        yield ok(name, f"{value!r}: {SETTINGS[name]}")
+        build = f"python -m cupyops compile --out {shlex.quote(str(missing[0]))}"
+        return warning(setting.name, f"{value!r}: there is no folder {missing[0]}", build)
+    state = {True: "on, ", False: "off, "}.get(meant, "") if isinstance(meant, bool) else ""
+    return ok(setting.name, f"{value!r}: {state}{setting.meaning}")
 
 
 def precompiled(machine: Machine) -> Iterator[Finding]:
     """Each folder of kernels compiled ahead of time: whose it is, what it holds, and whether it is used."""
     name = "precompiled kernels"
-    named = [Path(folder) for folder in machine.environ.get("CUPYOPS_CUBIN_PATH", "").split(os.pathsep) if folder]
+    named = CUBIN_PATH.read(machine.environ, default=[])
     folders = [folder for folder in dict.fromkeys((*named, *machine.precompiled)) if folder.is_dir()]
     if not folders:
         yield ok(name, "none: kernels are compiled when they are first called")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,6 +92,15 @@ class Call:
         """Every tensor, in order."""
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
+    def resized_along(self, dim: int, size: int, new: int) -> Call:
+        """The call with each tensor that has `size` elements along `dim`, counted from the end, resized there alone."""
+
+        def change(tensor: Tensor) -> Tensor:
+            is_meant = tensor.dim() >= -dim and tensor.shape[dim] == size
+            return _resized(tensor, size, new, [dim]) if is_meant else tensor
+
+        return self.map(change)
+
     def tensors(self) -> list[Tensor]:
         """The tensors that want a gradient, in order."""
         return [tensor for tensor in self.all_tensors() if tensor.requires_grad]
@@ -121,21 +130,46 @@ class Call:
 
 @dataclass
 class Outcome:
-    """What a call gave: its outputs that are tensors, and the gradient of each input that wants one."""
+    """Results of a call.
+
+    Attributes:
+        outputs: the outputs that are tensors.
+        gradients: the gradient of each input that wants one.
+        inference: the outputs of the same call where no gradient is wanted; empty if it was not made.
+    """
 
     outputs: list[Tensor]
     gradients: list[Tensor | None]
+    inference: list[Tensor] = field(default_factory=list)
 
     def named(self) -> list[tuple[str, Tensor | None]]:
         """Everything, each with a name for messages."""
-        outputs = [("output" if len(self.outputs) == 1 else f"output {i}", y) for i, y in enumerate(self.outputs)]
-        return [*outputs, *((f"gradient {i}", gradient) for i, gradient in enumerate(self.gradients))]
+        found: list[tuple[str, Tensor | None]] = list(zip(_names(self.outputs), self.outputs))
+        found += [(f"gradient {i}", gradient) for i, gradient in enumerate(self.gradients)]
+        return found + [(f"{name}{INFERENCE}", y) for name, y in zip(_names(self.inference), self.inference)]
 
 
-def run(function: Function, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
+INFERENCE = " where no gradient is wanted"
+
+
+def _names(outputs: Sequence[Tensor]) -> list[str]:
+    return ["output"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
+
+
+Gradients = Callable[[list[Tensor]], Sequence[Tensor]]  # makes the incoming gradients of a call with these outputs
+
+
+def run(function: Function, call: Call, grads: Sequence[Tensor] | Gradients | None = None) -> Outcome:
     """Make the call, and its backward with `grads`, one for each output that can take one; None: no backward."""
     outputs = tensors_of(call.of(function))
-    return Outcome(outputs, [] if grads is None else gradients(outputs, call, grads))
+    given = grads(outputs) if callable(grads) else grads
+    return Outcome(outputs, [] if given is None else gradients(outputs, call, given))
+
+
+def inference(function: Function, call: Call) -> list[Tensor]:
+    """The outputs of the call on tensors that want no gradient, under `torch.no_grad()`."""
+    with torch.no_grad():
+        return tensors_of(call.map(Tensor.detach).of(function))
 
 
 def gradients(outputs: Sequence[Tensor], call: Call, grads: Sequence[Tensor], **options: Any) -> list[Tensor | None]:
@@ -162,10 +196,10 @@ def first(result: Any) -> Any:
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
-def _resized(tensor: Tensor, size: int, new: int) -> Tensor:
+def _resized(tensor: Tensor, size: int, new: int, dims: Iterable[int] | None = None) -> Tensor:
     result = tensor.detach()
-    for dim, extent in enumerate(tensor.shape):
-        if extent == size:
+    for dim in range(tensor.dim()) if dims is None else dims:
+        if tensor.shape[dim] == size:
             source = torch.arange(new, device=tensor.device) % max(size, 1)
             result = result.index_select(dim, source)
     whole = not result.is_floating_point() and not result.is_complex() and result.dtype != torch.bool

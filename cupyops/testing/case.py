@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .._kernel.kernel import FLOATING
 from .._operator.derivation.definition import takes_gradient
-from .call import Call, Function, Outcome, differentiable, gradients, run, tensors_of
-from .hazard import Failure, NotApplicable
+from .call import INFERENCE, Call, Function, Gradients, Outcome, differentiable, inference, run
+from .hazard import Failure, InferenceFails, NotApplicable
 from .recast import (
     FINEST,
     coarser,
@@ -48,6 +48,7 @@ class Case:
         tolerance: how exact the results must be.
         seed: of everything random.
         memory: bytes that a variant of the call may take on the CPU.
+        changes: the settings of the process that calls have changed, each with the hazard that made them.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Case:
     ) -> None:
         self.target, self.call, self.backend = target, call, backend
         self.tolerance, self.seed, self.memory = tolerance, seed, memory
-        self._sound: dict[Callable[[Case], None], bool] = {}
+        self._sound: dict[Callable[[Case], str | None], bool] = {}
         self._made: dict[Any, Any] = {}
+        self.changes: list[tuple[str, str]] = []  # (hazard, setting of the process that its calls have changed)
+        self._last: tuple[Any, Any] = None, None  # the call of which it was asked last what is expected, and that
 
     def _with(self, **others: Any) -> Case:
         """The same case with some of its attributes others."""
@@ -111,7 +114,7 @@ class Case:
         """The function under test; its gradients too, if `grads` is given."""
         return run(self.target.function, call, grads)
 
-    def theirs(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
+    def theirs(self, call: Call, grads: Sequence[Tensor] | Gradients | None = None) -> Outcome:
         """The reference. Raises `NotApplicable` where it refuses."""
         try:
             if self.backend == "gpu" and not all(t.is_floating_point() for t in call.all_tensors()):
@@ -135,13 +138,35 @@ class Case:
         return made
 
     def both_ways(self, call: Call) -> Outcome:
-        """Forward and backward of the function under test, on fresh leaves."""
-        return self.through(call.relaid())
+        """Forward and backward of the function under test, on fresh leaves; and its forward where no gradient is wanted."""
+        outcome = self.through(call.relaid())
+        outcome.inference = self.inference(call.relaid())
+        return outcome
 
     def through(self, call: Call) -> Outcome:
-        """The same on these very tensors."""
-        outputs = tensors_of(call.of(self.target.function))
-        return Outcome(outputs, gradients(outputs, call, self.grads(outputs)))
+        """Forward and backward on these very tensors."""
+        return run(self.target.function, call, self.grads)
+
+    def inference(self, call: Call) -> list[Tensor]:
+        """The outputs on these very tensors where no gradient is wanted; none if the call itself wants none.
+
+        Functions take another way there. An error is a `Failure`: the call that wants gradients has been taken.
+        """
+        if not call.tensors():
+            return []
+        try:
+            return inference(self.target.function, call)
+        except NotApplicable:
+            raise
+        except Exception as error:  # whatever an operator raises
+            raise InferenceFails(f"{INFERENCE.strip()}: {type(error).__name__}: {error}") from error
+
+    @property
+    def ways(self) -> list[Callable[[Call], Outcome]]:
+        """The ways of making a call, on fresh leaves: with gradients; and without, where the call wants some."""
+        with_gradients = lambda call: self.through(call.relaid())  # noqa: E731
+        without = lambda call: Outcome([], [], self.inference(call.relaid()))  # noqa: E731
+        return [with_gradients, without] if self.call.tensors() else [with_gradients]
 
     def varied(self) -> Call:
         """The call with the values of each floating-point tensor in another order; halved where that changes nothing."""
@@ -175,24 +200,28 @@ class Case:
 
         `accuracy` reports that. The other hazards judge what they vary by this measure, so that one fault shows in one row.
         """
-        named = zip(self.plain.named(), *(outcome.named() for outcome in self._expected_of_plain))
-        return {what: self._slack(mine, theirs, truth) for (what, mine), (_, theirs), (_, truth) in named}
+        named = triples(self.plain, *self._expected_of_plain)
+        return {what: self._slack(mine, theirs, truth) for (what, mine), theirs, truth in named}
+
+    def slack_of(self, what: str) -> float:
+        """That of an output or gradient; one where no gradient is wanted may have been the very same in the plain call."""
+        return self.slack.get(what, self.slack.get(wanted(what), 1.0))
 
     def excused(self, what: str) -> float:
         """The error that a variant may have where the plain call's is too large, however small the variant's values are."""
-        slack = self.slack.get(what, 1.0)
-        theirs, truth = (dict(outcome.named()).get(what) for outcome in self._expected_of_plain)
+        slack = self.slack_of(what)
+        theirs, truth = (dict(outcome.named()).get(wanted(what)) for outcome in self._expected_of_plain)
         if slack == 1 or theirs is None or truth is None:
             return 0.0
         return slack * self.tolerance.allowed(theirs, truth)
 
     @cached_property
     def _expected_of_plain(self) -> tuple[Outcome, Outcome]:
-        return self.expected(self.call)
+        return self._expected(self.call)
 
     def _scale(self, what: str, result: Tensor, truth: Outcome) -> float:
         """What is rounded on the way to a result: as large as in the plain call; as anything, where all of it cancels."""
-        plain = dict(self._expected_of_plain[1].named()).get(what)
+        plain = dict(self._expected_of_plain[1].named()).get(wanted(what))
         scales = [0.0 if plain is None else largest(plain)]
         if not largest(result):
             scales += [largest(other) for _, other in truth.named() if other is not None]
@@ -213,10 +242,18 @@ class Case:
 
     def expected(self, call: Call, grads: Sequence[Tensor] | None = None) -> tuple[Outcome, Outcome]:
         """(the reference's outcome, the truth), forward and backward."""
-        theirs = self.theirs(call)
+        if grads is None and call is self.call:
+            return self._expected_of_plain
+        if grads is None and self._last[0] is call:
+            return self._last[1]
+        found = self._expected(call, grads)
         if grads is None:
-            grads = self.grads(theirs.outputs)
-        return self.theirs(call, grads), self.truth(call, grads)
+            self._last = call, found
+        return found
+
+    def _expected(self, call: Call, grads: Sequence[Tensor] | None = None) -> tuple[Outcome, Outcome]:
+        theirs = self.theirs(call, self.grads if grads is None else grads)
+        return theirs, self.truth(call, self.grads(theirs.outputs) if grads is None else grads)
 
     def judge(self, ours: Outcome, call: Call, grads: Sequence[Tensor] | None = None, lenient: bool = True) -> None:
         """Raise `Failure` unless `ours` is as good as the reference on `call`, or with `lenient` as the plain call is."""
@@ -282,10 +319,9 @@ class Case:
 
         `moved` is a truth that would do as well as `truth`; `errors` are what the reference may be expected to be off by.
         """
-        if len(ours.outputs) != len(theirs.outputs):
-            raise Failure(f"{len(ours.outputs)} outputs, the reference has {len(theirs.outputs)}")
+        same_number(ours, theirs)
         for (what, a), b, c in triples(ours, theirs, truth):
-            slack = self.slack.get(what, 1.0) if lenient else 1.0
+            slack = self.slack_of(what) if lenient else 1.0
             if slack == math.inf:
                 continue  # of another form, or not finite, in the plain call already
             if (a is None) != (b is None):
@@ -293,13 +329,13 @@ class Case:
                     continue  # PyTorch takes a gradient that is not there for zeros
                 raise Failure(f"{what} is {_presence(a)}, the reference's is {_presence(b)}")
             if a is not None:
-                other = None if moved is None else dict(moved.named())[what]
+                other = None if moved is None else dict(moved.named())[wanted(what)]
                 extra = (
                     self.tolerance.units(a.dtype, self._scale(what, c, truth)) + self.excused(what) if lenient else 0.0
                 )
                 extra += 0.0 if other is None else distance(other, c)
-                if errors is not None and what in errors:
-                    extra = max(extra, self._usual(a.dtype, errors[what], largest(c), slack, lenient))
+                if errors is not None and wanted(what) in errors:
+                    extra = max(extra, self._usual(a.dtype, errors[wanted(what)], largest(c), slack, lenient))
                 self.tolerance.judge(a, b, c, what, slack, extra)
 
     def _usual(self, dtype: torch.dtype, error: float, scale: float, slack: float, lenient: bool) -> float:
@@ -312,11 +348,11 @@ class Case:
 
     # --- what a hazard needs ---
 
-    def note(self, hazard: Callable[[Case], None], sound: bool) -> None:
+    def note(self, hazard: Callable[[Case], str | None], sound: bool) -> None:
         """Remember what came of a hazard, for others that need it."""
         self._sound[hazard] = sound
 
-    def needs(self, other: Callable[[Case], None]) -> None:
+    def needs(self, other: Callable[[Case], str | None]) -> None:
         """Raise `NotApplicable` where another hazard fails on this case, which this one would only show again."""
         if other not in self._sound:
             try:
@@ -360,11 +396,34 @@ class Case:
         return self.target.operator
 
 
-def triples(*outcomes: Outcome) -> Iterator[tuple[tuple[str, Any], Any, Any]]:
-    """((name, ours), theirs, truth) of each output and gradient."""
-    ours, theirs, truth = (outcome.named() for outcome in outcomes)
-    for named, (_, b), (_, c) in zip(ours, theirs, truth, strict=True):
-        yield named, b, c
+def same_number(ours: Outcome, theirs: Outcome) -> None:
+    """Raise `Failure` where there are more or fewer outputs than the reference has."""
+    for outputs, where in ((ours.outputs or ours.inference, ""), (ours.inference or ours.outputs, INFERENCE)):
+        if len(outputs) != len(theirs.outputs):
+            raise Failure(f"{len(outputs)} outputs{where}, the reference has {len(theirs.outputs)}")
+
+
+def triples(ours: Outcome, theirs: Outcome, truth: Outcome) -> Iterator[tuple[tuple[str, Any], Any, Any]]:
+    """((name, ours), theirs, truth) of each output and gradient.
+
+    Outputs where no gradient is wanted are left out if they are bit for bit those where one is.
+    """
+    mine, expected, exact = (dict(outcome.named()) for outcome in (ours, theirs, truth))
+    for what, result in mine.items():
+        plain = wanted(what)
+        if plain == what or not _are_equal(result, mine.get(plain)):
+            yield (what, result), expected[plain], exact[plain]
+
+
+def wanted(what: str) -> str:
+    """The name of the same output where a gradient is wanted."""
+    return what.removesuffix(INFERENCE)
+
+
+def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None or (a.dtype, a.shape, a.device) != (b.dtype, b.shape, b.device):
+        return False
+    return torch.equal(computable(a), computable(b))
 
 
 def _is_zero(tensor: Tensor) -> bool:

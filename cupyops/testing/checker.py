@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import inspect
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from .._util.garbage import collected_later
 from .._util.progress import Bar
 from ..errors import InputError
+from . import state
 from .call import Call, Function, tensors_of
 from .case import MEMORY, Case
 from .hazard import KERNELS, Failure, Hazard, NotApplicable, hazards
@@ -23,6 +27,7 @@ from .target import BACKENDS, Target, available, placed, running, target
 from .tolerance import Tolerance
 
 _FEW = 6  # names that a message lists
+_YOUNG = 1  # the generations of objects that are looked at between two hazards: what they have made
 
 
 def check(
@@ -86,7 +91,7 @@ def check(
     report = Report(of.name, repr(call), seed)
     cases: list[Case] = []
     try:
-        with Bar(f"checking {of.name}", len(tried) * len(where), progress, after=0.0) as bar:
+        with _frugally(), Bar(f"checking {of.name}", len(tried) * len(where), progress, after=0.0) as bar:
             bar.update(0)
             for backend in where:
                 case = _case(Case(of, placed(call, backend), backend, tolerance or Tolerance(), seed, memory))
@@ -94,6 +99,7 @@ def check(
                 for one in tried:
                     bar.update(len(report.rows), title=f"{of.name}: {one.name} ({backend})")
                     report.rows.append(_row(one, case, shrink))
+                    gc.collect(_YOUNG)
         report.unseen = _unseen(of, cases, backends)
     except KeyboardInterrupt:
         report.interrupted = True
@@ -107,6 +113,21 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
         self.report = report
+
+
+@contextmanager
+def _frugally() -> Iterator[None]:
+    """PyTorch works in one thread, since the others would only wait for their part of small tensors; and Python collects
+    garbage between hazards, not while PyTorch's compilers are imported and at work, whose objects stay. Random numbers
+    go on afterwards as if nothing had been drawn."""
+    before, drawn = torch.get_num_threads(), state.generators()
+    torch.set_num_threads(1)
+    try:
+        with collected_later():
+            yield
+    finally:
+        torch.set_num_threads(before)
+        state.set_back(drawn)
 
 
 def _unseen(of: Target, cases: Sequence[Case], asked: str | Iterable[str] | None) -> str:
@@ -148,8 +169,9 @@ def attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | No
     """(verdict, reason, the kind of error) of one hazard on one case."""
     if case.backend not in one.backends:
         return NOT_APPLICABLE, f"concerns {' and '.join(one.backends)}", None
-    before = launched()
+    before, settings = launched(), state.settings()
     verdict, reason, kind = _attempt(one, case)
+    case.changes += [(one.name, change) for change in state.restored(settings)]
     if verdict == PASS and (why := without_kernel(one, case, before)):
         return NOT_APPLICABLE, why, None
     # after a Failure, which may be of what the call does to memory, no plain call is made to find that out
@@ -163,15 +185,15 @@ def attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | No
 def _attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | None]:
     try:
         with running(case.backend):
-            one.attempt(case)
+            remark = one.attempt(case)
     except NotApplicable as why:
         return NOT_APPLICABLE, str(why), None
     except Failure as failure:
-        return FAIL, str(failure), Failure
+        return FAIL, str(failure), type(failure)
     except Exception as error:  # whatever an operator raises is a finding
         notes = "\n".join(getattr(error, "__notes__", []))
         return FAIL, f"{type(error).__name__}: {error}\n{notes}".strip(), type(error)
-    return PASS, "", None
+    return PASS, remark or "", None
 
 
 # --- what is asked for ---
@@ -203,7 +225,7 @@ def _kept(of: Target, call: Call, keep: str | int | Iterable[str | int] | None) 
         names = []
     given = dict(enumerate(call.args)) | dict(zip(names, call.args)) | call.kwargs
     if unknown := [one for one in asked if one not in given]:
-        raise InputError(f"keep is {unknown[0]!r}, expected some of {', '.join(map(str, given))}")
+        raise InputError(f"keep is {unknown[0]!r}, expected one of {', '.join(map(str, given))}")
     chosen = [leaf for one in asked for leaf in tensors_of(given[one])]
     return frozenset(i for i, tensor in enumerate(call.all_tensors()) if any(tensor is one for one in chosen))
 
@@ -214,5 +236,5 @@ def _names(what: str, given: str | Iterable[str] | None, known: Iterable[str]) -
     if unknown := [name for name in names if name not in every]:
         near = every if len(every) <= _FEW else difflib.get_close_matches(unknown[0], every, 3)
         expected = ", ".join(near) or "cupyops.testing.hazards(), which docs/testing.md lists"
-        raise InputError(f"{what} is {unknown[0]!r}, expected some of {expected}")
+        raise InputError(f"{what} is {unknown[0]!r}, expected one of {expected}")
     return names

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-Attempt = Callable[[Any], None]  # of a `Case`, which is made of what is defined here
+Attempt = Callable[[Any], str | None]  # of a `Case`, which is made of what is defined here; may say what was tried
 
 
 class Failure(AssertionError):
     """What a hazard found: the message says where, what was found and what was expected."""
+
+
+class InferenceFails(Failure):
+    """A call ends in an error where no gradient is wanted, and in none where one is."""
 
 
 @contextmanager
@@ -21,7 +25,7 @@ def told(where: str) -> Iterator[None]:
     try:
         yield
     except Failure as failure:
-        raise Failure(f"{where}: {failure}") from failure
+        raise type(failure)(f"{where}: {failure}") from failure
 
 
 class NotApplicable(Exception):
@@ -36,6 +40,7 @@ class Hazard:
         name: as it is asked for and reported.
         expectation: what must happen.
         attempt: tries it on a case; raises `Failure` where the operator fails, `NotApplicable` where it cannot be tried.
+            What it returns, if anything, says what was tried.
         backends: where there is something to try: "reference", "simulator", "gpu".
         launches: whether what passes must have launched a kernel, unless an error or nothing at all may be what is right.
     """

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ..errors import SimulatorError
+from .hazard import Failure, NotApplicable
 
 # what the simulator finds is never meant, but for a kernel's own assert
 REFUSALS = (ValueError, TypeError, IndexError, RuntimeError, AssertionError)
+
+
+@contextmanager
+def unless_refused() -> Iterator[None]:
+    """What a call refuses inside, or the reference does, ends the block; what a hazard has found is raised."""
+    try:
+        yield
+    except Failure:
+        raise
+    except (NotApplicable, *REFUSALS):
+        pass
 
 
 def is_clear(error: BaseException) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from .._operator.derivation.definition import takes_gradient
-from .call import Call, Outcome
-from .case import ROUNDINGS, Case
+from .call import INFERENCE, Call, Outcome
+from .case import ROUNDINGS, Case, same_number, triples, wanted
 from .hazard import Failure
 from .tolerance import computable, largest, same_form
 
@@ -83,18 +83,26 @@ def flushed(case: Case, call: Call) -> float:
     return added * torch.finfo(torch.float32).tiny
 
 
-def judge_trusted(case: Case, ours: Outcome, call: Call, lost: float = 0.0) -> None:
+def judge_trusted(
+    case: Case,
+    ours: Outcome,
+    call: Call,
+    lost: float = 0.0,
+    units: float = ROUNDINGS,
+    errors: Mapping[str, float] | None = None,
+) -> None:
     """Raise `Failure` where `ours` differs from PyTorch's answer, as far as that is an answer: where float64 agrees.
 
     What overflows on the way is PyTorch's own affair. In gradients inf and NaN are one, since inf - inf hangs on the order
-    of a product, and the gradient of an input element that is NaN may be anything. `lost` is an error that is let pass.
+    of a product, and the gradient of an input element that is NaN may be anything. `lost` is an error that is let pass, and
+    so are `units` in the last place, and twice the `errors` that the reference makes in calls of the kind.
     """
     theirs, truth = case.expected(call)
-    if len(ours.outputs) != len(theirs.outputs):
-        raise Failure(f"{len(ours.outputs)} outputs, the reference has {len(theirs.outputs)}")
-    inputs = [None] * len(ours.outputs) + call.tensors()
-    for (what, a), (_, b), (_, c), given in zip(ours.named(), theirs.named(), truth.named(), inputs, strict=True):
-        slack = case.slack.get(what, 1.0)
+    same_number(ours, theirs)
+    inputs = {f"gradient {i}": tensor for i, tensor in enumerate(call.tensors())}
+    for (what, a), b, c in triples(ours, theirs, truth):
+        given = inputs.get(what)
+        slack = case.slack_of(what)
         if a is None or b is None or c is None or slack == math.inf:
             continue  # whether there is a gradient at all does not hang on values
         same_form(a, b, what)
@@ -103,8 +111,9 @@ def judge_trusted(case: Case, ours: Outcome, call: Call, lost: float = 0.0) -> N
             free = computable(given).isnan()
             mine, expected, exact = (_one_kind(result, free) for result in (mine, expected, exact))
         if not takes_gradient(b) or _agree(expected, exact):
-            rounding = ROUNDINGS * case.tolerance.units(a.dtype, largest(exact))
-            case.tolerance.judge(mine, expected, exact, what, slack, max(rounding, case.excused(what), lost))
+            rounding = units * case.tolerance.units(a.dtype, largest(exact))
+            usual = 0.0 if errors is None else case.tolerance.factor * errors.get(wanted(what), 0.0) + rounding
+            case.tolerance.judge(mine, expected, exact, what, slack, max(rounding, case.excused(what), lost, usual))
 
 
 def judge_signs_of_zero(ours: Outcome, votes: Sequence[Outcome], limit: Outcome) -> None:
@@ -112,8 +121,10 @@ def judge_signs_of_zero(ours: Outcome, votes: Sequence[Outcome], limit: Outcome)
 
     `limit` is PyTorch's outcome near zero: relu(-0.0) is -0 on a CPU and +0 on a GPU, and either will do.
     """
-    for index in range(len(ours.outputs)):
-        a, near, *theirs = (computable(each.outputs[index]) for each in (ours, limit, *votes))
+    each = [("", index, y) for index, y in enumerate(ours.outputs)]
+    each += [(INFERENCE, index, y) for index, y in enumerate(ours.inference)]
+    for when, index, output in each:
+        a, near, *theirs = map(computable, (output, *(one.outputs[index] for one in (limit, *votes))))
         if not a.is_floating_point() or a.shape != near.shape:
             continue
         sign = near.signbit()
@@ -122,7 +133,9 @@ def judge_signs_of_zero(ours: Outcome, votes: Sequence[Outcome], limit: Outcome)
         if wrong.any():
             place = wrong.nonzero()[0].tolist()
             expected = "-0" if sign[tuple(place)] else "+0"
-            raise Failure(f"output {index}: at {place} not {expected}, as PyTorch has it; {int(wrong.sum())} differ")
+            raise Failure(
+                f"output {index}{when}: at {place} not {expected}, as PyTorch has it; {int(wrong.sum())} differ"
+            )
 
 
 def _one_kind(gradient: Tensor, undefined: Tensor) -> Tensor:

@@ -123,9 +123,9 @@ def test_where_nothing_could_be_tried(folder):
             ["cupyops:relu", "--reference", "mine:picky", "--arg", "ones(3)"],
             "the reference refuses: TypeError",
         ),
-        (["cupyops:relu", "--only", "accurate"], "only is 'accurate', expected some of accuracy\n"),
-        (["cupyops:relu", "--skip", "nothing"], "skip is 'nothing', expected some of cupyops.testing.hazards(), which"),
-        (["cupyops:relu", "--backend", "cuda"], "backends is 'cuda', expected some of reference, simulator, gpu"),
+        (["cupyops:relu", "--only", "accurate"], "only is 'accurate', expected one of accuracy\n"),
+        (["cupyops:relu", "--skip", "nothing"], "skip is 'nothing', expected one of cupyops.testing.hazards(), which"),
+        (["cupyops:relu", "--backend", "cuda"], "backends is 'cuda', expected one of reference, simulator, gpu"),
         (
             ["mine:picky", "--reference", "mine:picky"],
             "picky takes none of the usual calls: give its arguments with --arg",

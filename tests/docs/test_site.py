@@ -14,8 +14,8 @@ from docs.pages import ROOT
 
 import cupyops
 import cupyops.testing
+from cupyops._util.settings import ALL as SETTINGS
 from cupyops.bench import model_table, table
-from cupyops.doctor.surroundings import SETTINGS
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -88,7 +88,7 @@ def test_each_operator_has_a_page(pages):
 def test_the_commands_have_all_their_options():
     text = docs_site.commands()
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [
-        *("new", "check", "simulate", "explain", "port", "compile", "bench", "doctor")
+        *("new", "check", "simulate", "explain", "port", "compile", "bench", "cache", "doctor")
     ]
     assert all(f"`{option}" in text for option in ("--max-steps", "--junit", "--package", "--jobs"))
     assert "The `__global__` function" in text and '`"relu_fwd<float>"`' in text

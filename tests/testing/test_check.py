@@ -45,15 +45,15 @@ def put_in_place_of_all(monkeypatch, one):
 @pytest.mark.parametrize("option", ["only", "skip"])
 def test_an_unknown_hazard_is_told_with_those_of_like_names(option):
     with pytest.raises(
-        InputError, match=f"^{option} is 'stride', expected some of strided, grad_strided, output_strides$"
+        InputError, match=f"^{option} is 'stride', expected one of strided, grad_strided, output_strides$"
     ):
         tried(torch.relu, [normal(3)], **{option: ["accuracy", "stride"]})
-    with pytest.raises(InputError, match=f"^{option} is 'nothing', expected some of cupyops.testing.hazards\\(\\), "):
+    with pytest.raises(InputError, match=f"^{option} is 'nothing', expected one of cupyops.testing.hazards\\(\\), "):
         tried(torch.relu, [normal(3)], **{option: "nothing"})
 
 
 def test_an_unknown_backend_is_told_with_all_there_are():
-    with pytest.raises(InputError, match="^backends is 'cuda', expected some of reference, simulator, gpu$"):
+    with pytest.raises(InputError, match="^backends is 'cuda', expected one of reference, simulator, gpu$"):
         tried(torch.relu, [normal(3)], backends="cuda")
 
 
@@ -225,7 +225,7 @@ def test_what_is_kept_is_written_out_and_kept_again():
 
 
 def test_one_that_there_is_not():
-    with pytest.raises(InputError, match="^keep is 'rois', expected some of 0, 1, image, boxes$"):
+    with pytest.raises(InputError, match="^keep is 'rois', expected one of 0, 1, image, boxes$"):
         tried(crop, [normal(6, 8), BOXES], reference=crop, keep="rois")
 
 

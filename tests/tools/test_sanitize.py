@@ -310,4 +310,4 @@ def test_it_is_absent(monkeypatch, tmp_path):
 
 def test_unknown_names():
     for args in (["--tool", "leakcheck"], ["--dtype", "int8"], ["planted"]):
-        assert "expected some of" in sanitized(*args, status=2)
+        assert "expected one of" in sanitized(*args, status=2)

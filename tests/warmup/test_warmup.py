@@ -221,7 +221,7 @@ def unaware(x: Tensor) -> Tensor:
         (lambda: cupyops.warmup(DECLARED, dtypes="float32"), "dtypes has 'f'"),
         (
             lambda: cupyops.warmup(DECLARED, dtypes=torch.int32),
-            "dtypes has torch.int32, expected some of torch.float16",
+            "dtypes has torch.int32, expected one of torch.float16",
         ),
         (lambda: cupyops.warmup(shift(N=(1,))), "no values declared for T; give T=... to warmup()"),
         (lambda: cupyops.warmup(DECLARED, device="cuda:99"), "device is 'cuda:99', expected the CPU or one of"),

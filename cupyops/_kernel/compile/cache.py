@@ -1,7 +1,7 @@
-"""The disk: what is kept in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it.
+"""The kernel cache on disk, in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it.
 
 A cubin is code. In the user's own folder only that counts which no other user can have written. A damaged entry is a miss;
-a file appears under its name only when it is whole.
+a file appears under its name only when it is whole. How large the cache may become is in `room.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..._util import settings
 from . import backend, temporary, trust
 from .binary import Binary, Parameter
 
@@ -39,7 +40,7 @@ def own_folder(name: str) -> Path | None:
     if named is None:
         return None
     root, why = _usable(named)
-    if root is None and not os.environ.get("CUPYOPS_CACHE_DIR"):
+    if root is None and settings.CACHE_DIR.read() is None:
         root = _substitute(named)
     elif root is None:
         _tell(named, why)
@@ -75,10 +76,10 @@ def _tell(folder: Path, why: str) -> None:
 
 
 def location() -> Path | None:
-    """What CUPYOPS_CACHE_DIR says, else the place for caches in the user's home, if there is one."""
-    chosen = os.environ.get("CUPYOPS_CACHE_DIR")
-    if chosen:
-        return Path(os.path.expanduser(chosen)).absolute()
+    """The folder that CUPYOPS_CACHE_DIR names, else the place for caches in the user's home, if there is one."""
+    chosen: Path | None = settings.CACHE_DIR.read()
+    if chosen is not None:
+        return chosen
     try:
         import platformdirs
     except ImportError:
@@ -118,7 +119,7 @@ def _objection(folder: Path, forbidden: int, close: bool = False) -> str:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
             return "it is no folder"
-        if _foreign(status):
+        if is_foreign(status):
             return "it belongs to another user"
         if status.st_mode & forbidden:
             if not close:
@@ -129,7 +130,8 @@ def _objection(folder: Path, forbidden: int, close: bool = False) -> str:
         return f"it cannot be made or written: {error!s:.300}"
 
 
-def _foreign(status: os.stat_result) -> bool:
+def is_foreign(status: os.stat_result) -> bool:
+    """Whether a file belongs to another user."""
     return hasattr(os, "getuid") and status.st_uid != os.getuid()
 
 
@@ -209,7 +211,7 @@ def _read(path: Path, private: bool) -> bytes:
     extra = getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if private else 0)
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or (private and (_foreign(status) or status.st_mode & 0o022)):
+        if not stat.S_ISREG(status.st_mode) or (private and (is_foreign(status) or status.st_mode & 0o022)):
             raise PermissionError(f"{path} is not to be trusted")
         return file.read()
 

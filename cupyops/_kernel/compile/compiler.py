@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ..._util import settings
 from ...errors import CompileError, InputError, SourceError
-from . import architecture, backend, cache, headers, mangled, trust
+from . import architecture, backend, cache, headers, mangled, room, trust
 from .binary import Binary, parameters
 from .diagnosis import explain
 from .source import UNREADABLE, Source
@@ -110,6 +111,7 @@ def _find(source: Source, stem: str, options: tuple[str, ...]) -> Binary | None:
             return binary
     kept = _cache_for(source, options)
     if kept is not None and (binary := cache.read_entry(kept, stem, private=True)) is not None:
+        room.note_use(kept, stem)
         return replace(binary, origin="cache")
     return None
 
@@ -134,9 +136,8 @@ def _precompiled(folder: Path, stem: str, source: Source) -> Binary | None:
 
 
 def _precompiled_folders(source: Source) -> Iterator[Path]:
-    for folder in os.environ.get("CUPYOPS_CUBIN_PATH", "").split(os.pathsep):
-        if folder:
-            yield Path(os.path.realpath(folder))  # not through a link that leads elsewhere later
+    for folder in settings.CUBIN_PATH.read(default=[]):
+        yield Path(os.path.realpath(folder))  # not through a link that leads elsewhere later
     if source.path is not None and (beside := source.path.parent / "cubins").is_dir():
         yield Path(os.path.realpath(beside))
 
@@ -146,7 +147,9 @@ def _fresh(source: Source, name: str, arch: str, options: tuple[str, ...], stem:
     folder = _cache_for(source, options)
     if folder is not None and entry_name(source, name, arch, options) == stem:  # no header has been edited meanwhile
         try:
-            return cache.write_entry(folder, stem, binary, cubin)
+            written = cache.write_entry(folder, stem, binary, cubin)
+            room.hold_limit(folder.parent)
+            return written
         except OSError as error:
             warnings.warn(f"the kernel cache {folder} cannot be written ({error}); kept in memory", stacklevel=2)
     return replace(binary, path=cache.in_memory(stem, cubin))

@@ -9,11 +9,13 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
+from ..._util.near import meant
 from ...errors import CompileError, InputError
 from .binary import Binary
-from .source import Source, strip_comments
+from .source import Source, find, is_text, load, read, strip_comments
 
 _MARK = re.compile(r"\b__global__\b")
 _STEP = re.compile(r"\b([A-Za-z_]\w*+)\s*+\(|[;{}]|\b__global__\b")  # `name(`, or what ends a kernel's head
@@ -64,6 +66,26 @@ def function(source: Source, name: str) -> Function:
         hint = "" if names else "; a kernel begins with `__global__ void`"
         raise InputError(f"{source.name} has no __global__ function {name}; it has {names or 'none'}{hint}")
     return replace(defined, template=next((one.template for one in same if one.template), ()))
+
+
+def refuse_unknown(code: str | Path, name: str, beside: Path | None) -> None:
+    """Raise `SourceError` where there is no such file, `InputError` where no text of it can have a kernel of this name.
+
+    A macro may put a name together: where one does, nobody can tell before it is compiled.
+    """
+    short = _short(name)
+    is_in = re.compile(rf"\b{re.escape(short)}\b|##", re.ASCII).search
+    text = code if isinstance(code, str) and is_text(code) else read(find(code, beside))
+    if is_in(text):
+        return
+    source = load(code, beside)
+    if any(map(is_in, source.includes.values())):
+        return
+    names = sorted({one.name for one in functions(source)})
+    hint = "" if names else "; a kernel begins with `__global__ void`"
+    raise InputError(
+        f"{source.name} has no __global__ function {name}; it has {', '.join(names) or 'none'}{hint}{meant(short, names)}"
+    )
 
 
 def told(source: Source, name: str) -> Function | None:

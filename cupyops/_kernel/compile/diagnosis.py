@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from .declarations import functions
+from .declarations import Function, functions, split
 from .hints import NAMES, hint_for, placeholder
 from .source import Source, strip_comments
 
@@ -68,7 +68,8 @@ def _place(source: Source, name: str, match: re.Match[str], after: list[str]) ->
         return f"{source.name}: {severity}: {text}", hint_for(text), after
     file, number = match["file"], int(match["line"])
     if file == NAMES:
-        return f"{source.name}: {severity}: {text}\n{_kernels(source, name)}", hint_for(text, file), []
+        hint = _of_template(source, name) if "which instance of function template" in text else None
+        return f"{source.name}: {severity}: {text}\n{_kernels(source, name)}", hint or hint_for(text, file), []
     place = f"{file}:{number}: {severity}: {text}"
     excerpt = source.line(file, number)
     under = next((index for index, line in enumerate(after[:3]) if line.strip() == "^"), None)
@@ -97,5 +98,26 @@ def _unended(source: Source, file: str, number: int) -> str | None:
 
 def _kernels(source: Source, name: str) -> str:
     """What could have been asked for instead."""
-    found = dict.fromkeys(function.name for function in functions(source))
+    found = dict.fromkeys(function.name + _parameters(function) for function in functions(source))
     return f"  asked for: {name}; the text has: {', '.join(found) or 'no __global__ function'}"
+
+
+def _parameters(function: Function) -> str:
+    """`<typename T, N>`; nothing for what is no template."""
+    shown = ", ".join(f"{'typename ' if one.is_type else ''}{one.name}" for one in function.template)
+    return f"<{shown}>" if shown else ""
+
+
+def _of_template(source: Source, name: str) -> str | None:
+    """What to do about template arguments that do not suit the template: how many there are, and in which order."""
+    asked, _, inside = name.partition("<")
+    one = next((one for one in functions(source) if one.name == asked.rpartition("::")[2] and one.template), None)
+    if one is None:
+        return None
+    written = f'Kernel(code, "{asked}<{", ".join(part.name for part in one.template)}>")'
+    if not inside:
+        return f"the kernel is a template{_parameters(one)}; name its parameters, as in {written}"
+    given, least = len(split(inside.rpartition(">")[0])), sum(not part.has_default for part in one.template)
+    if given < least:
+        return f"the template has {len(one.template)} parameters, of which {given} came; write {written}"
+    return f"the template's parameters are {_parameters(one)}, in this order; write {written}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+from ..._util.near import near
 from .source import cuda_src, strip_comments
 
 NAMES = "__nv_name_map"  # the file, of NVRTC's making, with the name of the kernel that is asked for
@@ -95,6 +96,9 @@ _WRITTEN_OUT = (
 _HOST = "NVRTC compiles device code alone; keep what needs this header in the host program"
 _LIBRARY = "NVRTC has no C++ library; <cuda/std/...> has such things for kernels: "
 
+_DTYPES = frozenset(
+    f"{kind}{bits}" for kind, all_bits in (("float", (16, 32, 64)), ("int", (8, 16, 32, 64))) for bits in all_bits
+) | {"bfloat16", "uint8"}
 _NAMED = 'a kernel is asked for by its name as the text has it, with its namespace before it: Kernel(code, "ns::name")'
 _LITERAL = "one T cannot be two types: 1.0 is a double and 1 an int; write 1.0f, or T(1) in a template"
 _NUMBER = re.compile(r"[(,]\s*-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*[,)]")  # an argument, without a suffix
@@ -123,6 +127,29 @@ copysign ldexp isnan isinf isfinite signbit sqrtf expf logf powf fabsf fmaxf fmi
 printf malloc free memcpy memset
 """
 BUILT_IN = frozenset(_BARE.split())
+
+# what CUDA adds to C++, of which a name is often misspelt
+_CUDA = """
+threadIdx blockIdx blockDim gridDim warpSize __global__ __device__ __host__ __shared__ __constant__ __managed__ __restrict__
+__launch_bounds__ __forceinline__ __noinline__ __align__ __grid_constant__ __cluster_dims__
+__syncthreads __syncthreads_count __syncthreads_and __syncthreads_or __syncwarp __threadfence __threadfence_block
+__threadfence_system __activemask __ballot_sync __all_sync __any_sync __shfl_sync __shfl_up_sync __shfl_down_sync
+__shfl_xor_sync __match_any_sync __match_all_sync __reduce_add_sync __reduce_min_sync __reduce_max_sync __reduce_and_sync
+__reduce_or_sync __reduce_xor_sync __nanosleep __trap clock clock64
+atomicAdd atomicSub atomicExch atomicMin atomicMax atomicInc atomicDec atomicCAS atomicAnd atomicOr atomicXor
+atomicAdd_block atomicAdd_system atomicCAS_block atomicCAS_system
+__expf __exp10f __logf __log2f __log10f __sinf __cosf __sincosf __tanf __powf __fdividef __saturatef __frcp_rn __fsqrt_rn
+__frsqrt_rn __fmaf_rn __fadd_rn __fmul_rn __fdiv_rn rsqrt rsqrtf rcbrtf sincosf sinpif cospif normcdff erfcxf fdividef
+__ldg __ldca __ldcg __ldcs __stcg __stcs __popc __popcll __clz __clzll __ffs __ffsll __brev __byte_perm __umulhi __mulhi
+__dp4a __float_as_int __int_as_float __float_as_uint __uint_as_float __double_as_longlong __longlong_as_double
+__float2int_rn __float2int_rz __int2float_rn __float2half __half2float __float2bfloat16 __bfloat162float
+make_float2 make_float3 make_float4 make_int2 make_int3 make_int4 make_uint2 make_uint4 make_double2 make_half2
+float2 float3 float4 int2 int3 int4 uint2 uint3 uint4 double2 dim3 __pipeline_memcpy_async __pipeline_commit
+__cvta_generic_to_shared __isShared __isGlobal
+"""
+_KNOWN = (*_CUDA.split(), *_BARE.split(), *TYPES, *CONSTANTS)
+# CUDA's vectors, whose members have one letter each
+_MEMBER = re.compile(r'class "(?:u?(?:char|short|int|long|longlong)|float|double|dim)([1-4])" has no member "(\w+)"')
 
 # of a name that is not known, before `::` or by itself
 _UNKNOWN = (
@@ -192,12 +219,18 @@ def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> st
     if re.search(r"(^|/)thrust/", file):
         return _THRUST
     if file == NAMES and (match := re.search(r'identifier "(\w+)" is undefined', message)) is not None:
+        if match[1] in _DTYPES:
+            return f"{match[1]} is a dtype, and no type of C: launch with T=torch.{match[1]}, without quotes"
         header = HEADERS.get(match[1])
         return _NAMED if header is None else f"#include <{header}> is missing"
     if (match := re.search(r'(?:cannot|could not) open source file "([^"]+)"', message)) is not None:
         return _first(_MISSING, match[1])
     if (match := re.search(r'identifier "(\w+)" is undefined|^(\w+) is not a template', message)) is not None:
         return _for_name(match[1] or match[2])
+    if (match := _MEMBER.search(message)) is not None:
+        members = "xyzw"[: int(match[1])]
+        meant = f"; did you mean {match[2].lower()}?" if match[2].lower() in members else ""
+        return f"its members are {', '.join(members)}{meant}"
     if 'name followed by "::" must be' in message:
         return _first(_UNKNOWN, word)
     if (match := re.search(r'namespace "(\w+)" has no member "(\w+)"', message)) is not None:
@@ -218,12 +251,15 @@ def _for_name(name: str) -> str | None:
         return f'#include "{_common()[name]}" is missing, which declares it'
     if found := _first(_UNKNOWN, name):
         return found
+    if (meant := near(name, _KNOWN)) is not None and len(name) > _SHORT:
+        return f"did you mean {meant}?"
     if re.fullmatch(r"(?=.*[A-Z])[A-Z_][A-Z0-9_]*", name):  # a macro, which a setup.py may define, by its form
         given = f"define={{'{name}': ...}} to Kernel or extension (--option=-D{name}=... to simulate)"
         return f"if Python decides this constant, give {given}"
     return None
 
 
+_SHORT = 3  # letters of a name, of which too many others are alike
 _UMBRELLA = "cupyops.cuh"  # includes what kernels outside this library need
 
 

@@ -125,11 +125,6 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
     if isinstance(source, str) and is_text(source):
         text = checked(source.removeprefix("\ufeff"), "<text>.cu")
         return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or working_folder()))
-    if isinstance(source, str) and _CODE.search(source):
-        raise SourceError(
-            f"{source[:80]!r} is neither the name of a file nor CUDA C with a kernel in it: a kernel begins with "
-            "`__global__ void`"
-        )
     path = find(source, beside)
     if (kept := _own.get(path)) is not None and all(stamp(one) == was for one, was in kept.stamps.items()):
         return kept
@@ -147,6 +142,11 @@ def find(source: str | Path, beside: Path | None = None) -> Path:
 
     For a caller inside this package the working folder does not count: the file of that name there is another one.
     """
+    if isinstance(source, str) and _CODE.search(source):
+        raise SourceError(
+            f"{source[:80]!r} is neither the name of a file nor CUDA C with a kernel in it: a kernel begins with "
+            "`__global__ void`"
+        )
     inside = is_own(beside)
     folders = [folder for folder in (beside, None if inside else working_folder(), cuda_src()) if folder is not None]
     candidates = (

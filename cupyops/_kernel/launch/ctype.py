@@ -125,6 +125,15 @@ def canonical(value: Any) -> Any:
 OF_EXTENSIONS = {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16"}  # what their files call these dtypes
 
 
+def _meant_dtype(value: str) -> str:
+    """`, torch.float32`, of the name of a dtype in quotes, or of a type of C."""
+    plain = value.removeprefix("torch.")
+    found = next(
+        (str(dtype) for dtype, name in C_NAMES.items() if plain in (name, str(dtype).removeprefix("torch."))), ""
+    )
+    return f", {found}" if found else ""
+
+
 def c_token(value: Any, extension: bool = False) -> str:
     """A template value in C++: only dtypes of the table, bools, ints and plain names reach the compiler.
 
@@ -144,7 +153,7 @@ def c_token(value: Any, extension: bool = False) -> str:
         return str(number) if number > -(2**63) else f"({number + 1} - 1)"
     if type(value) is str and _IDENTIFIER.fullmatch(value) and value not in _KEYWORDS:
         return value
-    hint = "; of a type of C give the dtype" if isinstance(value, str) else ""
+    hint = f"; of a type of C give the dtype{_meant_dtype(value)}" if isinstance(value, str) else ""
     raise LaunchError(
         f"a template value is a dtype ({', '.join(map(str, C_NAMES))}), a bool, an int or the name of a type, function or "
         f'constant of the source, such as "Add" or "ns::Add"; got {value!r}{hint}'

@@ -6,18 +6,18 @@ in. That takes time, and no launch takes the fast path.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from ..._util import settings
 from ...errors import CupyopsError, LaunchError
 
 
 def asked_for() -> bool:
     """What the environment says."""
-    return os.environ.get("CUPYOPS_DEBUG", "").strip() not in ("", "0")
+    return bool(settings.DEBUG.read(default=False))
 
 
 debug = asked_for()

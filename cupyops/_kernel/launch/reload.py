@@ -6,10 +6,10 @@ it off. Elsewhere a kernel stays what it was at its first launch, and launches p
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
+from ..._util import settings
 from ..compile.source import Source, stamp
 
 INTERVAL = 0.1  # seconds between two looks at the same files: nobody edits and calls faster
@@ -17,8 +17,8 @@ INTERVAL = 0.1  # seconds between two looks at the same files: nobody edits and 
 
 def wanted() -> bool:
     """Whether edited files are to be read again."""
-    asked = os.environ.get("CUPYOPS_RELOAD", "").strip()
-    return asked not in ("", "0") if asked else hasattr(sys, "ps1")
+    asked = settings.RELOAD.read()
+    return hasattr(sys, "ps1") if asked is None else bool(asked)
 
 
 class Watch:

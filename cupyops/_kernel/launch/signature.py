@@ -228,9 +228,8 @@ def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[A
     if len(args) != len(declared):
         expected = ", ".join(f"{ctype} {parameter}" for ctype, parameter in declared)
         given = f"; given: {', '.join(map(_kind, args))}" if args else ""
-        raise LaunchError(
-            f"{name}: {len(args)} arguments given, {len(declared)} declared ({expected}){given}; give one for each"
-        )
+        count = f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise LaunchError(f"{name}: {count} given, {len(declared)} declared ({expected}){given}; give one for each")
 
 
 _NUMBERS = (int, float, np.integer, np.floating, np.bool_)

@@ -90,7 +90,7 @@ class Specialised:
         for name in named:
             if name not in names:
                 raise LaunchError(
-                    f"{self.name}: no parameter and no template parameter {name}, expected some of ({expected})"
+                    f"{self.name}: no parameter and no template parameter {name}, expected one of ({expected})"
                 )
             if name in names[: len(args)]:
                 raise LaunchError(

@@ -161,6 +161,6 @@ def _asked(name: str, template: tuple[str, ...], where: Callable[..., bool] | No
     if unknown or len(named) < len(parameters):
         shown = unknown[0] if unknown else "an argument without a name"
         raise InputError(
-            f"kernel {name}: where= takes {shown}, expected some of its template parameters: {', '.join(template) or 'none'}"
+            f"kernel {name}: where= takes {shown}, expected one of its template parameters: {', '.join(template) or 'none'}"
         )
     return frozenset(one.name for one in named) & frozenset(template)

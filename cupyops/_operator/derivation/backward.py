@@ -134,11 +134,11 @@ def _readers(
     found = {}
     for tensor, gradients in reads.items():
         if tensor not in ours and tensor not in others:
-            raise InputError(f"{name}: reads names {tensor!r}, expected some of: {', '.join([*ours, *others])}")
+            raise InputError(f"{name}: reads names {tensor!r}, expected one of: {', '.join([*ours, *others])}")
         gradients = (gradients,) if isinstance(gradients, str) else gradients
         if unknown := [one for one in gradients if one not in tensors]:
             raise InputError(
-                f"{name}: reads says that {tensor!r} is read for {unknown[0]!r}, expected some of: {', '.join(tensors)}"
+                f"{name}: reads says that {tensor!r} is read for {unknown[0]!r}, expected one of: {', '.join(tensors)}"
             )
         if tensor in ours:
             found[ours[tensor]] = [tensors[one] for one in gradients]

@@ -100,7 +100,7 @@ class Definition:
         """Where the tensors of these names stand among the parameters."""
         tensors = {self.parameters[index].name: index for index in self.tensors}
         if wrong := [name for name in names if name not in tensors]:
-            raise InputError(f"{self.name}: {option} names {wrong[0]!r}, expected some of: {', '.join(tensors)}")
+            raise InputError(f"{self.name}: {option} names {wrong[0]!r}, expected one of: {', '.join(tensors)}")
         return tuple(tensors[name] for name in names)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

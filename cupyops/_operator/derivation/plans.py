@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from ..._kernel.kernel import executors
 from ..._kernel.launch import reload
-from ..._util import observed, torch_private
+from ..._util import observed, settings, torch_private
 from . import build
 from .autograd import ForwardCall, batched
 from .constants import NoConstant, freeze
@@ -396,7 +396,7 @@ def _drop(number: int) -> None:
 
 def off_if_asked() -> None:
     """Make every call the plain way where the environment says so."""
-    if os.environ.get("CUPYOPS_PLANS", "").strip() == "0":
+    if not settings.PLANS.read(default=True):
         observed.go_plainly()
 
 

@@ -80,7 +80,7 @@ def bind(
     """Arguments in the order of the parameters, defaults filled in. `axis` is `dim` where there is a `dim`."""
     values = list(args)
     if len(values) > len(parameters):
-        raise TypeError(f"{name} takes {len(parameters)} arguments, got {len(values)}")
+        raise TypeError(f"{name} takes {len(parameters)} argument{'s' * (len(parameters) != 1)}, got {len(values)}")
     left = dict(kwargs)
     if "axis" in left and "dim" not in left and any(one.name == "dim" for one in parameters):
         left["dim"] = left.pop("axis")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._util.torch_private import tree_flatten, tree_unflatten
 from ..call import Call, Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told
+from ..numbers import near, other_numbers
 from ..recast import widened
 from ..refusals import REFUSALS, is_clear
 
@@ -50,7 +48,7 @@ def dimensions(case: Case) -> None:
 def numbers(case: Case) -> None:
     """Each that is given or has a default, in turn: numbers a little larger and smaller, flags the other way."""
     tried = _Tried(case, lenient=False)
-    for call, what in _other_numbers(case):
+    for call, what in other_numbers(case, near):
         tried(call, what, lambda given: not _is_random(case, call, given))  # noqa: B023
     tried.needs_any("no number or flag can be another")
 
@@ -90,7 +88,7 @@ class _Tried:
                 found = gradients(outputs, leaves, self.case.grads(outputs))
             except REFUSALS as refusal:
                 raise Failure(f"backward: {type(refusal).__name__}: {refusal}") from refusal
-            self.case.judge(Outcome(outputs, found), call, lenient=self.lenient)
+            self.case.judge(Outcome(outputs, found, self.case.inference(call.relaid())), call, lenient=self.lenient)
         self.judged = True
 
     def needs_any(self, otherwise: str) -> None:
@@ -134,35 +132,6 @@ def _of_other_dimensions(call: Call, least: int, change: Callable[[Tensor], Tens
 def _stacked(tensor: Tensor) -> Tensor:
     """Twice, floating-point numbers the second time in another order."""
     return torch.stack([tensor, tensor.roll(1, -1) if tensor.dim() and tensor.is_floating_point() else tensor])
-
-
-def _other_numbers(case: Case) -> Iterator[tuple[Call, str]]:
-    """Calls with one number or flag another, and which."""
-    call = case.call.like(case.call.args, {**_defaults(case), **case.call.kwargs})
-    leaves, form = tree_flatten((call.args, call.kwargs))
-    for place, leaf in enumerate(leaves):
-        for other in _others(leaf):
-            args, kwargs = tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], form)
-            yield call.like(args, kwargs), f"{other!r} for {leaf!r}"
-
-
-def _defaults(case: Case) -> dict[str, Any]:
-    """The numbers and flags that the call leaves to the function's own signature."""
-    try:
-        parameters = list(inspect.signature(case.target.function).parameters.values())
-    except (TypeError, ValueError):  # as of what is built in
-        return {}
-    left = parameters[len(case.call.args) :]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {one.name: one.default for one in left if one.kind in kinds and isinstance(one.default, (bool, int, float))}
-
-
-def _others(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, bool):
-        return (not value,)
-    if isinstance(value, float):
-        return value + 0.5, value * 0.5
-    return (value + 1, value - 1) if isinstance(value, int) else ()
 
 
 def _is_random(case: Case, call: Call, given: Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""Devices: other threads, another GPU, and tensors that are elsewhere."""
+"""Devices: other threads, another GPU, tensors that are elsewhere; and the process that all of them share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ..._util import tracing
 from ...errors import CupyopsError
-from ..call import Call, Outcome, gradients, tensors_of
+from .. import state
+from ..call import Call, Function, Outcome, gradients, inference, run, tensors_of
 from ..case import Case
 from ..hazard import GPU, Failure, NotApplicable, hazard
 from ..tolerance import same_form
 
 _ROUNDS = 5  # of calls in each of two threads
+_SHOWN = 3  # changes of settings in a message
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -29,8 +31,7 @@ _ROUNDS = 5  # of calls in each of two threads
 def second_thread(case: Case) -> None:
     """Forward and backward, several times; Python changes threads as often as it can."""
     calls = case.call, case.varied()
-    expected = [case.expected(call) for call in calls]
-    _ = case.slack
+    _ = case.slack  # what is known of the plain call is found out here, not in the threads
     rounds = 1 if case.backend == "simulator" else _ROUNDS
     start = threading.Barrier(len(calls))
 
@@ -42,9 +43,9 @@ def second_thread(case: Case) -> None:
 
     with _busy_switching(), ThreadPoolExecutor(len(calls)) as pool:
         found = [pool.submit(work, call) for call in calls]
-    for outcomes, (theirs, truth) in zip(found, expected):
+    for call, outcomes in zip(calls, found):
         for outcome in outcomes.result():
-            case.compare(outcome, theirs, truth)
+            case.judge(outcome, call)
 
 
 @hazard("backward can be called in another thread than the forward")
@@ -163,3 +164,41 @@ def _with_one_on(call: Call, index: int, device: str) -> Call:
     numbers = iter(range(len(call.all_tensors())))
     move = lambda t: t.detach().to(device).requires_grad_(t.requires_grad)  # noqa: E731
     return call.map(lambda t: move(t) if next(numbers) == index else t)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+@hazard("no call changes a setting of the process, or the state of random numbers that the reference leaves alone")
+def global_state(case: Case) -> None:
+    """Settings are compared, and set back, around every hazard; around this one, where the plain call is made again."""
+    before = state.settings()
+    _random_numbers(case)
+    here = [("the call", one) for one in state.restored(before)]
+    if found := [*here, *case.changes]:
+        raise Failure("; ".join(f"{what} (by {where})" for where, what in found[:_SHOWN]))
+
+
+def _random_numbers(case: Case) -> None:
+    """Raise `Failure` where the function draws numbers and the reference does not, or sets a seed."""
+    at_first = state.generators()
+    try:
+        drawn, again = (_moved(case, case.target.function, start) for start in range(2))
+        theirs = _moved(case, case.target.reference, 0)
+    finally:
+        state.set_back(at_first)
+    for name in sorted(drawn.keys() - theirs.keys()):
+        raise Failure(f"{name} was changed, which the reference leaves alone")
+    for name in sorted(drawn.keys() & again.keys()):
+        if not state.moved({name: drawn[name]}, {name: again[name]}):
+            raise Failure(f"{name} is the same after two calls in turn: random numbers were seeded anew")
+
+
+def _moved(case: Case, function: Function, start: int) -> dict[str, Any]:
+    """The states in which forward and backward leave the generators that they move from a state of this number."""
+    state.scramble(start)
+    before = state.generators()
+    run(function, case.call.relaid(), case.grads)
+    inference(function, case.call.relaid())
+    after = state.generators()
+    return {name: after[name] for name in state.moved(before, after)}

@@ -134,9 +134,10 @@ def calls_between(case: Case) -> None:
     calls = case.call, case.varied()
     leaves = [call.relaid() for call in calls]
     outputs = [tensors_of(each.of(case.target.function)) for each in leaves]
-    for what, call, each, results in zip(("first", "second"), calls, leaves, outputs):
+    without = [case.inference(call.relaid()) for call in calls]
+    for what, call, each, results, others in zip(("first", "second"), calls, leaves, outputs, without):
         with told(f"the {what} of two calls"):
-            case.judge(Outcome(results, gradients(results, each, case.grads(results))), call)
+            case.judge(Outcome(results, gradients(results, each, case.grads(results)), others), call)
 
 
 @hazard("gradients add up in `.grad`")
@@ -159,8 +160,11 @@ def no_gradient_wanted(case: Case) -> None:
     for mode in (torch.no_grad, torch.inference_mode):
         with told(f"under {mode.__name__}"):
             with mode():
-                outputs = tensors_of(case.call.of(case.target.function))
-            if any(y.requires_grad for y in outputs):
+                outputs, theirs = (
+                    tensors_of(case.call.of(one)) for one in (case.target.function, case.target.reference)
+                )
+            # a view of an input that requires one says that it does so, too
+            if any(y.requires_grad and not other.requires_grad for y, other in zip(outputs, theirs)):
                 raise Failure("an output requires a gradient")
             case.judge_outputs([y.clone() for y in outputs], case.call)
 

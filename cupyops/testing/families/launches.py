@@ -36,8 +36,12 @@ def side_stream(case: Case) -> None:
     with torch.cuda.device(case.device), torch.cuda.stream(torch.cuda.Stream(case.device)):
         _arrive_late(call.all_tensors())
         outputs = tensors_of(call.of(case.target.function))
+        _arrive_late(call.all_tensors())
+        without = case.inference(call)
         torch.cuda.synchronize()
     case.judge_outputs(outputs, case.call)
+    if call.tensors():
+        case.judge_outputs(without, case.call)
 
 
 @hazard("backward runs on the stream that the forward ran on, and waits for the gradient that arrives", GPU)
@@ -113,7 +117,7 @@ def _replay(case: Case, warm_up: bool) -> None:
 
     def step() -> Outcome:
         outputs = tensors_of(call.of(case.target.function))
-        return Outcome(outputs, gradients(outputs, call, grads))
+        return Outcome(outputs, gradients(outputs, call, grads), case.inference(call))
 
     stream, graph = torch.cuda.Stream(case.device), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._kernel.kernel import FLOATING
 from ..._util import torch_private
 from ..._util.torch_private import tree_flatten, tree_unflatten
-from ..call import Call, Function, Outcome, gradients, tensors_of
+from ..call import INFERENCE, Call, Function, Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard
 
@@ -104,12 +104,13 @@ def output_strides(case: Case) -> None:
     if not any(size > 1 for shape in plain for size in shape):
         raise NotApplicable("no output has more than one element")
     for what, call in calls.items():
-        pairs = zip(case.ours(call.relaid()).outputs, case.theirs(call).outputs, strict=True)
-        for index, (ours, theirs) in enumerate(pairs):
-            if _strides(ours) != _strides(theirs):
-                raise Failure(
-                    f"output {index} of inputs as {what}: strides {ours.stride()}, PyTorch's {theirs.stride()}"
-                )
+        theirs, ours = case.theirs(call).outputs, {"": case.ours(call.relaid()).outputs}
+        ours |= {INFERENCE: case.inference(call.relaid())} if call.tensors() else {}
+        for when, outputs in ours.items():
+            for index, (mine, expected) in enumerate(zip(outputs, theirs, strict=True)):
+                if _strides(mine) != _strides(expected):
+                    found = f"strides {mine.stride()}, PyTorch's {expected.stride()}"
+                    raise Failure(f"output {index} of inputs as {what}{when}: {found}")
 
 
 # --- variants of a call -----------------------------------------------------------------------------------------------

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._kernel.kernel import FLOATING
 from ..._simulate import simulate
-from ..call import Call, Outcome, gradients, tensors_of
+from ..call import INFERENCE, Call, Outcome, gradients, inference, tensors_of
 from ..case import Case
 from ..guards import HUGE, NAN, Guards, Poison, Poisoned
-from ..hazard import Failure, NotApplicable, hazard
+from ..hazard import Failure, NotApplicable, hazard, told
+from ..numbers import neutral, other_numbers
+from ..refusals import unless_refused
+from ..tolerance import name
 from ..unchanged import Births, Unchanged, attributes, different_bits, functions, same_bits, saved, shared, storages
 
 _ROUNDS = 4  # of calls whose memory is looked for afterwards
@@ -30,6 +34,7 @@ def guard_zones(case: Case) -> None:
         raise NotApplicable("no kernel runs")
     with Guards() as guards:
         outcome = case.through(guards.around(case.call))
+        outcome.inference = case.inference(guards.around(case.call))
     if not guards.fenced:
         raise NotApplicable("there is no memory to guard")
     guards.check(outcome.named())
@@ -57,7 +62,7 @@ def _filled(case: Case, poison: Poison) -> Outcome:
         outputs = tensors_of(call.of(case.target.function))
     grads = case.grads(outputs)
     with memory:
-        outcome = Outcome(outputs, gradients(outputs, call, grads))
+        outcome = Outcome(outputs, gradients(outputs, call, grads), case.inference(case.call.relaid()))
     if not memory.count:
         raise NotApplicable("nothing is allocated by torch.empty in Python")
     return outcome
@@ -82,6 +87,10 @@ def inputs_unchanged(case: Case) -> None:
     watch.add("saved tensor", [tensor for node in functions(outputs) for tensor in saved(node)])
     gradients(outputs, call, grads)
     _unchanged(case, call, watch, "backward")
+    call, watch = case.call.relaid(), Unchanged()
+    watch.add("input", call.all_tensors())
+    case.inference(call)
+    _unchanged(case, call, watch, f"forward{INFERENCE}")
 
 
 def _unchanged(case: Case, call: Call, watch: Unchanged, by: str) -> None:
@@ -104,11 +113,18 @@ def other_values_in_place(case: Case) -> None:
     """As after a step of an optimizer: what was computed of a tensor must not outlive its values."""
     leaves, other = case.call.leaves(), case.varied()
     for _ in range(_ROUNDS):
-        case.through(leaves)
+        case.through(leaves), case.inference(leaves)
+    _write(leaves, other)
+    outcome = case.through(leaves)
+    _write(leaves, other)  # again: a function may be meant to change what it is given
+    outcome.inference = case.inference(leaves)
+    case.judge(outcome, other)
+
+
+def _write(call: Call, values: Call) -> None:
     with torch.no_grad():
-        for tensor, values in zip(leaves.all_tensors(), other.all_tensors()):
-            tensor.copy_(values)
-    case.judge(case.through(leaves), other)
+        for tensor, others in zip(call.all_tensors(), values.all_tensors()):
+            tensor.copy_(others)
 
 
 @hazard("with inplace=True the result is the input itself, its version counter tells, and a leaf is refused")
@@ -158,13 +174,39 @@ def _arguments(case: Case) -> dict[str, Any]:
 
 @hazard("no output lies in the memory of an input or of another output, unless the reference's does")
 def outputs_do_not_alias(case: Case) -> None:
-    """Inductor takes that for granted; and who changes one in place changes the other."""
-    found = []
-    for function in (case.target.function, case.target.reference):
-        call = case.call.relaid()
-        found.append(shared(tensors_of(call.of(function)), call.all_tensors()))
-    if extra := sorted(found[0] - found[1]):
-        raise Failure("; ".join(f"{a} lies in the memory of {b}" for a, b in extra))
+    """Inductor takes that for granted; and who changes one in place changes the other.
+
+    A function may have nothing to do for one value of a number, in one dtype, for contiguous or for single elements.
+    """
+    _judge_aliases(case, case.call)
+    dense = case.call.map(lambda t: t.detach().contiguous().clone().requires_grad_(t.requires_grad))
+    others = [(dense, "contiguous inputs"), (one_element(case.call), "single elements")]
+    others += [(_in_dtype(case.call, dtype), name(dtype)) for dtype in FLOATING]
+    for call, what in (*others, *other_numbers(case, neutral)):
+        with told(f"with {what}"), unless_refused():  # for others to judge
+            case.theirs(call)
+            _judge_aliases(case, call)
+
+
+def _judge_aliases(case: Case, call: Call) -> None:
+    for when, way in (("", lambda function, leaves: tensors_of(leaves.of(function))), (INFERENCE, inference)):
+        found = []
+        for function in (case.target.function, case.target.reference):
+            leaves = call.relaid()
+            found.append(shared(way(function, leaves), leaves.all_tensors()))
+        if extra := sorted(found[0] - found[1]):
+            raise Failure("; ".join(f"{a} lies in the memory of {b}{when}" for a, b in extra))
+
+
+def _in_dtype(call: Call, dtype: torch.dtype) -> Call:
+    return call.map_floating(lambda t: t.detach().to(dtype, copy=True).requires_grad_(t.requires_grad))
+
+
+def one_element(call: Call) -> Call:
+    """The call with every size made 1."""
+    for size in {n for tensor in call.all_tensors() for n in tensor.shape if n > 1}:
+        call = call.resized(size, 1)
+    return call
 
 
 @hazard("the same call gives the same bits, at once and after other work")
@@ -188,15 +230,18 @@ def deterministic(case: Case) -> None:
 
 
 def _same_from_call_to_call(case: Case) -> None:
-    first = case.both_ways(case.call)
-    same_bits(first, case.both_ways(case.call), "of the same call twice")
-    other = case.both_ways(case.varied()), [torch.ones(1000 * n, device=case.device) for n in range(1, 8)]
-    same_bits(first, case.both_ways(case.call), "of the same call before and after another")
-    del other
-    for seed in _SEEDS if case.backend == "simulator" else ():
-        with simulate(seed=seed):
-            again = case.both_ways(case.call)
-        same_bits(first, again, f"of the same call with its blocks and warps in another order, simulate(seed={seed})")
+    for way in case.ways:
+        first = way(case.call)
+        same_bits(first, way(case.call), "of the same call twice")
+        other = way(case.varied()), [torch.ones(1000 * n, device=case.device) for n in range(1, 8)]
+        same_bits(first, way(case.call), "of the same call before and after another")
+        del other
+        for seed in _SEEDS if case.backend == "simulator" else ():
+            with simulate(seed=seed):
+                again = way(case.call)
+            same_bits(
+                first, again, f"of the same call with its blocks and warps in another order, simulate(seed={seed})"
+            )
 
 
 @hazard("memory is given back: no call leaves a tensor alive that nobody holds")
@@ -224,7 +269,8 @@ def _one_round(case: Case) -> list[Any]:
         kept = [tensor for node in functions(outputs) for tensor in saved(node)]
         grads = case.grads(outputs)
         found = gradients(outputs, call, grads)
-    return [*births.storages, *storages([*call.all_tensors(), *outputs, *kept, *grads, *found])]
+        others = case.inference(call)
+    return [*births.storages, *storages([*call.all_tensors(), *outputs, *kept, *grads, *found, *others])]
 
 
 def _no_growth(case: Case) -> None:

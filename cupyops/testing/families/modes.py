@@ -40,12 +40,13 @@ def _under_autocast(case: Case, low: torch.dtype, given: torch.dtype | None) -> 
             return str(refusal)
         leaves = call.relaid()
         outputs = tensors_of(leaves.of(case.target.function))
+        without = case.inference(call.relaid())
     with told(f"under autocast to {name(low)}" + ("" if given is None else f", inputs in {name(given)}")):
         if [y.dtype for y in outputs] != [y.dtype for y in theirs.outputs]:
             found, expected = (", ".join(name(y.dtype) for y in ys) for ys in (outputs, theirs.outputs))
             raise Failure(f"outputs in {found}, PyTorch's in {expected}")
         grads = case.grads(outputs)
-        ours = Outcome(outputs, gradients(outputs, leaves, grads))
+        ours = Outcome(outputs, gradients(outputs, leaves, grads), without)
         with torch.autocast(case.device.type, dtype=low):
             theirs = case.theirs(call, grads)
         case.compare(ours, theirs, case.truth(call, grads))
@@ -59,19 +60,20 @@ def deterministic_algorithms(case: Case) -> None:
     """Where atomics are used otherwise, this asks for another path."""
     operator = case.target.operator
     declared = operator is not None and operator.definition.nondeterministic
-    with _deterministic(False):
-        if not declared and not _same_bits(case.both_ways(case.call), case.both_ways(case.call)):
-            raise NotApplicable("without it, too, the bits differ from one call to the next: see deterministic")
-    with _deterministic(True):
-        try:
-            once, again = case.both_ways(case.call), case.both_ways(case.call)
-        except RuntimeError as error:
-            if "deterministic" not in str(error).lower():
-                raise
-            raise NotApplicable(f"refused: {str(error)[:200]}") from error
-    case.same_as_plain(once)
-    if not _same_bits(once, again):
-        raise Failure("other bits in the second call")
+    for way in case.ways:
+        with _deterministic(False):
+            if not declared and not _same_bits(way(case.call), way(case.call)):
+                raise NotApplicable("without it, too, the bits differ from one call to the next: see deterministic")
+        with _deterministic(True):
+            try:
+                once, again = way(case.call), way(case.call)
+            except RuntimeError as error:
+                if "deterministic" not in str(error).lower():
+                    raise
+                raise NotApplicable(f"refused: {str(error)[:200]}") from error
+        case.same_as_plain(once)
+        if not _same_bits(once, again):
+            raise Failure("other bits in the second call")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from ..case import Case
 from ..foretold import STEP, Allocated, Computed, needs_memory, smaller_sizes
 from ..hazard import GPU, Failure, NotApplicable, hazard, told
 from ..large_sizes import large_sizes
+from ..remainders import Remainders, other_remainders
 
 _SIZES = 3  # of a call, the largest, that are varied one at a time
 _TAILS = (31, 33, 127, 257)  # around a warp, and past a block of 128 and of 256
@@ -44,7 +45,8 @@ def empty(case: Case) -> None:
 @hazard("a size of one gives PyTorch's answer")
 def size_one(case: Case) -> None:
     """Each size in turn, everywhere that it occurs."""
-    if not sum(_tried(case, size, 1) for size in _sizes(case.call, 2)):
+    taken = [_tried(case, size, 1) for size in _sizes(case.call, 2)]
+    if not any(taken):
         raise NotApplicable("the reference takes no size of one in place of another")
 
 
@@ -58,14 +60,23 @@ def zero_dim(case: Case) -> None:
     case.judge(case.both_ways(call), call)
 
 
-@hazard("sizes next to those of the call, and odd ones, give PyTorch's answer")
-def tails(case: Case) -> None:
-    """One less and one more of each, then sizes that no block or vector divides."""
+@hazard("sizes next to those of the call, and those of every remainder modulo 16, give PyTorch's answer")
+def tails(case: Case) -> str:
+    """One less and one more of each size, then sizes that no block or vector divides; then what is left of 16 remainders."""
     sizes = _sizes(case.call, 2)[:_SIZES]
     wanted = [(size, new) for size in sizes for new in (size - 1, size + 1)]
     wanted += [(size, new) for size in sizes[:1] for new in _TAILS if new != size]
-    if not sum(_tried(case, size, new) for size, new in wanted):
+    calls = [call for size, new in wanted if (call := _tried(case, size, new))]
+    remainders = Remainders()
+    for call in (case.call, *calls):
+        remainders.add(call)
+    for call in other_remainders(case, remainders):
+        with told(f"for {call!r}"):
+            case.judge(case.both_ways(call), call)
+        calls.append(call)
+    if not calls:
         raise NotApplicable("the reference takes no other size")
+    return str(remainders)
 
 
 @hazard("more than 65,535 rows give PyTorch's answer")
@@ -119,19 +130,19 @@ def _taken(case: Case, size: int, new: int, with_numbers: tuple[bool, ...] = (Tr
     return None
 
 
-def _tried(case: Case, size: int, new: int) -> bool:
+def _tried(case: Case, size: int, new: int) -> Call | None:
+    """Judge the call with another size; None where the reference does not take it, or it is too large."""
     if _elements(case.call.resized(size, new)) > _MOST:
-        return False
+        return None
     try:
         _needs_memory(case, size, new)
     except NotApplicable:
-        return False
+        return None
     call = _taken(case, size, new)
-    if call is None:
-        return False
-    with told(f"{new} for {size}"):
-        case.judge(case.both_ways(call), call)
-    return True
+    if call is not None:
+        with told(f"{new} for {size}"):
+            case.judge(case.both_ways(call), call)
+    return call
 
 
 def _needs_memory(case: Case, size: int, new: int, with_numbers: tuple[bool, ...] = (True, False)) -> None:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from contextlib import redirect_stdout
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
 import torch
 from torch import Tensor
 
+from ..._kernel.kernel import executors, kernels
+from ..._simulate import simulate
+from ..._util import tracing
 from ..call import Call, Outcome
-from ..case import Case
-from ..hazard import Failure, NotApplicable, hazard
-from ..refusals import REFUSALS, is_clear
+from ..case import Case, triples
+from ..hazard import Failure, NotApplicable, hazard, told
+from ..recast import distance
+from ..refusals import REFUSALS, is_clear, unless_refused
 from ..special import PLANTS, denormals, flushed, judge_signs_of_zero, judge_trusted, nearly_zero, planted, zeros
 from ..tolerance import name
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BROKEN = 128.0  # of slack: an operator that is so far off says nothing in another dtype
 _FAR = 1_000_003  # past any sample's sizes
+_UNITS = 16.0  # in the last place, that exact instructions and a good use of approximate ones stay within
+_DRAWS = 4  # calls of the kind, in which the reference's errors are looked at
+_APPROXIMATE = re.compile(r"\.(approx|full)\.")
 
 
 @hazard("forward and every gradient are as near to float64 as PyTorch's own in the same dtype")
@@ -74,10 +84,11 @@ def special_values(case: Case) -> None:
             call = case.call.replaced(tensor, planted(tensor, plant))
             try:
                 _refused_on_cpu(case, call)
-                judge_trusted(case, case.both_ways(call), call, flushed(case, call) if plant is denormals else 0.0)
+                ours = case.both_ways(call)
+                judge_trusted(case, ours, call, flushed(case, call) if plant is denormals else 0.0)
                 if plant is zeros:
                     limit = case.theirs(case.call.replaced(tensor, planted(tensor, nearly_zero)))
-                    judge_signs_of_zero(case.ours(call), _votes(case, call), limit)
+                    judge_signs_of_zero(ours, _votes(case, call), limit)
             except NotApplicable:
                 continue  # PyTorch refuses such values here
             except Failure as failure:
@@ -85,6 +96,76 @@ def special_values(case: Case) -> None:
             tried = True
     if not tried:
         raise NotApplicable("PyTorch refuses every special value")
+
+
+@hazard("values near 1, near 0 and in the thousands give PyTorch's answer, as inexact as fast instructions may be")
+def approximations(case: Case) -> None:
+    """In the simulator each approximate instruction errs as far as the PTX manual allows.
+
+    Near 1 a fast logarithm is wrong, near 0 what is a difference, far from 0 a fast sine.
+    """
+    if case.backend == "reference" and case.target.operator is not None:
+        raise NotApplicable("no kernel runs")
+    case.needs_floating()
+    _ = case.slack  # of the plain call, with instructions as they are
+    tried = False
+    with _inexact(case) as mode:
+        for what, change in RANGES.items():
+            call = case.call.map_values(change)
+            with told(f"{what}{mode}"), unless_refused():
+                case.expected(call)
+                tried = True
+                _judge_range(case, call, change)
+    if not tried:
+        raise NotApplicable("the reference takes no such values")
+
+
+def _judge_range(case: Case, call: Call, change: Callable[[Tensor], Tensor]) -> None:
+    """Raise `Failure` where a result is far from the truth, and so is none of the reference's for values of the kind."""
+    ours = case.both_ways(call)
+    try:
+        judge_trusted(case, ours, call, units=_UNITS)
+    except Failure:
+        errors: dict[str, float] = {}
+        for number in range(_DRAWS):
+            theirs, truth = case.expected(case.nudged(case.call, number).map_values(change))
+            for (what, result), expected, _ in triples(theirs, truth, truth):
+                if result is not None and expected is not None:
+                    errors[what] = max(errors.get(what, 0.0), distance(result, expected))
+        judge_trusted(case, ours, call, units=_UNITS, errors=errors)
+
+
+def _spread(tensor: Tensor, center: float, scale: float) -> Tensor:
+    moved = center + scale * tensor.detach().double()
+    return moved.to(tensor.dtype).requires_grad_(tensor.requires_grad)
+
+
+RANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "values near 1": lambda tensor: _spread(tensor, 1.0, 2.0**-10),
+    "values near 0": lambda tensor: _spread(tensor, 0.0, 2.0**-10),
+    "values in the thousands": lambda tensor: _spread(tensor, 0.0, 1000.0),
+    "values as given": lambda tensor: tensor,
+}
+
+
+@contextmanager
+def _inexact(case: Case) -> Iterator[str]:
+    """Simulate the worst that approximate instructions may give, if the kernels of the call have any; in words."""
+    is_known = "approximate" in inspect.signature(simulate).parameters
+    if case.backend != "simulator" or not is_known or not _approximates(case):
+        yield ""
+        return
+    with simulate(approximate="worst"):  # type: ignore[call-arg, unused-ignore]
+        yield ", approximate instructions as inexact as PTX allows"
+
+
+def _approximates(case: Case) -> bool:
+    with tracing.trace() as trace:
+        case.both_ways(case.call)
+    arch = executors["cpu"].arch
+    launched = {record.kernel for record in trace.launches()}
+    instances = (one for kernel in kernels() for one in list(kernel._specialised.values()) if one.name in launched)
+    return any(_APPROXIMATE.search(one.binary(arch).ptx) for one in instances)
 
 
 @hazard("an index out of range gives an error or PyTorch's answer, never a wild read or a wrong number", launches=False)

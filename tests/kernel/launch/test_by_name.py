@@ -37,7 +37,7 @@ def test_a_first_pointer_that_is_null():
 @pytest.mark.parametrize(
     ("args", "named", "message"),
     [
-        (1, {"z": 1}, r"no parameter and no template parameter z, expected some of \(const T\* bias, const T\* x"),
+        (1, {"z": 1}, r"no parameter and no template parameter z, expected one of \(const T\* bias, const T\* x"),
         (2, {"x": 1, "y": 2, "by": 1.0, "n": 2}, "x is given twice"),
         (3, {"n": 2}, "by is not given"),
         (6, {"n": 2}, "n is given twice"),

@@ -66,6 +66,6 @@ def test_where_is_given_what_it_names(where, count):
 @pytest.mark.parametrize("where", [lambda T, C: True, lambda *values: True, lambda n: True])
 def test_where_can_name_template_parameters_alone(where):
     with pytest.raises(
-        InputError, match=r"kernel f<T, N>: where= takes .*, expected some of its template parameters: T, N"
+        InputError, match=r"kernel f<T, N>: where= takes .*, expected one of its template parameters: T, N"
     ):
         Template("f<T, N>", {}, where)

@@ -182,8 +182,8 @@ class TestReads:
     @pytest.mark.parametrize(
         ("reads", "told"),
         [
-            ({"y": ("x",), "z": ()}, "reads names 'z', expected some of: x, weight, y"),
-            ({"x": ("y",)}, "reads says that 'x' is read for 'y', expected some of: x, weight"),
+            ({"y": ("x",), "z": ()}, "reads names 'z', expected one of: x, weight, y"),
+            ({"x": ("y",)}, "reads says that 'x' is read for 'y', expected one of: x, weight"),
         ],
     )
     def test_names(self, reads, told):

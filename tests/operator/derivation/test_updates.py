@@ -99,7 +99,7 @@ def test_definitions():
             cupyops.operator(fresh(), **options)(one)
 
     for name in ("z", "n"):
-        wrong(f"updates names '{name}', expected some of: x, mean", updates=(name,))
-        wrong(f"mixed names '{name}', expected some of: x, mean", mixed=(name,))
+        wrong(f"updates names '{name}', expected one of: x, mean", updates=(name,))
+        wrong(f"mixed names '{name}', expected one of: x, mean", mixed=(name,))
     wrong("updates names 'x', a Tensor; expected one that may be None", updates=("x",))
     wrong("an operator that mutates x cannot have updates as well", mutates=("x",), updates=("mean",))

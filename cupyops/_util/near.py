@@ -1,0 +1,27 @@
+"""The name that was probably meant by one that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_LIKE = 0.75  # of 1: how much of two names is the same
+
+
+def near(word: str, known: Iterable[str]) -> str | None:
+    """The known name most like `word`, whatever its capitals and underscores; None where none is."""
+    plain: dict[str, str] = {}
+    for name in known:
+        plain.setdefault(_plain(name), name)
+    found = difflib.get_close_matches(_plain(word), plain, 1, _LIKE)
+    return plain[found[0]] if found else None
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """`; did you mean known?`, or nothing where none is like `word`."""
+    found = near(word, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
