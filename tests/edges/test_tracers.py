@@ -11,7 +11,7 @@ import pickle
 import edges
 import pytest
 import torch
-from tiers import SEVEN
+from selection import SEVEN
 from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.parametrize("operator", edges.PUBLIC),
 ]
 
-IN_FULL, OF_SEVEN = (pytest.param("simulator", marks=pytest.mark.in_full(always=some)) for some in ((), SEVEN))
+IN_FULL, OF_SEVEN = (pytest.param("simulator", marks=pytest.mark.slow(but=some)) for some in ((), SEVEN))
 backends = pytest.mark.parametrize("backend", ["reference", IN_FULL], indirect=True)
 both = pytest.mark.parametrize("backend", ["reference", OF_SEVEN], indirect=True)
 

@@ -178,4 +178,4 @@ def operator_of(value: Any) -> str:
     return {"nn": MODULES, "optim": OPTIMIZERS}[first][rest] if first in ("nn", "optim") else first
 
 
-IN_FULL = pytest.mark.in_full(by=lambda parameters: operator_of(parameters["info"]))
+OF_OPERATOR = pytest.mark.of_operator(lambda parameters: operator_of(parameters["info"]))

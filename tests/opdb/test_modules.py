@@ -7,7 +7,7 @@ and parameters and the buffers afterwards are PyTorch's; state dicts go both way
 import pytest
 import torch
 from opdb.backends import FLOATING, NOT_DRAWN, drawn
-from opdb.known import IN_FULL, MODULES, MODULES_WITHOUT_ENTRY, NOT_FINITE, TRAPS, named
+from opdb.known import MODULES, MODULES_WITHOUT_ENTRY, NOT_FINITE, OF_OPERATOR, TRAPS, named
 from opdb.modules import DERIVATIVES, INFOS, WITH_ERRORS, Pair, modes, refuses, samples, strided
 
 import cupyops
@@ -69,7 +69,8 @@ def test_errors(info, backend, score):
     score.raise_if_failed()
 
 
-@IN_FULL
+@pytest.mark.slow
+@OF_OPERATOR
 @pytest.mark.parametrize("suite", DERIVATIVES)
 @pytest.mark.parametrize("info", INFOS, ids=named)
 def test_derivatives(info, suite, backend, score):

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import SEVEN
+from selection import SEVEN
 from torch import Tensor
 
 import cupyops
@@ -173,7 +173,7 @@ class OperatorContract:
 
     # --- everything else ---
 
-    @pytest.mark.in_full(always=SEVEN)
+    @pytest.mark.slow(but=SEVEN)
     @pytest.mark.parametrize(
         ("backend", "count"),
         [("reference", 2), ("simulator", 1), pytest.param("gpu", 2, marks=pytest.mark.gpu)],

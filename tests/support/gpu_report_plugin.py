@@ -50,7 +50,7 @@ class Recorder:
             names.append(f"-k {options.keyword!r}")
         if options.markexpr not in ("", "gpu"):
             names.append(f"-m {options.markexpr!r}")
-        if options.deselect or options.maxfail or any(getattr(options, name, False) for name in ("lf", "changed")):
+        if options.deselect or options.maxfail or any(getattr(options, name, False) for name in ("lf", "quick")):
             names.append("(part)")
         if shard := getattr(options, "shard", None):
             names.append(shard)

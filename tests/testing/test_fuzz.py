@@ -7,7 +7,7 @@ import pytest
 import torch
 from fuzzing import FUZZED
 from hypothesis import HealthCheck, given, settings
-from tiers import SEVEN
+from selection import SEVEN
 
 import cupyops
 from cupyops.testing import Failure
@@ -22,12 +22,12 @@ def test_every_operator_is_drawn():
     }
 
 
-@pytest.mark.in_full(always=SEVEN, by=lambda parameters: parameters["name"])
+@pytest.mark.slow(but=SEVEN)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of arguments as they are drawn
 @pytest.mark.parametrize(("backend", "count"), [("reference", 30), ("simulator", 8)])
-@pytest.mark.parametrize("name", FUZZED)
-def test_drawn_calls(name, backend, count):
-    function, reference, strategy = FUZZED[name]
+@pytest.mark.parametrize("operator", FUZZED)
+def test_drawn_calls(operator, backend, count):
+    function, reference, strategy = FUZZED[operator]
     outcomes = collections.Counter()
 
     @settings(QUICK, max_examples=count)

@@ -195,7 +195,7 @@ def test_skipped(): pass
         ({"keyword": "right"}, "tests -k 'right'"),
         ({"markexpr": "not gpu"}, "tests -m 'not gpu'"),
         ({"maxfail": 1}, "tests (part)"),
-        ({"changed": True}, "tests (part)"),
+        ({"quick": True}, "tests (part)"),
         ({"shard": "1/4"}, "tests 1/4"),
         ({"shard": "1/4", "keyword": "right"}, "tests -k 'right' 1/4"),
     ],
