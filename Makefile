@@ -4,6 +4,7 @@
 # CUDA=...    cuda12x (default) or cuda13x: the CUDA of CuPy, NVRTC and the headers
 # JOBS=...    processes for pytest (default 2)
 # SHARD=1/4   of `make test-all` or `make test-gpu` one part of four, for four machines
+# STALE=1     of `make test-gpu` what tests/gpu_report.json does not hold for
 # BASE=...    what `make test` compares this tree with: by default main; HEAD for the quick tests of a commit alone
 
 # Bytecode is kept, also where the shell says otherwise: some hundred processes would compile PyTorch's Python anew.
@@ -28,7 +29,7 @@ CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
 QUICK = --quick $(addprefix --base=,$(BASE))
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
-GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
+GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json $(if $(STALE),--stale)
 
 .PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs docs-check conformance test-gpu gpu-report bench soak sanitize test-matrix clean
 
@@ -105,7 +106,7 @@ format: $(SETUP) ## Format Python and CUDA in place
 	$(PY) -m ruff format .
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
-test-gpu: $(SETUP) ## Run the GPU tests, or SHARD=1/4 of all but the largest; write tests/gpu_report.json and tests/conformance_gpu.csv
+test-gpu: $(SETUP) ## Run the GPU tests, SHARD=1/4 of all but the largest, or with STALE=1 those for which tests/gpu_report.json does not hold
 	$(GPU_PYTEST) -k more_than_2 tests; status=$$?; $(GPU_PYTEST) -k "not more_than_2" -n $(GPU_JOBS) --dist worksteal $(addprefix --shard=,$(SHARD)) tests || status=1; \
 	  $(GPU_PYTEST) -n $(GPU_JOBS) --dist worksteal tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
 	  $(PY) tools/conformance.py && exit $$status

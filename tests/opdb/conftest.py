@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 import kept  # noqa: E402
 from opdb.backends import BACKENDS, DTYPES  # noqa: E402
-from opdb.known import OF_OPERATOR, named  # noqa: E402
+from opdb.known import named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 OF_REFERENCES = 60  # samples of a kind and dtype, with --quick: of max_pool2d alone there are thousands
-MARKS = {"gpu": [pytest.mark.gpu], "simulator": [pytest.mark.slow, OF_OPERATOR]}
+MARKS = {"gpu": [pytest.mark.gpu], "simulator": [pytest.mark.slow]}
 
 
 @pytest.fixture(params=[pytest.param(b, id=b.name, marks=MARKS.get(b.name, [])) for b in BACKENDS])

@@ -14,6 +14,7 @@ import cupyops
 from cupyops.errors import InputError
 
 pytestmark = [
+    OF_OPERATOR,
     pytest.mark.filterwarnings("ignore:reduction.+mean. divides"),
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
 ]
@@ -70,7 +71,6 @@ def test_errors(info, backend, score):
 
 
 @pytest.mark.slow
-@OF_OPERATOR
 @pytest.mark.parametrize("suite", DERIVATIVES)
 @pytest.mark.parametrize("info", INFOS, ids=named)
 def test_derivatives(info, suite, backend, score):

@@ -24,6 +24,7 @@ from cupyops.errors import InputError
 
 # what PyTorch says of its own functions, where they are called as references
 pytestmark = [
+    OF_OPERATOR,
     pytest.mark.filterwarnings("ignore:reduction.+mean. divides"),  # of kl_div
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
     pytest.mark.filterwarnings("ignore:.* does not have a deterministic implementation"),
@@ -131,7 +132,6 @@ def assert_raises(kinds, function, info, sample):
 
 
 @pytest.mark.slow
-@OF_OPERATOR
 @pytest.mark.parametrize("suite", derivatives.SUITES)
 @pytest.mark.parametrize("info", DIFFERENTIABLE, ids=named)
 def test_derivatives(info, suite, backend, score):

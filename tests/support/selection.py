@@ -131,6 +131,13 @@ def operator_of(item: pytest.Item) -> str:
     return parameter_operator(item) or item.path.stem.removeprefix("test_")
 
 
+def part_of(item: pytest.Item) -> str:
+    """The operator that a test is of, else its folder: what shards and the GPU report go by."""
+    folders = item.path.relative_to(TESTS).parts[:-1]
+    own = dependents.named_after(item.path.stem.removeprefix("test_")) if folders[:1] in (("ops",), ("optim",)) else ""
+    return parameter_operator(item) or own or "/".join(("tests", *folders[:1]))
+
+
 def function_of(item: pytest.Item) -> str:
     """The test without its parameters."""
     return item.nodeid.partition("[")[0]
@@ -160,8 +167,8 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def place(item: pytest.Item, parts: int) -> int:
-    """The part that a test is in: all tests of an operator are in one."""
-    return int(hashlib.sha256(operator_of(item).encode()).hexdigest(), 16) % parts
+    """The shard that a test is in: all tests of an operator, or of a folder, are in one."""
+    return int(hashlib.sha256(part_of(item).encode()).hexdigest(), 16) % parts
 
 
 # --- what is said and measured ---

@@ -3,28 +3,27 @@
 A test file depends on itself, on the helpers in `tests` that it imports, on the files that it is named after and those that
 it imports, and on what these import within one layer: `nn` within `nn`, `simulator` within `simulator`; operators (`ops`,
 `optim`, `_dispatch`) and their CUDA are one layer. What is imported through another layer does not count, nor does a file
-that more than sixty others of its layer import, directly or not: that is the framework, which all tests exercise.
+that more than sixty others of its layer import, directly or not: that is the framework, which all tests exercise. Standard
+library only, so that it runs anywhere.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE, TESTS, CUDA = ROOT / "cupyops", ROOT / "tests", ROOT / "cuda_src"
-sys.path[:0] = [path for path in map(str, (ROOT / "tools", TESTS / "support")) if path not in sys.path]
+from imports import imported
 
-from imports import imported  # noqa: E402
-from operator_samples import operator_of  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE, TESTS, CUDA = ROOT / "cupyops", ROOT / "tests", ROOT / "cuda_src"
 
 WIDELY = 60  # files of its layer may import one, directly or not, before it counts as framework
 OPERATORS = ("ops", "optim", "_dispatch")  # the folders of the operators' layer
+BELOW = ("_kernel", "_operator", "_util", "_simulate.py", "errors.py", "__init__.py")  # the layers below it
 _CU_NAME = re.compile(r'"(\w+\.cu)"')
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
@@ -38,10 +37,39 @@ def of_test_file(path: Path) -> frozenset[Path]:
 def of_operator(operator: str) -> frozenset[Path]:
     """The files that an operator is made of: its module, those that name its .cu files, these files; what they import."""
     own = {PACKAGE / "ops" / f"_{operator}.py", PACKAGE / "optim" / f"{operator}.py"}
-    cuda = {path for path in CUDA.rglob("*.cu") if operator_of(path.name) == operator}
+    cuda = {path for path in CUDA.rglob("*.cu") if _begins_with(path.stem, operator)}
     names = {path.name for path in cuda}
     naming = {path for path in _python(PACKAGE) if _layer(path) == "operators" and names & set(_cu_names(path))}
     return _closure({path for path in own if path.is_file()} | cuda | naming, _same_layer)
+
+
+@cache
+def modules() -> tuple[str, ...]:
+    """The names of the operators and optimizers that have a module of their own."""
+    files = [*(PACKAGE / "ops").glob("_[!_]*.py"), *(PACKAGE / "optim").glob("[!_]*.py")]
+    return tuple(sorted(file.stem.removeprefix("_") for file in files))
+
+
+def named_after(stem: str) -> str:
+    """The operator with the longest name that a file's begins with, as `attention` of `attention_packed`; else ""."""
+    return max((name for name in modules() if f"{stem}_".startswith(f"{name}_")), key=len, default="")
+
+
+def _begins_with(stem: str, operator: str) -> bool:
+    """True for the .cu files of an operator, as `conv2d_direct` of `conv2d`, and not those of a longer name's."""
+    return f"{stem}_".startswith(f"{operator}_") and len(named_after(stem)) <= len(operator)
+
+
+def framework() -> frozenset[Path]:
+    """The files that all operators have in common: below their layer, or imported by most of it."""
+    files = [*_python(PACKAGE), *CUDA.rglob("*.cu*")]
+    return frozenset(path for path in files if _layer(path) in BELOW or _importers()[path] > WIDELY)
+
+
+def of_folder(name: str) -> frozenset[Path]:
+    """The files of the package that a folder of tests is named after."""
+    places = PACKAGE / name, PACKAGE / f"_{name}"
+    return frozenset(file for place in places for file in place.rglob("*.py"))
 
 
 def _closure(files: Iterable[Path], step: Callable[[Path], Iterable[Path]]) -> frozenset[Path]:
