@@ -1,11 +1,17 @@
-"""Small calls of every operator: each kernel of cuda_src, several blocks, tails, vectors and single elements."""
+"""Small calls of every operator: each kernel of cuda_src, several blocks, tails, vectors and single elements.
+
+An operator whose contract in tests/ops reaches its kernels needs no line here: its calls are the samples of that contract.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +23,7 @@ from cupyops._dispatch import epilogues, gemm, grouped, linear_loss_parts, point
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.image_blocks import Side, blocks_of
+from cupyops._kernel.compile.source import cuda_src
 from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._layer_norm import layer_norm_lowered
@@ -188,6 +195,26 @@ def samples() -> Iterator[tuple[str, Call]]:
     for operator, calls in _SAMPLES.items():
         for call in calls:
             yield operator, call
+    modules = (path.stem.removeprefix("_") for path in Path(cupyops.ops.__file__).parent.glob("_[!_]*.py"))
+    for operator in sorted(name for name in modules if (cuda_src() / f"{name}.cu").is_file() and name not in _SAMPLES):
+        yield from _of_contract(operator)
+
+
+def _of_contract(operator: str) -> Iterator[tuple[str, Call]]:
+    """The samples of an operator's contract."""
+    for folder in ("tests", "tests/support"):
+        if (path := str(Path(__file__).resolve().parents[1] / folder)) not in sys.path:
+            sys.path.append(path)
+    contract: Any = importlib.import_module("samples").contract(operator)
+    made = importlib.import_module("contract").Make
+
+    def call(index: int, make: Make) -> tuple[Any, ...]:
+        sample = [*contract().samples(made("cpu", make.dtype))][index]
+        sample = sample.map(lambda tensor: make._given(tensor.detach()).requires_grad_(tensor.requires_grad))
+        return contract.function, *sample.args, dict(sample.kwargs)
+
+    for index in range(len([*contract().samples(made("cpu", torch.float32))])):
+        yield operator, partial(call, index)
 
 
 def operator_of(file: str) -> str:

@@ -11,15 +11,19 @@ import hashlib
 import os
 import re
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dependents
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
+sys.path.append(str(TESTS.parent / "tools"))
+
+import dependents  # noqa: E402
+
 SLOW_FILE = TESTS / "slow.csv"
 SLOW = 0.5  # CPU seconds of a case, on average, from which a test is slow
 SEVEN = ("add", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2d", "sum")  # operators of seven kinds

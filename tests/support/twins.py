@@ -1,10 +1,14 @@
-"""A small call of every operator, and the same in PyTorch."""
+"""A small call of every operator that is registered, and the same in PyTorch.
+
+A public operator that keeps no more than PyTorch does needs no line here: its call is the first small one of its contract.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import samples
 import torch
 from torch import Tensor
 
@@ -264,6 +268,24 @@ CASES = {
     "swiglu": Case(cupyops.swiglu, lambda gate, up: F.silu(gate) * up, lambda: [rows(), rows()]),
     "var": Case(lambda x: cupyops.var(x, 1), lambda x: torch.var(x, 1), lambda: [rows()], list, "the means", 4 * ROWS),
 }
+
+
+def _of_contract(name: str) -> Case:
+    """The call of a public operator's contract; its tensors that want a gradient come before the others."""
+    edge = samples.edge(name)
+    wanting = [index for index, tensor in enumerate(edge.inputs) if tensor.requires_grad]
+    order = [*wanting, *(index for index in range(len(edge.inputs)) if index not in wanting)]
+
+    def reordered(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *tensors: function(*(tensors[order.index(index)] for index in range(len(order))))
+
+    given = lambda places: [edge.inputs[index].detach().clone() for index in places]
+    return Case(
+        reordered(edge.ours), reordered(edge.torch), lambda: given(wanting), lambda: given(order[len(wanting) :])
+    )
+
+
+CASES |= {name: _of_contract(name) for name in samples.DIFFERENTIABLE if name not in CASES}
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
