@@ -25,7 +25,7 @@ sys.path.append(str(TESTS.parent / "tools"))
 import dependents  # noqa: E402
 
 SLOW_FILE = TESTS / "slow.csv"
-SLOW = 0.5  # CPU seconds of a case, on average, from which a test is slow
+SLOW = 1.0  # CPU seconds of a case, on average, from which a test is slow
 SEVEN = ("add", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2d", "sum")  # operators of seven kinds
 MAIN = ("origin/main", "main")
 FORKING = ("test_robustness.py",)  # fork their process hundreds of times, which costs the more the more it holds

@@ -191,7 +191,7 @@ def test_what_was_slow_is_written(monkeypatch, tmp_path):
     """By CPU seconds of a case, on average; what did not run stays as it was."""
     monkeypatch.setattr(selection, "read_slow", lambda: {"a::was", "a::elsewhere"})
     reporter = selection.Reporter(SimpleNamespace())
-    for name, seconds in [("a::slow[1]", 0.1), ("a::slow[2]", 4.0), ("a::was[1]", 0.1), ("a::quick", 0.4)]:
+    for name, seconds in [("a::slow[1]", 0.1), ("a::slow[2]", 4.0), ("a::was[1]", 0.1), ("a::quick", 0.9)]:
         for when in ("setup", "call", "teardown"):
             properties = [("cpu seconds", seconds)]
             reporter.pytest_runtest_logreport(SimpleNamespace(nodeid=name, when=when, user_properties=properties))
