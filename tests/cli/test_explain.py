@@ -122,7 +122,7 @@ def test_as_a_function():
 
 
 def test_a_backward_by_the_reference_is_not_run(monkeypatch):
-    """Of an operator without backward kernels; sizes whose scores would take 4 TiB. No memory of the arguments is touched."""
+    """Of an operator without backward kernels; sizes whose scores would take 4 TiB. Nobody touches the memory."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     q, cache = (torch.empty(1, n, 64, 64, requires_grad=True) for n in (1 << 17, 1 << 17))
     forward, backward = explain(cupyops.decode_attention, (q, cache, cache), {}, card("H100"))

@@ -31,8 +31,9 @@ def pytest_configure(config):
     options = config.option
     if options.conformance is None or hasattr(config, "workerinput"):  # under xdist the workers have nothing to write
         return
-    if options.keyword or options.deselect or options.quick or options.markexpr not in ("", "gpu"):
-        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect, no --quick")
+    left_out = options.deselect or options.quick or getattr(options, "stale", False)
+    if left_out or options.keyword or options.markexpr not in ("", "gpu"):
+        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect, no --quick, no --stale")
     config.pluginmanager.register(Recorder(options.conformance), "conformance-recorder")
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import dependents
 import pytest
 import selection
-from gpu_report_plugin import pytest_collection_modifyitems, tool
+from gpu_report_plugin import pytest_collection_modifyitems, pytest_sessionfinish, tool
 from processes import run_python
 
 report = tool()
@@ -232,6 +232,10 @@ def test_only_what_the_report_does_not_hold_for_runs(tree, passed):
         chosen = [*items]
         pytest_collection_modifyitems(SimpleNamespace(option=option, hook=hook), chosen)
     assert chosen == items[:1] and left == items[1:]
+    for stale, status in ((True, 0), (False, 5)):  # where nothing is left to run
+        session = SimpleNamespace(config=SimpleNamespace(option=SimpleNamespace(stale=stale)), exitstatus=5)
+        pytest_sessionfinish(session)
+        assert session.exitstatus == status
 
 
 def test_as_a_program(tree, passed):
