@@ -54,8 +54,10 @@ def configure(config: pytest.Config) -> None:
 def differing(base: str = "", root: Path = dependents.ROOT) -> set[str]:
     """The files, as paths below the root, that differ from the commit where this tree left `base`, or else main.
 
-    None where git knows neither, as in a source archive.
+    None where git knows neither, as in a source archive, or answers nothing, as of a folder that another user owns.
     """
+    if not _git(root, "rev-parse", "--verify", "HEAD"):
+        return set()
     refs = [ref for ref in ((base,) if base else MAIN) if _git(root, "rev-parse", "--verify", "--quiet", ref)]
     if base and not refs:
         raise pytest.UsageError(f"--base: git knows no commit {base!r} here")

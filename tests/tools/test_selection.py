@@ -64,7 +64,7 @@ def test_an_unknown_base_is_refused_and_no_repository_is_none(git, tmp_path):
     with pytest.raises(pytest.UsageError, match="no commit 'nowhere'"):
         selection.differing("nowhere", root=tmp_path)
     (tmp_path / ".git").rename(tmp_path / "git")
-    assert selection.differing(root=tmp_path) == set()
+    assert selection.differing(root=tmp_path) == selection.differing("HEAD", root=tmp_path) == set()
 
 
 # --- who imports what ---
