@@ -35,12 +35,12 @@ def of_test_file(path: Path) -> frozenset[Path]:
 
 @cache
 def of_operator(operator: str) -> frozenset[Path]:
-    """The files that an operator is made of: its module, those that name its .cu files, these files; what they import."""
+    """The files of an operator: its module, its .cu files, the modules that name these, and what all of them import."""
     own = {PACKAGE / "ops" / f"_{operator}.py", PACKAGE / "optim" / f"{operator}.py"}
     cuda = {path for path in CUDA.rglob("*.cu") if _begins_with(path.stem, operator)}
     names = {path.name for path in cuda}
     naming = {path for path in _python(PACKAGE) if _layer(path) == "operators" and names & set(_cu_names(path))}
-    return _closure({path for path in own if path.is_file()} | cuda | naming, _same_layer)
+    return _closure({path for path in own if path.is_file()} | cuda | naming, _without_kernels)
 
 
 @cache
@@ -158,6 +158,11 @@ def _resolved(folder: Path, name: str) -> Path | None:
 def _same_layer(path: Path) -> tuple[Path, ...]:
     """What a file imports or includes of its layer, without the framework."""
     return tuple(file for file in _direct(path) if _importers()[file] <= WIDELY)
+
+
+def _without_kernels(path: Path) -> Iterable[Path]:
+    """The same without .cu files: one module may name those of several operators."""
+    return (file for file in _same_layer(path) if file.suffix != ".cu")
 
 
 @cache

@@ -99,6 +99,7 @@ def test_what_an_operator_depends_on():
     assert any(path.is_relative_to(CUDA / "common") for path in found)  # what its kernels include
     assert PACKAGE / "ops" / "_relu.py" not in found
     assert not [path for path in found if path.stem in ("forms", "gpu")]  # which choose every kernel
+    assert {path.name for path in dependents.of_operator("gelu") if path.suffix == ".cu"} == {"gelu.cu"}
 
 
 # --- what is slow, and what is selected ---
