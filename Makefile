@@ -4,14 +4,14 @@
 # CUDA=...    cuda12x (default) or cuda13x: the CUDA of CuPy, NVRTC and the headers
 # JOBS=...    processes for pytest (default 2)
 # SHARD=1/4   of `make test-all` or `make test-gpu` one part of four, for four machines
+# STALE=1     of `make test-gpu` what tests/gpu_report.json does not hold for
+# BASE=...    what `make test` compares this tree with: by default main; HEAD for the quick tests of a commit alone
 
 # Bytecode is kept, also where the shell says otherwise: some hundred processes would compile PyTorch's Python anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 CUDA ?= cuda12x
 JOBS ?= 2
-UNTIL ?= 300
-OPDB_UNTIL ?= 75
 GPU_JOBS ?= 8
 
 ifdef PYTHON
@@ -26,9 +26,10 @@ endif
 
 CUDA_FILES = $(shell find cuda_src -name '*.cu' -o -name '*.cuh')
 CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
+QUICK = --quick $(addprefix --base=,$(BASE))
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
-GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
+GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json $(if $(STALE),--stale)
 
 .PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs docs-check conformance test-gpu gpu-report bench soak sanitize test-matrix clean
 
@@ -47,18 +48,17 @@ demo: $(DEMO_SETUP) ## Train two small models; with no GPU also run their kernel
 	  echo "Every kernel, for every architecture, is compiled by: $(PY) -m cupyops compile"; \
 	fi
 
-test: ## What a change needs: lint, types, each kernel once, what has changed while there is time, of the rest a part
+test: ## Lint, types, every quick test, and the slow tests of the files that differ from main, or from BASE
 	$(call parts,pytest lint types opdb)
 
 test-all: ## Everything that needs no GPU: every instance of every kernel, compiled and run; SHARD=1/4 for a part
 	$(call parts,pytest-all lint types opdb-all)
 
-# Two parts at a time, all of them even where one fails. What ran in full is kept where all have passed.
+# Two parts at a time, all of them even where one fails.
 define parts
 @rm -rf build/parts && mkdir -p build/parts
 @$(MAKE) --no-print-directory part-setup
 @$(MAKE) --no-print-directory --keep-going --jobs 2 $(addprefix part-,$(1)); status=$$?; \
-  if [ $$status = 0 ]; then cp build/parts/*.csv tests/; fi; \
   cat build/parts/*.part; exit $$status
 endef
 
@@ -77,16 +77,15 @@ lint: $(SETUP) ## Check format and lint, Python and CUDA
 types: $(SETUP) ## Check types
 	$(PY) -m mypy
 
-pytest: $(SETUP) ## Run the tests, JOBS at a time, in full where an operator has changed; UNTIL says for how many seconds
-	@mkdir -p build/parts
-	$(PYTEST) --changed --until=$(UNTIL) --record=build/parts/ran_in_full.csv
+pytest: $(SETUP) ## Run the quick tests, JOBS at a time, and the slow ones of what differs from main
+	$(PYTEST) $(QUICK)
 
 opdb: $(SETUP) ## Run PyTorch's own databases of samples (op_db, module_db, optim_db), in a process of its own
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb --changed --until=$(OPDB_UNTIL)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb $(QUICK)
 
-pytest-all: $(SETUP) ## Run all tests, JOBS at a time
-	@mkdir -p build/parts
-	$(PYTEST) --record=build/parts/ran_in_full.csv $(addprefix --shard=,$(SHARD))
+pytest-all: $(SETUP) ## Run all tests, JOBS at a time, and write which were slow into build/slow.csv
+	@mkdir -p build
+	$(PYTEST) --measure=build/slow.csv $(addprefix --shard=,$(SHARD))
 
 opdb-all: $(SETUP) ## Run all of PyTorch's op_db, module_db and optim_db
 	$(PYTEST) tests/opdb $(addprefix --shard=,$(SHARD))
@@ -107,12 +106,12 @@ format: $(SETUP) ## Format Python and CUDA in place
 	$(PY) -m ruff format .
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
-test-gpu: $(SETUP) ## Run the GPU tests, or SHARD=1/4 of all but the largest; write tests/gpu_report.json and tests/conformance_gpu.csv
+test-gpu: $(SETUP) ## Run the GPU tests, SHARD=1/4 of all but the largest, or with STALE=1 those for which tests/gpu_report.json does not hold
 	$(GPU_PYTEST) -k more_than_2 tests; status=$$?; $(GPU_PYTEST) -k "not more_than_2" -n $(GPU_JOBS) --dist worksteal $(addprefix --shard=,$(SHARD)) tests || status=1; \
-	  $(GPU_PYTEST) -n $(GPU_JOBS) --dist worksteal tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
+	  $(GPU_PYTEST) -n $(GPU_JOBS) --dist worksteal tests/opdb $(if $(STALE),,--conformance=tests/conformance_gpu.csv) || status=1; \
 	  $(PY) tools/conformance.py && exit $$status
 
-gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed
+gpu-report: ## Say for which operators and folders the GPU runs of tests/gpu_report.json hold
 	@$(or $(PYTHON),python3) tools/gpu_report.py
 
 bench: $(SETUP) ## Measure beside PyTorch, torch.compile and Liger on this machine's GPU; OP=layer_norm for one

@@ -1,13 +1,14 @@
-"""Fixtures and the markers. A test marked gpu is skipped, with the reason, where there is no GPU; in_full: see tiers.py."""
+"""Fixtures and the markers. A test marked gpu is skipped, with the reason, where there is no GPU; slow: see selection.py."""
 
 import gc
 
 import faults
 import kept
 import pytest
-import tiers
+import selection
 import torch
-from tiers import pytest_addoption as pytest_addoption
+from selection import pytest_addoption as pytest_addoption
+from selection import pytest_runtest_call as pytest_runtest_call
 
 import cupyops
 
@@ -34,23 +35,18 @@ DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=
 
 
 def pytest_configure(config):
-    tiers.configure(config)
+    selection.configure(config)
     # of several processes the first only hears of failures
     if GPU and (hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None)):
         config.pluginmanager.register(faults.Watch())
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=lambda item: item.path.name not in tiers.FORKING)
-    tiers.select(config, items)
+    selection.select(config, items)
     if not GPU:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
-
-
-def pytest_runtest_setup(item):
-    tiers.check_time(item)
 
 
 def pytest_collection_finish():
@@ -98,13 +94,6 @@ def kept_kernels(request, monkeypatch):
     """Kernels that these tests simulate are compiled once for all of them, and without machine code."""
     if not GPU and request.path.parent.name in SIMULATING:
         kept.texts_alone(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def no_launch_twice(request, monkeypatch):
-    """With --changed, kernels that ran in full on the same sources run once more only where that is asked for."""
-    if request.config.option.changed and not GPU:
-        tiers.launches_of_changed_alone(request, monkeypatch)
 
 
 @pytest.fixture(autouse=True, scope="session")

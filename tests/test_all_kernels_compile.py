@@ -5,8 +5,7 @@ kernel for sm_75 (of bfloat16, for which that has no instructions), for sm_90, a
 behind. `python -m cupyops compile` compiles all for all.
 
 One test for each kernel and architecture, so that pytest-xdist spreads them over processes. What is compiled is kept in
-build/: as long as a kernel's text is the same, the next run has it already. They are tests in full: what has not changed
-since it was compiled for all is not compiled again.
+build/: as long as a kernel's text is the same, the next run has it already.
 """
 
 import re
@@ -27,7 +26,7 @@ BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().gl
 # other tests make kernels too, of files and texts of their own
 KERNELS = kernel.kernels(source.cuda_src())
 KERNELS.sort(key=lambda k: (k.source.name, k.base, k.options))
-IN_FULL = pytest.mark.in_full(by=lambda parameters: operator_of(parameters["tested"].source.name))
+OF_OPERATOR = pytest.mark.of_operator(lambda parameters: operator_of(parameters["tested"].source.name))
 
 
 def global_functions(text):
@@ -67,7 +66,8 @@ def test_every_architecture_has_its_turn():
     assert all(len([arch for of, arch in CASES if of is tested]) == (1 if tested.arch else 3) for tested in KERNELS)
 
 
-@IN_FULL
+@pytest.mark.slow
+@OF_OPERATOR
 @pytest.mark.parametrize("tested", KERNELS, ids=[f"{k.source.name}-{k.base}" for k in KERNELS])
 def test_text(tested, monkeypatch):
     """Of every instance: its parameters are those of the .cu file, and its shared memory is what any GPU has."""
@@ -81,7 +81,8 @@ def test_text(tested, monkeypatch):
         assert sum(map(int, shared)) <= 48 << 10, name
 
 
-@IN_FULL
+@pytest.mark.slow
+@OF_OPERATOR
 @pytest.mark.parametrize("tested, arch", CASES, ids=[f"{k.source.name}-{k.base}-{arch}" for k, arch in CASES])
 def test_compiles(tested, arch):
     kept.CUBINS.mkdir(parents=True, exist_ok=True)

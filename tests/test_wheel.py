@@ -15,10 +15,7 @@ from cupyops._kernel.compile import source
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = [
-    pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="not in a source tree"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="not in a source tree")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +59,7 @@ def run(python, folder, code):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_what_the_tree_has(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     cuda = {
@@ -77,7 +75,6 @@ def test_the_wheel_carries_what_the_tree_has(wheel):
     assert not outside
 
 
-@pytest.mark.every_time
 def test_it_is_imported_from_the_wheel_and_knows_every_operator(python, tmp_path):
     found = run(
         python,
@@ -95,6 +92,7 @@ print(json.dumps({"file": cupyops.__file__, "cuda": str(source.cuda_src()), "ope
     assert found["version"] == cupyops.__version__
 
 
+@pytest.mark.slow
 def test_it_computes_and_compiles_from_the_packaged_kernels(python, tmp_path):
     found = run(
         python,
@@ -118,6 +116,7 @@ print(json.dumps({{"y": y.tolist(), "text": str(relu.source.path), "includes": s
     assert found["origin"] == "nvrtc" and found["cubin"] > 0
 
 
+@pytest.mark.slow
 def test_who_has_the_wheel_can_measure_what_the_readme_says(python, tmp_path):
     """The declarations are found from any folder, those of a whole training step too, and so are the figures kept."""
     found = run(
@@ -137,6 +136,7 @@ print(json.dumps({"folder": str(here()), "cases": [str(case) for case in cases],
     assert len(found["kept"]) > 300 and set(found["kept"]) <= set(found["cases"])
 
 
+@pytest.mark.slow
 def test_every_command_works_from_the_wheel(python, tmp_path):
     """Those of a newcomer's day, in the folder where the newcomer works; one process, since each imports PyTorch."""
     (tmp_path / "old.cu").write_text(

@@ -1,7 +1,8 @@
-"""The record of a GPU test run, tests/gpu_report.json: who ran what, where, on which code, with what result.
+"""The record of the GPU tests, tests/gpu_report.json: for each operator and each folder of tests what ran, on which code.
 
-Where there is a GPU, `make test-gpu` runs the tests that need one and writes the record. Anywhere else the record says
-whether this tree is the one that passed: `make gpu-report`. Standard library only, so that it runs anywhere.
+On a machine with a GPU `make test-gpu` runs the tests that need one and writes the record. `make gpu-report` says for which
+operators and folders it holds: all passed, and the code that they depend on (dependents.py) is still the same. Standard
+library only, so that it runs anywhere.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import platform
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import dependents
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "tests" / "gpu_report.json"
 CODE = {"cuda_src": (".cu", ".cuh"), "cupyops": (".cu", ".cuh", ".py")}
-SHARD = re.compile(r"(.*) (\d+)/(\d+)")
+LARGE, OP_DB = "large tensors", "op_db"  # what else ran of an operator, as "relu, op_db"
 LITERAL = rb"""(?P<literal>"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])+')"""
 COMMENT_OR_LITERAL = re.compile(rb"//[^\n]*|/\*.*?\*/|" + LITERAL, re.DOTALL)
 APART = rb"(?P<apart>(?<=\w)\s+(?=\w)|(?<=[^\w\s])\s+(?=[^\w\s]))"  # words, or signs
@@ -31,17 +35,40 @@ LITERAL_OR_SPACE = re.compile(LITERAL + rb"|" + APART + rb"|\s+")
 DIRECTIVE = re.compile(rb"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
 
 
-def tree_sha256(root: Path = ROOT) -> str:
+def tree_sha256() -> str:
     """One digest over the name and the code of every source file of the package, in the order of their names."""
-    sha = hashlib.sha256()
     files = [
-        p for folder, kinds in CODE.items() for p in (root / folder).rglob("*") if p.suffix in kinds and p.is_file()
+        p for folder, kinds in CODE.items() for p in (ROOT / folder).rglob("*") if p.suffix in kinds and p.is_file()
     ]
-    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
-        content = path.read_bytes().replace(b"\r\n", b"\n")
-        code = plain_python(content.decode()).encode() if path.suffix == ".py" else without_comments(content)
+    return _digest(files)
+
+
+def code_of(part: str) -> str:
+    """The digest of what an operator, or a folder as "tests/nn", depends on, without the framework."""
+    name = part.partition(", ")[0]
+    folder = name.removeprefix("tests").strip("/")
+    files = dependents.of_folder(folder) if name.startswith("tests") else dependents.of_operator(name)
+    return _digest(files)[:16]
+
+
+@cache
+def framework() -> str:
+    """The digest of the code that all operators have in common."""
+    return _digest(dependents.framework())[:16]
+
+
+def _digest(files: Iterable[Path]) -> str:
+    sha = hashlib.sha256()
+    for name, path in sorted((path.relative_to(ROOT).as_posix(), path) for path in files):
+        code = _code(path)
         sha.update(f"{name}\0{len(code)}\0".encode() + code)
     return sha.hexdigest()
+
+
+def _code(path: Path) -> bytes:
+    """A file without comments."""
+    content = path.read_bytes().replace(b"\r\n", b"\n")
+    return plain_python(content.decode()).encode() if path.suffix == ".py" else without_comments(content)
 
 
 def without_comments(cuda: bytes) -> bytes:
@@ -57,8 +84,8 @@ def _as_close_as_may_be(found: re.Match[bytes]) -> bytes:
     return found["literal"] or (b" " if found["apart"] else b"")
 
 
-def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:
-    """Python without comments, docstrings, empty lines and statements of some kinds; as it stands where it is none."""
+def plain_python(text: str) -> str:
+    """Python without comments, docstrings and empty lines; as it stands where it is none."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -73,8 +100,6 @@ def plain_python(text: str, without: tuple[type[ast.stmt], ...] = ()) -> str:
         first = body[0] if isinstance(body, list) and body else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             _blank(lines, first)
-        if isinstance(node, without):
-            _blank(lines, node)
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
@@ -92,15 +117,6 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 def _blank(lines: list[str], node: ast.stmt) -> None:
     for index in range(node.lineno - 1, node.end_lineno or node.lineno):
         lines[index] = ""
-
-
-LARGE = ("tests -k 'more_than_2'", "tests -k 'not more_than_2'")
-"""The two runs that are all of tests: those of more than 2^31 elements have no room beside many others."""
-
-
-def suites(root: Path = ROOT) -> list[str]:
-    """The runs that a whole report has: all of tests, and op_db's, which wants a process of its own."""
-    return ["tests", *(["tests/opdb"] if (root / "tests" / "opdb").is_dir() else [])]
 
 
 def environment() -> dict[str, Any]:
@@ -141,77 +157,61 @@ def _cupy() -> dict[str, Any]:
     return {"cupy": cupy, "nvrtc": f"{major}.{minor}"}
 
 
-def write(path: Path, run: str, result: dict[str, Any], root: Path = ROOT) -> None:
-    """Put the result of `run` into the report. Other runs of the same code stay; a whole run replaces partial ones."""
-    previous, sha256, whole = read(path), tree_sha256(root), suites(root)
-    runs = previous["runs"] if previous is not None and previous["sha256"] == sha256 else {}
-    part, shard = of_shard(run)
-    if part in whole or part in LARGE:
-        replaced = LARGE if part == "tests" else ("tests",) if part in LARGE else ()
-        for name in list(runs):
-            other, its = of_shard(name)
-            of_others = other == part and its[1:] != shard[1:]  # the whole, or a shard of other shards
-            if other not in (*whole, *LARGE) or other in replaced or of_others:
-                del runs[name]
-    report = {"sha256": sha256, **environment(), "runs": {**runs, run: result}}
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def of_shard(run: str) -> tuple[str, tuple[int, ...]]:
-    """Of "tests 1/4", as a run with `--shard=1/4` is named, ("tests", (1, 4)); of "tests", ("tests", ())."""
-    found = SHARD.fullmatch(run)
-    return (found[1], (int(found[2]), int(found[3]))) if found else (run, ())
-
-
-def shards(runs: dict[str, Any], part: str) -> list[str]:
-    """The names of the runs that are all of one: its own, or those of its shards, where there are all of them."""
-    if part in runs:
-        return [part]
-    each = {of_shard(run): run for run in runs if of_shard(run)[0] == part}
-    count = next((numbers[1] for _, numbers in each), 0)
-    wanted = [(part, (number, count)) for number in range(1, count + 1)]
-    return [each[one] for one in wanted] if all(one in each for one in wanted) else []
+def write(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Put what ran now into the report, in the place of what ran before of the same operators and folders."""
+    previous, found = read(path), environment()
+    runs = {} if previous is None else {name: run for name, run in previous["runs"].items() if "code" in run}
+    on = {name: found.get(name) for name in ("date", "gpu", "torch")}
+    for part, result in results.items():
+        runs[part] = {"code": code_of(part), "framework": framework(), **on, **result}
+    path.write_text(json.dumps({**found, "runs": dict(sorted(runs.items()))}, indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> dict[str, Any] | None:
     """The report, or None where there is none that can be read."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        return report if isinstance(report["runs"], dict) and isinstance(report["sha256"], str) else None
+        return report if isinstance(report["runs"], dict) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def problems(report: dict[str, Any] | None, root: Path = ROOT) -> list[str]:
-    """Why the report does not vouch for the tree; nothing where it does."""
+def holds(part: str, run: dict[str, Any]) -> bool:
+    """True where the tests of a part passed on a GPU, and its code is the same."""
+    return bool(run.get("gpu") and run["passed"]) and not run["failures"] and run.get("code") == code_of(part)
+
+
+def problems(report: dict[str, Any] | None) -> list[str]:
+    """Why the report does not vouch for the whole tree; nothing where it does."""
     if report is None:
         return ["there is no report; run `make test-gpu` on a machine with a GPU"]
-    found = []
-    if report["sha256"] != tree_sha256(root):
-        found.append("stale: cuda_src/ or cupyops/ changed since; run `make test-gpu` again")
-    if not report["gpu"]:
-        found.append("no GPU took part")
-    for suite in suites(root):
-        parts = LARGE if suite == "tests" and any(one in report["runs"] for one in LARGE) else (suite,)
-        for part in parts:
-            names = shards(report["runs"], part)
-            if not names:
-                found.append(f"{part} was not run")
-            found += [f"no test of {name} passed" for name in names if not report["runs"][name]["passed"]]
-    for run, result in report["runs"].items():
-        found += [f"failed in {run}: {name}" for name in result["failures"]]
-    return found
+    runs, found = report["runs"], []
+    if missing := [name for name in wanted() if name not in runs]:
+        found.append(f"never ran: {', '.join(missing)}")
+    if empty := [part for part, run in runs.items() if not run.get("gpu") or not run["passed"] + run["failed"]]:
+        found.append(f"nothing passed on a GPU: {', '.join(empty)}")
+    if stale := [part for part, run in runs.items() if run.get("code") != code_of(part)]:
+        found.append(f"changed since they ran: {', '.join(stale)}")
+    if older := [part for part, run in runs.items() if run.get("framework") != framework()]:
+        found.append(f"the framework has changed since {len(older)} of {len(runs)} ran")
+    return found + [f"failed: {name}" for run in runs.values() for name in run["failures"]]
+
+
+def wanted() -> list[str]:
+    """The operators and optimizers that have a file of tests."""
+    files = {*(dependents.TESTS / "ops").glob("test_*.py"), *(dependents.TESTS / "optim").glob("test_*.py")}
+    return sorted({name for file in files if (name := dependents.named_after(file.stem.removeprefix("test_")))})
 
 
 def main(path: Path = REPORT) -> int:
-    """Print the report and what is wrong with it; 0 where nothing is."""
+    """Print for what the report holds, and what is wrong with it; 0 where nothing is."""
     report = read(path)
     if report is not None:
         versions = ("python", "torch", "torch_cuda", "cupy", "nvrtc")
-        print(f"{report['date']}  {report['gpu']}, driver {report['driver']}")
+        print(f"last run: {report['date']}  {report['gpu']}, driver {report['driver']}")
         print(", ".join(f"{name} {report.get(name)}" for name in versions))
-        for run, result in report["runs"].items():
-            print(f"{run}: {result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped")
+        good = [part for part, run in report["runs"].items() if holds(part, run)]
+        print(f"holds for {len(good)} of {len(report['runs'])}: {', '.join(good) or 'nothing'}")
     found = problems(report)
     print("\n".join(found) if found else "fresh: this is the code that was tested")
     return 1 if found else 0

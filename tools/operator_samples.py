@@ -1,11 +1,18 @@
-"""Small calls of every operator: each kernel of cuda_src, several blocks, tails, vectors and single elements."""
+"""Small calls of every operator: each kernel of cuda_src, several blocks, tails, vectors and single elements.
+
+An operator whose contract in tests/ops reaches its kernels needs no line here: its calls are the samples of that contract.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +24,7 @@ from cupyops._dispatch import epilogues, gemm, grouped, linear_loss_parts, point
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.image_blocks import Side, blocks_of
+from cupyops._kernel.compile.source import cuda_src
 from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._layer_norm import layer_norm_lowered
@@ -188,12 +196,38 @@ def samples() -> Iterator[tuple[str, Call]]:
     for operator, calls in _SAMPLES.items():
         for call in calls:
             yield operator, call
+    for operator in sorted(_operators() - set(_SAMPLES)):
+        yield from _of_contract(operator)
+
+
+@functools.cache
+def _operators() -> frozenset[str]:
+    """The names that tell operators apart: those of the table, and of the modules with a file of kernels of their name."""
+    modules = (path.stem.removeprefix("_") for path in Path(cupyops.ops.__file__).parent.glob("_[!_]*.py"))
+    return frozenset({*_SAMPLES, *(name for name in modules if (cuda_src() / f"{name}.cu").is_file())})
+
+
+def _of_contract(operator: str) -> Iterator[tuple[str, Call]]:
+    """The samples of an operator's contract."""
+    for folder in ("tests", "tests/support"):
+        if (path := str(Path(__file__).resolve().parents[1] / folder)) not in sys.path:
+            sys.path.append(path)
+    contract: Any = importlib.import_module("samples").contract(operator)
+    made = importlib.import_module("contract").Make
+
+    def call(index: int, make: Make) -> tuple[Any, ...]:
+        sample = [*contract().samples(made("cpu", make.dtype))][index]
+        sample = sample.map(lambda tensor: make._given(tensor.detach()).requires_grad_(tensor.requires_grad))
+        return contract.function, *sample.args, dict(sample.kwargs)
+
+    for index in range(len([*contract().samples(made("cpu", torch.float32))])):
+        yield operator, partial(call, index)
 
 
 def operator_of(file: str) -> str:
     """The operator whose kernels a .cu file has: the longest name with which the file's begins, as conv2d_direct.cu's."""
     stem = file.removesuffix(".cu")
-    return max((name for name in _SAMPLES if f"{stem}_".startswith(f"{name}_")), key=len, default=stem)
+    return max((name for name in _operators() if f"{stem}_".startswith(f"{name}_")), key=len, default=stem)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -476,28 +510,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.relu, _off(m(MASKED + 3))),
     ],
     "silu": _unary(cupyops.silu),
-    "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
     "gated": [
         lambda m: (cupyops.swiglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.swiglu, m(5, 66)),
         lambda m: (cupyops.swiglu, m(3, 1024)),
         lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
-    ],
-    "bias_gelu": [
-        lambda m: (cupyops.bias_gelu, m(37, 24), m(24)),
-        lambda m: (cupyops.bias_gelu, m(530, 7), m(7), "tanh"),
-        lambda m: (cupyops.bias_gelu, m(37, 24), m(24), "tanh"),
-        lambda m: (cupyops.bias_gelu, m(5, 7), m(7)),
-    ],
-    "add": [
-        *[
-            lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes))
-            for shapes in (((3, 1027), (3, 1027)), ((37, 24), (24,)), ((9, 1), (1, 13)))
-        ],
-        lambda m: (cupyops.add, _transposed(m(33, 17)), m(33, 17), {"alpha": 0.5}),
-        lambda m: (cupyops.add, m(2, 3, 4, 5), m(3, 1, 1)),
-        lambda m: (cupyops.add, m(3, 1027), 1.5),
     ],
     "conv2d_relu_max_pool2d": [
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
@@ -630,11 +648,6 @@ _SAMPLES: dict[str, list[Call]] = {
         *_rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
         *_rms_norms(lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)),
     ],
-    "dropout": [
-        lambda m: (cupyops.dropout, m(3, 1027)),
-        lambda m: (cupyops.dropout, _transposed(m(33, 70)), 0.25),
-        lambda m: (cupyops.dropout, _off(m(2100))),
-    ],
     "rope": [
         lambda m: (cupyops.rope, m(2, 3, 37, 6), m(40, 3).detach(), m(40, 3).detach()),
         lambda m: (
@@ -724,21 +737,6 @@ _SAMPLES: dict[str, list[Call]] = {
         _beside,
         *[partial(_in_blocks, wide=wide) for wide in (False, True)],
     ],
-    "avg_pool2d": [
-        lambda m: (cupyops.avg_pool2d, m(3, 5, 6, 7), (6, 7)),
-        lambda m: (cupyops.avg_pool2d, m(2, 3, 8, 2 * m.width), (8, 2 * m.width)),
-        lambda m: (cupyops.avg_pool2d, m(3, 2, 11, 18), 3, 2, 1),
-        lambda m: (cupyops.avg_pool2d, m(1, 2, 31, 13), (5, 3), (2, 4), (2, 1), {"ceil_mode": True}),
-        *[
-            lambda m, channels=channels: (
-                cupyops.avg_pool2d,
-                _channels_last(m(2, channels, 7, 5)),
-                3,
-                {"stride": 2, "padding": 1, "count_include_pad": False},
-            )
-            for channels in (3, 8)
-        ],
-    ],
     "max_pool2d": [
         lambda m: (cupyops.max_pool2d, m(2, 3, 12, 16), 2),
         lambda m: (cupyops.max_pool2d, m(2, 3, 11, 18), 2),
@@ -770,14 +768,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.half and _linear_loss(m, 19, 7, 37, m(37), scratch=300),
         lambda m: m.half and _linear_loss(m, 19, 16, 4096, forms=["fused_linear_cross_entropy.forward:persistent"]),
         lambda m: _loss_in_parts(m),
-    ],
-    "kl_div": [
-        lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031), {"reduction": "batchmean"}),
-        lambda m: (cupyops.kl_div, m(3, 1031), m(3, 1031), {"reduction": "batchmean", "log_target": True}),
-        lambda m: (cupyops.kl_div, m(9, 33), m.probabilities(9, 33), {"reduction": "none"}),
-        lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031).detach(), {"reduction": "batchmean"}),
-        lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
-        lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
     ],
     "sum": [
         *_reductions(cupyops.sum, cupyops.mean),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from contract import assert_as_good_as_torch
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch import batch_norm
@@ -55,7 +55,7 @@ def computing(forms, of):
         return [form.name for form in forms.list if form.why_not(of, gpu(CPU)) is None]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, *in_full(torch.float32, of="batch_norm"), torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, *slow(torch.float32), torch.float64], ids=str)
 @pytest.mark.parametrize(("shape", "last"), PROBLEMS, ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_every_form_that_can_compute_a_problem(training, shape, last, dtype):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_form import by_form
+from form_walk import by_form
 from processes import run_python
 from torch.nn import functional as F
 

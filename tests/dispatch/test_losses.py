@@ -10,7 +10,7 @@ from ops.test_cross_entropy import TestCrossEntropy as Classes
 from ops.test_cross_entropy import TestProbabilities as Probabilities
 from ops.test_cross_entropy import probabilities, weights
 from ops.test_fused_linear_cross_entropy import TestFusedLinearCrossEntropy as Linear
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch.cross_entropy import BACKWARD, FORWARD, Problem
@@ -39,7 +39,7 @@ def cross_entropies(make):
     yield "strided", Classes, Sample(make(2, 70, 3), make.integers(2, 3, high=70), label_smoothing=0.1)
 
 
-@pytest.mark.parametrize("dtype", [*in_full(torch.float16, of="cross_entropy"), *DTYPES[1:]], ids=str)
+@pytest.mark.parametrize("dtype", [*slow(torch.float16), *DTYPES[1:]], ids=str)
 def test_every_form_of_cross_entropy(dtype):
     for form, contract, sample in cross_entropies(Make(CPU, dtype)):
         asked = cupyops.use_form(f"cross_entropy:{form}")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from by_form import by_form
+from form_walk import by_form
 
 import cupyops
 from cupyops._dispatch.elementwise import why_not_size

@@ -5,8 +5,8 @@ import torch
 from contract import DTYPES
 from ops.test_log_softmax import TestLogSoftmax as LogSoftmax
 from ops.test_softmax import TestSoftmax as Softmax
+from selection import slow
 from softmaxes import form_cases
-from tiers import in_full
 
 import cupyops
 from cupyops._dispatch import softmaxes
@@ -17,7 +17,7 @@ H200 = {"capability": 9, "multiprocessors": 132, "shared": 232448, "shared_total
 
 
 @pytest.mark.parametrize("contract", [Softmax, LogSoftmax])
-@pytest.mark.parametrize("dtype", [*in_full(torch.float16), *DTYPES[1:]], ids=str)
+@pytest.mark.parametrize("dtype", [*slow(torch.float16), *DTYPES[1:]], ids=str)
 def test_every_form(contract, dtype):
     """Asked for by name, on problems of every kind; where backward needs more than forward, it may have another."""
     for form, *case in form_cases(dtype):

@@ -1,6 +1,6 @@
 """Every public operator where something records, transforms, wraps, counts or copies: PyTorch's value, or a clear error.
 
-The calls are in tests/support/edges.py; what each way of PyTorch makes of them is compared with PyTorch's own function.
+The calls are in tests/support/samples.py; what each way of PyTorch makes of them is compared with PyTorch's own function.
 """
 
 import contextlib
@@ -8,10 +8,10 @@ import copy
 import io
 import pickle
 
-import edges
 import pytest
+import samples
 import torch
-from tiers import SEVEN
+from selection import SEVEN
 from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -30,10 +30,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
     pytest.mark.filterwarnings("ignore:Sparse"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),  # once in a process
-    pytest.mark.parametrize("operator", edges.PUBLIC),
+    pytest.mark.parametrize("operator", samples.DIFFERENTIABLE),
 ]
 
-IN_FULL, OF_SEVEN = (pytest.param("simulator", marks=pytest.mark.in_full(always=some)) for some in ((), SEVEN))
+IN_FULL, OF_SEVEN = (pytest.param("simulator", marks=pytest.mark.slow(but=some)) for some in ((), SEVEN))
 backends = pytest.mark.parametrize("backend", ["reference", IN_FULL], indirect=True)
 both = pytest.mark.parametrize("backend", ["reference", OF_SEVEN], indirect=True)
 
@@ -113,14 +113,14 @@ RECORDERS = {
 @pytest.mark.parametrize("recorder", RECORDERS)
 def test_recorded(operator, recorder, backend):
     """What is recorded computes the same of other values."""
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     found = RECORDERS[recorder](edge)
     close(found(*others(edge)), edge.torch(*others(edge)))
 
 
 def test_fx(operator):
     """torch.fx makes of each a call of the public function, which copies and pickles of the graph find again."""
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     public = getattr(cupyops, operator)
     names = "abcdefgh"[: len(edge.inputs)]
     traced = eval(f"lambda {', '.join(names)}: call({', '.join(names)})", {"call": edge.of(public)})
@@ -133,7 +133,7 @@ def test_fx(operator):
 @both
 def test_dynamic(operator, backend):
     """torch.export keeps each size a symbol that it keeps one of PyTorch's function, and with no narrower a range."""
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     shapes = {"args": tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in edge.inputs)}
     program, twin = (
         torch.export.export(Module(function), tuple(edge.leaves), dynamic_shapes=shapes)
@@ -168,7 +168,7 @@ def test_flops(operator, backend):
         )
     if operator == "grouped_mm" and backend == "simulator":
         pytest.skip("where kernels might run, and none does, the reference is run once more in backward")
-    edge, found = edges.edge(operator), []
+    edge, found = samples.edge(operator), []
     for function in (edge.ours, edge.torch):
         leaves = edge.leaves
         with FlopCounterMode(display=False) as forward:
@@ -182,7 +182,7 @@ def test_flops(operator, backend):
 def test_onnx(operator):
     """ONNX's own evaluator finds the values in the model."""
     pytest.importorskip("onnxscript")
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     model = onnx(edge.ours, edge)
     if operator != "dropout":  # of whose random numbers the evaluator has none
         # of an average over padding it has another idea than PyTorch: the same of PyTorch's own model
@@ -215,7 +215,7 @@ TRANSFORMS = {
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a function that PyTorch cannot batch
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(operator, transform):
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     if transform == "vmap" and operator == "dropout":
         pytest.skip("PyTorch asks whether each example is to have another mask")
     ours, theirs = (TRANSFORMS[transform](f, edge)(*others(edge)) for f in (edge.ours, edge.torch))
@@ -224,7 +224,7 @@ def test_transforms(operator, transform):
 
 def test_jvp(operator):
     """Forward mode, as a directional derivative, which the gradient gives too."""
-    edge = edges.edge(operator, torch.float64)
+    edge = samples.edge(operator, torch.float64)
     places = differentiable(edge)
 
     def of(function):
@@ -245,7 +245,7 @@ def test_jvp(operator):
 @backends
 def test_batched_gradients(operator, backend):
     """Several gradients at once, as `torch.autograd.functional.jacobian(vectorize=True)` asks for them."""
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     found = []
     for function in (edge.ours, edge.torch):
         leaves = edge.leaves
@@ -261,7 +261,7 @@ def test_penalty(operator, backend):
     """A penalty on the gradient of the results' sum: its own gradient, and zero where it has none."""
     if operator == "dropout":
         pytest.skip("PyTorch's draws another mask")
-    edge, found = edges.edge(operator), []
+    edge, found = samples.edge(operator), []
     for function in (edge.ours, edge.torch):
         leaves = edge.leaves
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -278,7 +278,7 @@ def test_penalty(operator, backend):
 @pytest.mark.parametrize("backend", [OF_SEVEN], indirect=True)
 def test_compiled_autograd(operator, backend):
     """A backward, replayed ones too, is called by the graph that it makes, and not traced with the launches in it."""
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
 
     def backward():
         torch.manual_seed(0)  # of what draws a mask
@@ -297,7 +297,7 @@ def test_compiled_autograd(operator, backend):
 @backends
 @pytest.mark.parametrize("policy", ["all", "selective"])
 def test_checkpoint(operator, policy, backend):
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
 
     def keep(context, op, *args, **kwargs):
         return CheckpointPolicy.MUST_SAVE if "cupyops" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
@@ -325,7 +325,7 @@ class Counting(Tensor):
 @both
 def test_torch_function(operator, backend):
     """A tensor that overrides PyTorch's functions sees them, whichever argument it is, and after plain calls too."""
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     expected = edge.torch(*others(edge))
     for place in differentiable(edge):
         for _ in range(3):
@@ -345,7 +345,7 @@ def test_torch_function_mode(operator):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     with Seeing():
         found = edge.ours(*others(edge))
     close(found, edge.torch(*others(edge)))
@@ -353,7 +353,7 @@ def test_torch_function_mode(operator):
 
 @backends
 def test_torch_dispatch(operator, backend):
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     values = [Wrapper(one) for one in others(edge)]
     found = tensors_of(edge.ours(*values))
     assert all(isinstance(one, Wrapper) for one in found)
@@ -378,18 +378,14 @@ def test_layouts(operator, layout, backend):
 
     Where PyTorch has no such function, what comes of the functions that the reference is written in.
     """
-    edge = edges.edge(operator)
+    edge = samples.edge(operator)
     place = differentiable(edge)[0]
     values = others(edge)
     values[place] = LAYOUTS[layout](values[place])
     try:
         expected = edge.torch(*values)
     except Exception:
-        with (
-            pytest.raises(Exception, match=".")
-            if operator not in edges.WITHOUT_TWIN
-            else contextlib.suppress(Exception)
-        ):
+        with pytest.raises(Exception, match=".") if samples.refuses_alike(operator) else contextlib.suppress(Exception):
             edge.ours(*values)
         return
     pairs = zip(tensors_of(edge.ours(*values)), tensors_of(expected))
@@ -438,7 +434,7 @@ COPIES = {
 
 @pytest.mark.parametrize("way", COPIES)
 def test_copies(operator, way):
-    edge, module = edges.edge(operator), Holding(operator)
+    edge, module = samples.edge(operator), Holding(operator)
     found = COPIES[way](module)
     assert found is not module and found.function is module.function and found.operator is module.operator
     close(found(edge), module(edge))

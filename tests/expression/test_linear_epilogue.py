@@ -78,7 +78,7 @@ def compare(op, theirs, inputs):
         assert ours.shape == wanted.shape and worst <= unit * size, (index, worst)
 
 
-@pytest.mark.in_full(by=lambda parameters: "linear")
+@pytest.mark.slow
 def test_the_contract():
     op = cupyops.linear_epilogue(f"waves{EPILOGUES['scaled'][0]}", "y = column * z; y += row; y = number * sin(y) + r;")
     report = cupyops.testing.check(

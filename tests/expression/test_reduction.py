@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from by_form import by_form
+from form_walk import by_form
 
 import cupyops
 from cupyops._dispatch.gpu import gpu

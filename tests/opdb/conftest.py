@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 import kept  # noqa: E402
 from opdb.backends import BACKENDS, DTYPES  # noqa: E402
-from opdb.known import IN_FULL, named  # noqa: E402
+from opdb.known import named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
 
@@ -31,8 +31,9 @@ def pytest_configure(config):
     options = config.option
     if options.conformance is None or hasattr(config, "workerinput"):  # under xdist the workers have nothing to write
         return
-    if options.keyword or options.deselect or options.changed or options.markexpr not in ("", "gpu"):
-        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect, no --changed")
+    left_out = options.deselect or options.quick or getattr(options, "stale", False)
+    if left_out or options.keyword or options.markexpr not in ("", "gpu"):
+        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect, no --quick, no --stale")
     config.pluginmanager.register(Recorder(options.conformance), "conformance-recorder")
 
 
@@ -41,8 +42,8 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError("tests/opdb needs a process of its own: python -m pytest tests/opdb")
 
 
-OF_REFERENCES = 60  # samples of a kind and dtype, with --changed: of max_pool2d alone there are thousands
-MARKS = {"gpu": [pytest.mark.gpu], "simulator": [IN_FULL]}
+OF_REFERENCES = 60  # samples of a kind and dtype, with --quick: of max_pool2d alone there are thousands
+MARKS = {"gpu": [pytest.mark.gpu], "simulator": [pytest.mark.slow]}
 
 
 @pytest.fixture(params=[pytest.param(b, id=b.name, marks=MARKS.get(b.name, [])) for b in BACKENDS])
@@ -50,7 +51,7 @@ def backend(request, monkeypatch):
     """Where the operators run; the simulator's kernels are compiled once for all tests."""
     if request.param.name == "simulator":
         kept.texts_alone(monkeypatch)
-    if request.param.name == "reference" and request.config.option.changed:
+    if request.param.name == "reference" and request.config.option.quick:
         return replace(request.param, most=dict.fromkeys(DTYPES, OF_REFERENCES))
     return request.param
 

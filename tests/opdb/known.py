@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,52 +10,29 @@ from typing import Any
 import pytest
 import torch
 
+import cupyops
 from cupyops._kernel.kernel import FLOATING
 
-FUNCTIONS = {
-    "nn.functional.relu": "relu",
-    "nn.functional.gelu": "gelu",
-    "nn.functional.silu": "silu",
-    "add": "add",
-    "sum": "sum",
-    "mean": "mean",
-    "amax": "amax",
-    "var": "var",
-    "nn.functional.embedding": "embedding",
-    "matmul": "matmul",
-    "nn.functional.linear": "linear",
-    "nn.functional.conv2d": "conv2d",
-    "nn.functional.avg_pool2d": "avg_pool2d",
-    "nn.functional.max_pool2d": "max_pool2d",
-    "softmax": "softmax",
-    "log_softmax": "log_softmax",
-    "nn.functional.kl_div": "kl_div",
-    "nn.functional.nll_loss": "nll_loss",
-    "nn.functional.cross_entropy": "cross_entropy",
-    "nn.functional.batch_norm": "batch_norm",
-    "nn.functional.group_norm": "group_norm",
-    "nn.functional.layer_norm": "layer_norm",
-    "nn.functional.rms_norm": "rms_norm",
-    "nn.functional.scaled_dot_product_attention": "scaled_dot_product_attention",
-}
-WITHOUT_ENTRY = {
-    "add_rms_norm": "PyTorch has no function of this kind",
+PUBLIC = sorted(name for name, value in vars(cupyops.ops).items() if inspect.isfunction(value) and name[0] != "_")
+OWN = "PyTorch has no function of this kind"
+# functions that PyTorch has in some form, and its database not, or not as ours
+UNLIKE = {
     "attention": "PyTorch has scaled_dot_product_attention, without windows and the log-sum-exp",
-    "batch_norm_act": "PyTorch has no function of this kind",
-    "bias_gelu": "PyTorch has no function of this kind",
-    "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
-    "decode_attention": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",
     "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
-    "gated_linear": "PyTorch has no function of this kind",
-    "geglu": "PyTorch has no function of this kind",
     "grouped_mm": "PyTorch has torch.nn.functional.grouped_mm, which its database leaves out",
-    "linear_act": "PyTorch has no function of this kind",
-    "rope": "PyTorch has no function of this kind",
-    "scale_shift": "PyTorch has no function of this kind",
     "scaled_mm": "of torch._scaled_mm its database has samples whose result is of 8 bits, of which few bits are right",
-    "swiglu": "PyTorch has no function of this kind",
 }
+
+
+def entry(name: str) -> str | None:
+    """The name by which PyTorch's database has a function of the library; None where PyTorch has none of that name."""
+    functional = hasattr(torch.nn.functional, name) and name not in ("softmax", "log_softmax")
+    return f"nn.functional.{name}" if functional else name if hasattr(torch, name) else None
+
+
+WITHOUT_ENTRY = {name: UNLIKE.get(name, OWN) for name in PUBLIC if name in UNLIKE or entry(name) is None}
+FUNCTIONS = {str(entry(name)): name for name in PUBLIC if name not in WITHOUT_ENTRY}
 # operators behind others, that no sample of a database comes to
 BEHIND_OTHERS = {
     "add_norm_lowered",
@@ -178,4 +156,4 @@ def operator_of(value: Any) -> str:
     return {"nn": MODULES, "optim": OPTIMIZERS}[first][rest] if first in ("nn", "optim") else first
 
 
-IN_FULL = pytest.mark.in_full(by=lambda parameters: operator_of(parameters["info"]))
+OF_OPERATOR = pytest.mark.of_operator(lambda given: operator_of(given["info"]) if "info" in given else "")

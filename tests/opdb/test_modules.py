@@ -7,13 +7,14 @@ and parameters and the buffers afterwards are PyTorch's; state dicts go both way
 import pytest
 import torch
 from opdb.backends import FLOATING, NOT_DRAWN, drawn
-from opdb.known import IN_FULL, MODULES, MODULES_WITHOUT_ENTRY, NOT_FINITE, TRAPS, named
+from opdb.known import MODULES, MODULES_WITHOUT_ENTRY, NOT_FINITE, OF_OPERATOR, TRAPS, named
 from opdb.modules import DERIVATIVES, INFOS, WITH_ERRORS, Pair, modes, refuses, samples, strided
 
 import cupyops
 from cupyops.errors import InputError
 
 pytestmark = [
+    OF_OPERATOR,
     pytest.mark.filterwarnings("ignore:reduction.+mean. divides"),
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
 ]
@@ -69,7 +70,7 @@ def test_errors(info, backend, score):
     score.raise_if_failed()
 
 
-@IN_FULL
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", DERIVATIVES)
 @pytest.mark.parametrize("info", INFOS, ids=named)
 def test_derivatives(info, suite, backend, score):

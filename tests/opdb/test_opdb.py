@@ -17,13 +17,14 @@ from opdb import derivatives
 from opdb.backends import DTYPES, NOT_DRAWN, drawn
 from opdb.comparison import Comparison, call_of, mine, route_of, theirs, wants_gradient
 from opdb.database import DIFFERENTIABLE, OPS, WITH_ERRORS, kinds_of_samples, not_random
-from opdb.known import FUNCTIONS, IN_FULL, REFUSED, WITHOUT_ENTRY, kernel_dtypes, known_difference, named
+from opdb.known import FUNCTIONS, OF_OPERATOR, REFUSED, WITHOUT_ENTRY, kernel_dtypes, known_difference, named
 
 import cupyops
 from cupyops.errors import InputError
 
 # what PyTorch says of its own functions, where they are called as references
 pytestmark = [
+    OF_OPERATOR,
     pytest.mark.filterwarnings("ignore:reduction.+mean. divides"),  # of kl_div
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
     pytest.mark.filterwarnings("ignore:.* does not have a deterministic implementation"),
@@ -130,7 +131,7 @@ def assert_raises(kinds, function, info, sample):
     raise AssertionError(f"no error, expected {kinds}")
 
 
-@IN_FULL
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", derivatives.SUITES)
 @pytest.mark.parametrize("info", DIFFERENTIABLE, ids=named)
 def test_derivatives(info, suite, backend, score):

@@ -7,10 +7,12 @@ state after several steps in two groups are PyTorch's; state dicts go both ways;
 import pytest
 import torch
 from opdb.backends import FLOATING
-from opdb.known import FUSED_SGD, OPTIMIZERS, OPTIMIZERS_WITHOUT_ENTRY, named
+from opdb.known import FUSED_SGD, OF_OPERATOR, OPTIMIZERS, OPTIMIZERS_WITHOUT_ENTRY, named
 from opdb.optimizers import INFOS, compare, inputs, is_unsound, refuses, runs
 
 import cupyops
+
+pytestmark = OF_OPERATOR
 
 
 def test_every_optimizer_is_in_the_database_or_known_not_to_be():

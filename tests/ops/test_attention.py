@@ -6,7 +6,7 @@ import pytest
 import torch
 from attentions import CALLS, compare, eager, sees, usual
 from contract import Make, OperatorContract, Sample
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch import attention as kernels
@@ -96,7 +96,7 @@ def forms(request):
         yield asked
 
 
-@pytest.mark.parametrize("causal", [*in_full(None), "bottom_right"])
+@pytest.mark.parametrize("causal", [*slow(None), "bottom_right"])
 def test_low_scores(forms, causal):
     """S % 128 == 64, a mask, and log-sum-exps below -88.7, where exp(-lse) would be no finite number."""
     q, k, v = (torch.randn(1, 1, 64, 128) for _ in range(3))
@@ -106,7 +106,7 @@ def test_low_scores(forms, causal):
     assert results[1].max() < -88.7 and all(x.isfinite().all() for x in results)
 
 
-@pytest.mark.parametrize("causal", [*in_full("top_left"), "bottom_right"])
+@pytest.mark.parametrize("causal", [*slow("top_left"), "bottom_right"])
 @pytest.mark.parametrize("rows", [(130, 5), (5, 130), (70, 66)], ids=str)
 def test_diagonals(forms, rows, causal):
     """More queries than keys, of which some see none; more keys than queries."""
@@ -117,14 +117,14 @@ def test_diagonals(forms, rows, causal):
         assert not y[:, :, i].any() and not grad_q[:, :, i].any() and (lse[:, :, i] == -math.inf).all()
 
 
-@pytest.mark.parametrize("window", [(300, 0), (None, 3), (5, None), *in_full((0, 0), (40, 0))], ids=str)
+@pytest.mark.parametrize("window", [(300, 0), (None, 3), (5, None), *slow((0, 0), (40, 0))], ids=str)
 def test_windows(forms, window):
     """Narrower than a panel, as wide as all, of one side; some queries see none on the other diagonal."""
     compare((1, 1, 1, 150, 100, 128), torch.float16, forms=forms, window=window)
     compare((1, 1, 1, 40, 150, 128), torch.float16, forms=forms, window=window, causal="top_left")
 
 
-@pytest.mark.parametrize("widths", [(40, 96), (64, 8), *in_full((128, 64), (16, 40))], ids=str)
+@pytest.mark.parametrize("widths", [(40, 96), (64, 8), *slow((128, 64), (16, 40))], ids=str)
 def test_values_of_another_width(forms, widths):
     if max(widths) > 64 or "backward:mma_32" not in forms:  # a form for wide rows
         results = compare((1, 2, 1, 70, 45, *widths), torch.float16, forms=forms, causal="bottom_right")
@@ -132,7 +132,7 @@ def test_values_of_another_width(forms, widths):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("widths", [(192, 128), *in_full((256, 256), (8, 136))], ids=str)
+@pytest.mark.parametrize("widths", [(192, 128), *slow((256, 256), (8, 136))], ids=str)
 def test_wide_rows(widths, arch):
     """By mma.sync in as much shared memory as every card has, or by wgmma: MLA's widths, with a window, and packed."""
     shared = 101376 if arch == "sm_80" else 232448
@@ -237,7 +237,7 @@ def test_recorded_calls():
                 )
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"causal": "bottom_right"}, {"window": (3, 2), "return_lse": True}], ids=str)
 def test_hazards_of_the_kernels(options):
     """Those of the contract are of float32, which the kernels do not serve."""

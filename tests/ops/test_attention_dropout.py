@@ -95,7 +95,7 @@ CASES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 @CASES
 def test_the_mask_of_the_seed(engine, name, seeded):
     arch = ENGINES[engine][0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attentions import CARDS, compare
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch.attention import Blocks
@@ -70,7 +70,7 @@ CASES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 @CASES
 def test_maps(name, engine):
     with cupyops.simulate(ENGINES[engine][0]), cupyops.trace() as trace:
@@ -89,7 +89,7 @@ def test_maps_on_a_gpu(name, engine):
     compared(name, engine, torch.bfloat16 if engine == "wgmma" else torch.float16, "cuda")
 
 
-@pytest.mark.parametrize("engine", [*in_full("mma", of="attention"), "wgmma"])
+@pytest.mark.parametrize("engine", [*slow("mma"), "wgmma"])
 def test_panels_that_nobody_sees_are_not_computed(engine):
     """What is infinite there would make NaN of 0 times it."""
     q, k, v = (torch.randn(1, 1, rows, 64).half() for rows in (256, 512, 512))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from attentions import HOPPER, compare, eager, sees
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch import attention as kernels
@@ -124,7 +124,7 @@ def test_where_wide_rows_take_it(widths, rows, bounds, expected):
     assert launch.grid == -(-rows // launch.template["TILE"]) * 4 // share
 
 
-@pytest.mark.parametrize("width", [*in_full(64, of="attention"), 128])
+@pytest.mark.parametrize("width", [*slow(64), 128])
 @pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"softcap": 20.0}], ids=str)
 def test_variants(always, monkeypatch, width, options):
     """Of scores and dropout it is taken where it was measured, and gives what two passes give."""
@@ -153,8 +153,8 @@ def test_blocks_that_share_a_group(monkeypatch, width, share):
     assert [record.kernel.startswith("attention_bwd_collect") for record in trace.launches()].count(True) == 3
 
 
-@pytest.mark.parametrize("width", [64, *in_full(128, of="attention")])
-@pytest.mark.parametrize("dtype", [*in_full(torch.float16, of="attention"), torch.bfloat16])
+@pytest.mark.parametrize("width", [64, *slow(128)])
+@pytest.mark.parametrize("dtype", [*slow(torch.float16), torch.bfloat16])
 def test_as_exact_as_two_passes(always, width, dtype):
     """dS is rounded once, whichever way it goes: errors against float64 are those of two passes."""
     given = [torch.randn(1, 2, 200, width).to(dtype).requires_grad_() for _ in range(3)]
@@ -168,7 +168,7 @@ def test_as_exact_as_two_passes(always, width, dtype):
     assert all(once <= 1.02 * two for once, two in zip(*errors, strict=True)), errors
 
 
-@pytest.mark.parametrize("width", [64, *in_full(128, 192, of="attention"), 256])
+@pytest.mark.parametrize("width", [64, *slow(128, 192), 256])
 def test_keys_that_there_are_none_of(width):
     """A tile of keys whose rest has a score of 0, far above the log-sum-exp of each row: weights would be infinite."""
     values = 128 if width == 192 else width

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from attentions import A100, HOPPER, SMALLER, compare, eager, sees
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch import attention as kernels
@@ -147,7 +147,7 @@ def test_scores_of_ones_own(always):
         assert "attention_bwd_mma_variant" in names and "attention_bwd_collect" not in names
 
 
-@pytest.mark.parametrize("width", [64, *in_full(128, of="attention")])
+@pytest.mark.parametrize("width", [64, *slow(128)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("arch", "on"), [("sm_90", HOPPER), ("sm_80", A100)])
 def test_as_exact_as_two_passes(width, dtype, arch, on):

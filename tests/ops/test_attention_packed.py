@@ -9,7 +9,7 @@ import pytest
 import torch
 from attentions import HOPPER, eager, sees, usual
 from plan_driver import driver
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch import attention
@@ -109,7 +109,7 @@ def with_sequence(case):
     return CASES[case] | {"change": change}
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["mma_64", "mma_32", "wgmma"])
 def test_kernels(case, form):
@@ -121,7 +121,7 @@ def test_kernels(case, form):
     assert ran == [f"attention_fwd_{method}_variant", *[f"attention_bwd_{method}_variant"] * 2]
 
 
-@pytest.mark.parametrize("width", [64, *in_full(96, 192, of="attention")])
+@pytest.mark.parametrize("width", [64, *slow(96, 192)])
 def test_widths_on_hopper(width):
     """A panel of TMA ends with its sequence, whatever its width; lengths of one row, none, and more than a panel."""
     with cupyops.simulate("sm_90"), cupyops.trace() as trace:
@@ -137,10 +137,8 @@ def test_what_lies_alike():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("engine", [*in_full("mma", of="attention"), "wgmma"])
-@pytest.mark.parametrize(
-    "widths", [(192, 128), *in_full((192, 192), (128, 64), (40, 200), of="attention"), (40, 72)], ids=str
-)
+@pytest.mark.parametrize("engine", [*slow("mma"), "wgmma"])
+@pytest.mark.parametrize("widths", [(192, 128), *slow((192, 192), (128, 64), (40, 200)), (40, 72)], ids=str)
 def test_values_of_another_width(widths, engine, device):
     """Of rows that are narrower than a kernel's some panels are never copied: on a GPU nothing lies before these tensors."""
     if device == "cuda" and engine == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
@@ -171,7 +169,7 @@ def test_values_of_another_width(widths, engine, device):
         assert (ours.double() - true).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * true.abs().max()
 
 
-@pytest.mark.parametrize("arch", [*in_full("sm_80", of="attention"), "sm_90"])
+@pytest.mark.parametrize("arch", [*slow("sm_80"), "sm_90"])
 def test_nothing_leaks(arch):
     """NaN in one sequence stays there, though neighbours share tiles with it."""
     lengths, bad = (70, 33, 150), slice(70, 103)
@@ -297,7 +295,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("by", ["reference", *in_full("kernels", of="attention")])
+@pytest.mark.parametrize("by", ["reference", *slow("kernels")])
 @pytest.mark.parametrize("nan", [False, True])
 @pytest.mark.parametrize("case", STARTS)
 def test_tokens_of_no_sequence(case, nan, by):

@@ -70,7 +70,7 @@ CASES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 @CASES
 def test_sinks(engine, name):
     with cupyops.simulate(ENGINES[engine][0]), assume_gpu(**HOPPER), cupyops.trace() as trace:

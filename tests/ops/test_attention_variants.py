@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attentions import CARDS, HOPPER, compare, eager, sees, usual
-from tiers import in_full
+from selection import slow
 from torch.utils.flop_counter import FlopCounterMode
 
 import cupyops
@@ -93,7 +93,7 @@ def compared(name, engine, dtype, width, device="cpu", **options):
     )
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, engine):
@@ -102,7 +102,7 @@ def test_variants(name, engine):
         compared(name, engine, torch.float16 if width == 64 else torch.bfloat16, width)
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 def test_beside_bounds():
     """The mask's own bounds, those of causal and of window: the narrowest hold."""
     with cupyops.simulate("sm_80"):
@@ -218,7 +218,7 @@ def test_compiled_and_transformed():
     torch.testing.assert_close(exported(q, k, v, slopes), expected)
 
 
-@pytest.mark.parametrize("more", [*in_full({}, of="attention"), {"t": 2.0}], ids=str)
+@pytest.mark.parametrize("more", [*slow({}), {"t": 2.0}], ids=str)
 def test_compiled_kernels_of_any_length(more):
     """One graph for all sizes, with gradients; with captured numbers and without."""
     score = "s * t - slopes[h] * abs(q - k)" if more else "s - slopes[h] * abs(q - k)"
@@ -278,7 +278,7 @@ def _off(low):
 
 
 @pytest.mark.parametrize("low", [0, 1])
-@pytest.mark.parametrize("dtype", [*in_full(torch.float16, of="attention"), torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [*slow(torch.float16), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("engine", ["mma", "wgmma"])
 def test_softcap_is_as_right_as_half_types_can_be(engine, dtype, low, monkeypatch):
     """By a tanh that is as far off as its hardware may be: no farther from float64 than PyTorch in bf16, whose scores are
@@ -419,7 +419,7 @@ def test_variants_on_a_gpu(name, engine, dtype):
         compared(name, engine, dtype, width, "cuda")
 
 
-@pytest.mark.in_full(by=lambda parameters: "attention")
+@pytest.mark.slow
 def test_wide_rows_by_both_engines():
     """Scores, a mask and dropout, where on Hopper each gradient has a kernel: what mma.sync gives, to its rounding."""
     found = []
@@ -484,7 +484,7 @@ def test_gradients_of_what_is_captured_where_the_op_is_called(within, what):
 
 @pytest.mark.parametrize("lowest", [torch.finfo(torch.bfloat16).min, -1e9])
 @pytest.mark.parametrize("what", ["mask", "bias of float32", "a number"])
-@pytest.mark.parametrize("engine", ["mma", *in_full("wgmma", of="attention")])
+@pytest.mark.parametrize("engine", ["mma", *slow("wgmma")])
 def test_rows_of_the_lowest_number(engine, what, lowest):
     """Such a number times log2(e) is none any more; a row of it alone has equal weights, as PyTorch has it."""
     torch.manual_seed(0)

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
-from tiers import in_full
+from selection import slow
 
 import cupyops
 
@@ -133,7 +133,7 @@ def compare(args, **options):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, *in_full(torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, *slow(torch.bfloat16)], ids=str)
 def test_float_parameters_beside_a_half_type(dtype, shape, training):
     """As under autocast."""
     with cupyops.simulate(), cupyops.trace() as trace:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from normalisations import batch_norm_act as by_torch
-from tiers import in_full
+from selection import slow
 
 import cupyops
 from cupyops._dispatch import batch_norm_act as forms
@@ -150,7 +150,7 @@ def computing(of, one):
 
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "alone"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, *in_full(torch.float16, torch.float32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *slow(torch.float16, torch.float32)], ids=str)
 @pytest.mark.parametrize(("shape", "last"), SHAPES, ids=str)
 def test_every_form(shape, last, dtype, training, residual):
     args = tensors(shape, last, dtype, residual=residual)
@@ -173,7 +173,7 @@ def test_every_form_is_reached():
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("dtype", [torch.float16, *in_full(torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, *slow(torch.bfloat16)], ids=str)
 def test_float_parameters_beside_a_half_type(dtype, training):
     """As under autocast."""
     for shape, last in SHAPES[::3]:

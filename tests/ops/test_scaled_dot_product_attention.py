@@ -116,7 +116,7 @@ MASKS = {  # of (2, 4, 33, 40) scores
 }
 
 
-@pytest.mark.in_full(by=lambda parameters: "scaled_dot_product_attention")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("arch, shared", [("sm_80", 101376), ("sm_90", 232448)])
 def test_masks(arch, shared, name):

@@ -23,6 +23,7 @@ import kept
 import loss_parts
 import normalisations
 import pixels
+import samples
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample
 from softmaxes import SoftmaxContract, form_cases
@@ -109,13 +110,11 @@ def contracts() -> dict[str, list[type[OperatorContract]]]:
     """For the kernels of each operator the contracts that launch them: its own first, and those of others."""
     found: dict[str, list[type[OperatorContract]]] = {}
     for path in sorted((TESTS / "ops").glob("test_*.py")):
-        module = importlib.import_module(f"ops.{path.stem}")
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, OperatorContract) and value.__module__ == module.__name__:
-                for operator in sorted({operator_of(k.source.name) for k in KERNELS if k.base in value.kernels}):
-                    own = path.stem == f"test_{operator}"
-                    among = found.setdefault(operator, [])
-                    among.insert(0 if own else len(among), value)
+        name = path.stem.removeprefix("test_")
+        for contract in samples.of_file(name):
+            for operator in sorted({operator_of(k.source.name) for k in KERNELS if k.base in contract.kernels}):
+                among = found.setdefault(operator, [])
+                among.insert(0 if name == operator else len(among), contract)
     return found
 
 
@@ -141,9 +140,8 @@ def tiles(name: str, samples: Callable[[Make], Iterator[Sample]], dtype: torch.d
 
 
 def tiled(name: str, dtype: torch.dtype, tile: int, sample: Sample) -> None:
-    contract = next(one for each in contracts().values() for one in each if one.__module__ == f"ops.test_{name}")
     with gemms.tiled(name, dtype, tile):
-        contract().compare(sample, f"tile {tile}, {sample!r}")
+        samples.contract(name)().compare(sample, f"tile {tile}, {sample!r}")
 
 
 def products(make: Make) -> Iterator[Sample]:

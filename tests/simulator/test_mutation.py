@@ -57,7 +57,7 @@ def examiner(tmp_path_factory):
         yield mutation.Examiner()
 
 
-@pytest.mark.in_full(by=lambda parameters: "softmax")
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_missing_wait_for_the_cluster_is_noticed(examiner, index):
     """Those blocks share rows as sm_90 alone."""
@@ -66,7 +66,7 @@ def test_a_missing_wait_for_the_cluster_is_noticed(examiner, index):
     assert len(waits) == 2 and verdict.outcome == "check", verdict
 
 
-@pytest.mark.in_full(always=("silu", "nll_loss"))  # a bound and a barrier
+@pytest.mark.slow(but=("silu", "nll_loss"))  # a bound and a barrier
 @pytest.mark.parametrize("operator, dtype, file, piece, index, by", BARRIERS + BOUNDS)
 def test_a_fault_is_noticed(examiner, operator, dtype, file, piece, index, by):
     fitting = [m for m in mutation.all_mutants(Path(file).stem) if m.file == file and piece in m.source]

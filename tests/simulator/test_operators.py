@@ -19,9 +19,9 @@ import pytest
 import torch
 from contract import DTYPES, Make, first
 from processes import run_python
+from selection import SEVEN
 from simulator import cases
 from simulator.cases import CPU, KERNELS, OPERATORS, operator_of
-from tiers import SEVEN
 
 import cupyops
 from cupyops._simulate import Simulation
@@ -52,7 +52,7 @@ def simulated(**options):
 # --- every instance ---
 
 
-@pytest.mark.in_full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_instance(operator, dtype):
@@ -100,7 +100,6 @@ def base(name):
     return name.partition("<")[0]
 
 
-@pytest.mark.every_time
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_each_kernel_once(operator):
     """By as few calls as reach them all, in one dtype where that will do; which one differs from operator to operator."""
@@ -159,7 +158,7 @@ def test_some_text_differs_between_architectures(dtype):
 # --- layouts, order ---
 
 
-@pytest.mark.in_full(always=SEVEN)
+@pytest.mark.slow(but=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_layouts(contract):
     """Inputs transposed, strided, channels_last, off by one element. In a half type, whose results are rounded once."""
@@ -169,7 +168,7 @@ def test_layouts(contract):
             test.compare(sample, f"layout {sample!r}", strides=True)
 
 
-@pytest.mark.in_full
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["expanded", "strided", "misaligned"])
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_grad_layouts(contract, kind):
@@ -178,7 +177,7 @@ def test_grad_layouts(contract, kind):
         test.test_grad_layouts(CPU, kind, test.one_dtype())
 
 
-@pytest.mark.in_full
+@pytest.mark.slow
 @pytest.mark.parametrize("contract", [one for one in CONTRACTS if one.has_backward], ids=lambda c: c.__name__)
 def test_partial_gradients(contract):
     test = contract()
@@ -186,7 +185,7 @@ def test_partial_gradients(contract):
         test.test_partial_gradients(CPU, test.one_dtype())
 
 
-@pytest.mark.in_full(always=SEVEN)
+@pytest.mark.slow(but=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_the_order_changes_nothing(contract):
     """The same bits whatever the order of blocks, and of diverged threads."""

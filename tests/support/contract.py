@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import SEVEN
+from selection import SEVEN
 from torch import Tensor
 
 import cupyops
@@ -39,6 +39,7 @@ VALUES = [
     *(pytest.param("cuda", d, id=f"cuda-{str(d).removeprefix('torch.')}", marks=pytest.mark.gpu) for d in DTYPES),
 ]
 
+COMPILERS = ("compile_fullgraph", "compile_dynamic")
 BACKENDS = ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
@@ -173,23 +174,24 @@ class OperatorContract:
 
     # --- everything else ---
 
-    @pytest.mark.in_full(always=SEVEN)
+    @pytest.mark.slow(but=SEVEN)
     @pytest.mark.parametrize(
         ("backend", "count"),
         [("reference", 2), ("simulator", 1), pytest.param("gpu", 2, marks=pytest.mark.gpu)],
         ids=["reference", "simulator", "gpu"],
     )
     def test_hazards(self, backend, count):
-        """Every hazard of `cupyops.testing`, on the first small samples."""
+        """Every hazard of `cupyops.testing`, on the first small samples; those of compilers, which trace the function alike
+        whatever runs its graph, once where kernels run."""
         make = Make("cuda", self.one_dtype()) if backend == "gpu" else Make("cpu", torch.float32)
-        for sample in itertools.islice(self.small_samples(make), count):
+        for index, sample in enumerate(itertools.islice(self.small_samples(make), count)):
             report = check(
                 self.function,
                 sample.args,
                 sample.kwargs,
                 reference=self.torch_function,
                 backends=backend,
-                skip="more_than_2_31",
+                skip=("more_than_2_31", *(COMPILERS if index or backend == "reference" else ())),
                 shrink=False,
             )
             unknown = [row for row in report.failures if (row.hazard, backend) not in self.differs]

@@ -1,6 +1,7 @@
 """Runs calls with each form of a family that can compute them."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import cupyops
 from cupyops._dispatch import forms
@@ -20,12 +21,21 @@ def run(family: str, form: str, calls: Iterable[Callable[[], object]]) -> None:
 
 
 def computes(family: str, form: str, call: Callable[[], object]) -> bool:
-    """Whether the form can compute a call, which has then been made."""
+    """True where the form can compute a call, which has then been made."""
+    return _made(f"{family}:{form}", call)[0]
+
+
+def by_form(name: str, call: Callable[[], Any]) -> Any:
+    """The result of a call in the simulator with the form of that name; None where the form cannot compute it."""
+    with cupyops.simulate():
+        return _made(name, call)[1]
+
+
+def _made(name: str, call: Callable[[], Any]) -> tuple[bool, Any]:
     try:
-        with use_form(f"{family}:{form}"):
-            call()
+        with use_form(name):
+            return True, call()
     except cupyops.InputError as error:
-        if f"the form {form} was asked for" not in str(error):
+        if f"the form {name.partition(':')[2]} was asked for" not in str(error):
             raise
-        return False
-    return True
+        return False, None

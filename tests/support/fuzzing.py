@@ -1,9 +1,14 @@
-"""What is drawn for each operator beyond what its annotations say, so that most calls mean something."""
+"""Calls that are drawn at random for each operator, so that most of them mean something.
+
+An operator whose arguments may be of any shape and value needs no line here: its calls are drawn by its annotations, and
+compared with the function of PyTorch in its contract (samples.py).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attentions
@@ -11,6 +16,7 @@ import byte_products
 import gemms
 import groups
 import normalisations
+import samples
 import torch
 from decoding import by_cache
 from hypothesis import strategies as st
@@ -529,7 +535,8 @@ def scaled_products(draw: st.DrawFn) -> Call:
 
 
 # function, PyTorch's, the calls
-FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
+Drawn = tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]
+_DRAWN: dict[str, Drawn] = {
     "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
     "attention": (cupyops.attention, _attention, attended()),
     "decode_attention": (cupyops.decode_attention, by_cache, decoded()),
@@ -539,17 +546,12 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
         F.scaled_dot_product_attention,
         scaled_products(),
     ),
-    "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
     "bias_gelu": (cupyops.bias_gelu, _bias_gelu, biased()),
     "geglu": (cupyops.geglu, _gated(F.gelu), gated(approximate=["none", "tanh"])),
     "gelu": (cupyops.gelu, F.gelu, gelus()),
-    "silu": (cupyops.silu, F.silu, calls(cupyops.silu)),
     "rope": (cupyops.rope, _rope, rotations()),
     "swiglu": (cupyops.swiglu, _gated(F.silu), gated()),
-    "add": (cupyops.add, torch.add, calls(cupyops.add)),
     "scale_shift": (cupyops.scale_shift, _scale_shift, calls(cupyops.scale_shift)),
-    "softmax": (cupyops.softmax, F.softmax, calls(cupyops.softmax)),
-    "log_softmax": (cupyops.log_softmax, F.log_softmax, calls(cupyops.log_softmax)),
     "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised(parameters=2, eps=(1e-5, 0.1, 0.0))),
     "rms_norm": (cupyops.rms_norm, F.rms_norm, normalised()),
     "add_norm_lowered": (add_norm_lowered, _add_norm, summed_and_normalised()),
@@ -582,3 +584,11 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "nll_loss": (cupyops.nll_loss, F.nll_loss, losses(smoothing=False)),
     "cross_entropy": (cupyops.cross_entropy, F.cross_entropy, losses(smoothing=True)),
 }
+
+
+def _by_annotations(name: str) -> Drawn:
+    return getattr(cupyops, name), samples.contract(name).torch_function, calls(getattr(cupyops, name))
+
+
+_MODULES = sorted(path.stem[1:] for path in Path(cupyops.ops.__file__).parent.glob("_[!_]*.py"))
+FUZZED = {name: _DRAWN[name] if name in _DRAWN else _by_annotations(name) for name in _MODULES}

@@ -1,4 +1,9 @@
-"""One small call of every public operator, with PyTorch's function beside it, for what happens to all of them alike."""
+"""The samples of each operator: those of its contract in tests/ops, for whatever tries all operators alike.
+
+Who needs calls of every operator takes them from here: the tracers of tests/edges, drawn calls (fuzzing.py), what is kept
+for backward (twins.py), the simulator (tests/simulator/cases.py) and compute-sanitizer (tools/operator_samples.py). A table
+of theirs has a line for an operator only where its contract does not say enough.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +22,28 @@ from torch import Tensor
 import cupyops
 
 TESTS = Path(__file__).parent.parent
-WITHOUT_GRADIENT = frozenset(("scaled_mm",))  # tests/ops/test_scaled_mm.py has its edges
-PUBLIC = sorted(
-    name
-    for name, value in vars(cupyops.ops).items()
-    if inspect.isfunction(value) and name[0] != "_" and name not in WITHOUT_GRADIENT
-)
-WITHOUT_TWIN = frozenset(
-    (
-        "add_rms_norm",
-        "batch_norm_act",
-        "bias_gelu",
-        "conv2d_relu_max_pool2d",
-        "decode_attention",
-        "fused_linear_cross_entropy",
-        "gated_linear",
-        "geglu",
-        "grouped_mm",
-        "linear_act",
-        "rope",
-        "scale_shift",
-    )
-    + ("swiglu",)
-)
+PUBLIC = sorted(name for name, value in vars(cupyops.ops).items() if inspect.isfunction(value) and name[0] != "_")
+DIFFERENTIABLE = [name for name in PUBLIC if name != "scaled_mm"]
+
+
+def refuses_alike(name: str) -> bool:
+    """True where what the contract's function of PyTorch refuses is to be refused: that of the operator's own name does, and
+    of what makes up the others some takes more."""
+    own = any(hasattr(module, name) for module in (torch.nn.functional, torch)) and name != "grouped_mm"
+    return own or name == "attention"
+
+
+@functools.cache
+def of_file(name: str) -> tuple[type[OperatorContract], ...]:
+    """The contracts of `tests/ops/test_<name>.py`."""
+    module = importlib.import_module(f"ops.test_{name}")
+    own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
+    return tuple(value for value in own if issubclass(value, OperatorContract))
+
+
+def contract(name: str) -> type[OperatorContract]:
+    """The first contract of an operator."""
+    return of_file(name)[0]
 
 
 @dataclass
@@ -86,31 +90,18 @@ class Edge:
         return self.of(self.theirs)
 
 
-@functools.cache
-def _contracts() -> dict[str, type[OperatorContract]]:
-    """The first contract of each public operator."""
-    found: dict[str, type[OperatorContract]] = {}
-    for path in sorted((TESTS / "ops").glob("test_*.py")):
-        module = importlib.import_module(f"ops.{path.stem}")
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, OperatorContract) and value.__module__ == module.__name__:
-                found.setdefault(path.stem.removeprefix("test_"), value)
-    return found
-
-
 def every_edge(name: str) -> list[Edge]:
     """All small calls of an operator's contract, in float32."""
-    contract = _contracts()[name]
-    samples = contract().small_samples(Make("cpu", torch.float32))
-    return [Edge(contract.function, contract.torch_function, sample) for sample in samples]
+    own = contract(name)
+    samples = own().small_samples(Make("cpu", torch.float32))
+    return [Edge(own.function, own.torch_function, sample) for sample in samples]
 
 
 def edge(name: str, dtype: torch.dtype = torch.float32) -> Edge:
     """The call of an operator: the first small one of its contract."""
-    contract = _contracts()[name]
-    make = Make("cpu", dtype)
+    own, make = contract(name), Make("cpu", dtype)
     if name == "dropout":  # whose contract gives a seed, which PyTorch's has none of
         return Edge(cupyops.dropout, torch.nn.functional.dropout, Sample(make(3, 4), 1.0, True))
-    samples = list(contract().small_samples(make))
+    samples = list(own().small_samples(make))
     sample = next((one for one in samples if all(min(t.shape, default=0) > 1 for t in one.all_tensors())), samples[0])
-    return Edge(contract.function, contract.torch_function, sample)
+    return Edge(own.function, own.torch_function, sample)
