@@ -80,6 +80,9 @@ class _Writer:
 
     def text(self) -> str:
         units = self.program.schedule.units
+        groups = [u for u in units if isinstance(u, Group)]
+        self.in_kernels = {b.name for g in groups if g.kernel for b in g.kernel.arguments}
+        self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
         for unit in units:
             self.number += 1
             if isinstance(unit, Group):
@@ -105,9 +108,8 @@ class _Writer:
             for name in (*read, *made):
                 last[name] = n
         dead: dict[int, list[str]] = {}
-        targets = {s.target.name for s in self.lowering.stores if s.target is not None}
         for name, n in last.items():
-            if name not in returned and name not in targets and not name.startswith("self_"):
+            if name not in returned and name not in self.targets and not name.startswith("self_"):
                 dead.setdefault(n, []).append(name)
         return dead
 
@@ -117,13 +119,11 @@ class _Writer:
         names = [b.name if isinstance(b, Buffer) else str(b) for b in inputs]
         lines = [f"{', '.join(names)}, = args"] if names else []
         lines.append("args.clear()")
-        groups = [u for u in self.program.schedule.units if isinstance(u, Group)]
-        in_kernels = {b.name for g in groups if g.kernel for b in g.kernel.arguments}
-        self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
+        called = {u.target.name for u in self.lowering.calls if u.target is not None}
         for b in inputs:
-            if not isinstance(b, Buffer) or b.name not in in_kernels:
+            if not isinstance(b, Buffer) or b.name not in self.in_kernels:
                 continue
-            if b.name in self.targets:
+            if b.name in self.targets | called:
                 lines.append(f"{b.name}_given = {b.name}")
             if b.shape:
                 lines.append(f"if {b.name}.stride() != {b.strides}: {b.name} = restrided({b.name}, {b.strides})")
@@ -159,6 +159,8 @@ class _Writer:
     def _call(self, unit: Call) -> None:
         reads: list[str] = []
         arguments = [self._argument(a, reads) for a in unit.args]
+        if unit.target is not None and unit.target.name in self.in_kernels:  # where kernels read a copy of it
+            arguments[0] = f"{unit.target.name}_given"
         arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
         function = f"f{self.number}"
         self.scope[function] = unit.node.target
@@ -178,6 +180,8 @@ class _Writer:
             self.body.append(
                 (f"if {name} is not None and {strides}: {name} = restrided({name}, {made.strides})", [name], [])
             )
+        if isinstance(made, Buffer) and made.aliases and name in self.in_kernels:
+            self.body.append((f"if {name}.data_ptr() & 15: {name} = aligned({name})", [name], []))
 
     # -- arguments -----------------------------------------------------------------------------------------------------
 
@@ -235,4 +239,9 @@ def restrided(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """A copy at an address that 16-byte accesses take."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x) if x.numel() else x
+    if not x.numel():
+        return x
+    if 0 not in x.stride() and torch._debug_has_internal_overlap(x) == 0:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    return x.as_strided((extent,), (1,)).clone().as_strided(x.shape, x.stride(), 0)
