@@ -293,20 +293,27 @@ template <class Op, int T, class A> INLINE A reduce(A a) {
   return a;
 }
 
-// over a block of T threads, more than a warp: one value of each warp through shared memory
-template <class Op, class A> INLINE void to_shared(A a, A* held) {
+// over a block of T threads, more than a warp: one value of each warp through shared memory, narrow integers as wide ones
+template <class A> struct Held { typedef A Type; };
+template <> struct Held<bool> { typedef int Type; };
+template <> struct Held<unsigned char> { typedef int Type; };
+template <> struct Held<signed char> { typedef int Type; };
+template <> struct Held<short> { typedef int Type; };
+template <class Op, class A> INLINE void to_shared(A a, A* to) {
+  typename Held<A>::Type* held = (typename Held<A>::Type*)to;
   a = reduce<Op, 32>(a);
   if (threadIdx.x % 32 == 0) held[threadIdx.x / 32] = a;
 }
-template <class Op, int T, class A> INLINE A from_shared(const A* held) {
+template <class Op, int T, class A> INLINE A from_shared(const A* from) {
+  const typename Held<A>::Type* held = (const typename Held<A>::Type*)from;
   if (T <= 256) {
     A a = held[0];
 #pragma unroll
-    for (int w = 1; w < T / 32; w++) a = Op::of(a, held[w]);
+    for (int w = 1; w < T / 32; w++) a = Op::of(a, (A)held[w]);
     return a;
   }
   const int w = threadIdx.x % 32;
-  return reduce<Op, 32>(w < T / 32 ? held[w] : Op::idle(held[0]));
+  return reduce<Op, 32>(w < T / 32 ? (A)held[w] : Op::idle((A)held[0]));
 }
 
 // over the ROWS groups of T threads of a block, each with ITERATIONS times V columns; the first group has the result

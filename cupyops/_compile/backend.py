@@ -8,13 +8,17 @@ program of is run by PyTorch, with a warning.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from . import cudagraphs, patterns
 from .decompositions import decompositions
@@ -24,6 +28,7 @@ from .runner import Kind, Runner
 from .runner import programs as programs
 
 EXACT = "cupyops_exact"  # in a graph's meta: what forward and backward both compute has the same bits
+LEAST_BUDGET = 1e-9  # of memory: with one of 0 PyTorch saves inputs alone, and never what must be saved
 
 
 def backend(
@@ -56,11 +61,38 @@ def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
     have forward's bits; so neither graph contracts multiplications with additions then, and halves are rounded as in eager.
     """
     exact = _has_comparison(joint)
-    parts = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    _save_what_would_change(joint)
+    budget = max(config.activation_memory_budget, LEAST_BUDGET)
+    with config.patch(activation_memory_budget=budget):
+        parts = min_cut_rematerialization_partition(joint, *args, **kwargs)
     for part in parts:
         part.meta[EXACT] = exact
     parts[1].meta[DONATED] = donated(*parts)
     return parts
+
+
+def _save_what_would_change(joint: GraphModule) -> None:
+    """Forbid backward to compute again what would be other numbers: draws, and what reads an input that forward overwrites.
+
+    Draws in a checkpoint are computed again with forward's state of the generator, by PyTorch.
+    """
+    nodes = joint.graph.nodes
+    for node in nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    descriptions = joint.graph.output_node().meta.get("desc") or ()
+    overwritten = {one.mutated_input for one in descriptions if isinstance(one, InputMutationAOTOutput)}
+    copied = {node.args[0] for node in nodes if node.target is torch.ops.aten.copy_.default}
+    stack = [
+        node for node in nodes if node in copied or node.op == "placeholder" and node.meta.get("desc") in overwritten
+    ]
+    while stack:
+        for user in stack.pop().users:
+            schema = getattr(user.target, "_schema", None)
+            if user.target is operator.getitem or (schema and any(one.alias_info for one in schema.returns)):
+                stack.append(user)  # a view, of the same memory
+            elif user.op == "call_function":
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _has_comparison(graph: GraphModule) -> bool:

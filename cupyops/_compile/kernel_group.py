@@ -16,11 +16,14 @@ class Call(Unit):
     """A call of the graph as it is. `outputs`: path in the result -> buffer, or name of what is no tensor.
 
     `serial`: it draws random numbers or acts on something besides its results, so such calls keep their order.
+    `target`: the input of the graph that it overwrites.
     """
 
-    def __init__(self, node: Any, order: int, args: Any, kwargs: dict[str, Any], *, serial: bool) -> None:
+    def __init__(
+        self, node: Any, order: int, args: Any, kwargs: dict[str, Any], *, serial: bool, target: Buffer | None = None
+    ) -> None:
         super().__init__(order)
-        self.node, self.args, self.kwargs, self.serial = node, args, kwargs, serial
+        self.node, self.args, self.kwargs, self.serial, self.target = node, args, kwargs, serial, target
         self.outputs: dict[tuple[int, ...], Buffer | str] = {}
 
 

@@ -25,6 +25,8 @@ from .sizes import SYMBOLIC, Sizes
 from .values import (
     COMPUTED,
     Buffer,
+    Constant,
+    Pointwise,
     Value,
     buffer_of,
     leaves,
@@ -186,6 +188,11 @@ class Lowering(Builder):
         if isinstance(named, str):
             return None, named
         results = [Result.of(one, self.sizes) if isinstance(one, torch.Tensor) else one for one in metas]
+        if not _writes(node) and all(isinstance(one, Result) and 0 in one.shape for one in results):
+            empty = [Constant(0, one.shape, one.dtype) for one in results]
+            for one, of in zip(empty, metas):
+                self._check(node, one, of)
+            return empty if isinstance(meta, (tuple, list)) else empty[0], ""
         found = rule(self, results if isinstance(meta, (tuple, list)) else results[0], **named)
         if found is NotImplemented:
             return None, "arguments that its rule does not take"
@@ -226,11 +233,11 @@ class Lowering(Builder):
     def external(self, reason: str, args: Sequence[Any] | None = None) -> Any:
         """The call of the current node itself; `args` in the place of its positional ones."""
         node = self.node
+        positional = self.get(list(node.args)) if args is None else list(args)
         if _writes(node):
-            raise Unsupported(f"{node.target} writes to a tensor")
+            return self._overwrite(*positional)
         self.left.append((node, reason))
         log.debug("%s stays PyTorch's: %s", node.format_node(), reason)
-        positional = self.get(list(node.args)) if args is None else list(args)
         call = Call(node, self.order, positional, self.get(dict(node.kwargs)), serial=_is_serial(node))
         for one in tensors((call.args, call.kwargs)):
             self.in_memory(one)
@@ -250,6 +257,20 @@ class Lowering(Builder):
             return name
 
         return made(node.meta.get("val"), ())
+
+    def _overwrite(self, x: Any, src: Any = None, *args: Any) -> Any:
+        """PyTorch's own copy into an input that kernels do not write, from memory that nothing else changes."""
+        node = self.node
+        input_of_graph = isinstance(x, Buffer) and x.unit is None and any(x is one for one in self.inputs)
+        if node.target is not torch.ops.aten.copy_.default or not input_of_graph or not isinstance(src, Value):
+            raise Unsupported(f"{node.target} writes to a tensor")
+        if plain(src.meta) and src.meta.device == self.device:
+            src = Pointwise("{0}", [src], src.shape, src.dtype)
+        elif not (isinstance(src, Buffer) and src.unit is not None and not src.aliases):
+            raise Unsupported(f"{node.target} writes a tensor of {src.dtype} on {src.meta.device}")
+        self.in_memory(src)
+        self.calls.append(Call(node, self.order, [x, src], {}, serial=False, target=x))
+        return x
 
 
 @cache

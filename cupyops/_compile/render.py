@@ -445,11 +445,12 @@ class Rendered:
                 inner.append(self._statement(one, True))
         column = f" const {self.integer} cj = {self.inner.name} + j;" if self.inner is not None else ""
         lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}", *first]
-        return [*lines, *(INDENT + line for line in inner), "}", *self._online(code, lines), *stores]
+        room, after = self._online(code)
+        return [*room, *lines, *(INDENT + line for line in inner), "}", *after, *stores]
 
-    def _online(self, code: Sequence[Instruction], lines: list[str]) -> list[str]:
-        """Maximum and sum of exponentials of a thread so far; `lines` gets room for the columns that it has now."""
-        out = []
+    def _online(self, code: Sequence[Instruction]) -> tuple[list[str], list[str]]:
+        """(room for the columns that a thread has now, its maximum and sum of exponentials with these)."""
+        room, after = [], []
         for one in code:
             total = next(
                 (t for t, top in self.trace.online.items() if one.what == "accumulate" and top is one.data[0]), None
@@ -457,9 +458,9 @@ class Rendered:
             if total is not None:
                 name, sum_ = self.trace.reductions[one.data[0]], self.trace.reductions[total]
                 fast = "" if self.trace.exact or total in self.trace.precise else "fast_"
-                lines.insert(0, f"{COMPUTED[total.dtype]} {name}_x[{self.vector}];")
-                out.append(f"{fast}online({name}_t, {sum_}_t, {name}_x);")
-        return out
+                room.append(f"{COMPUTED[total.dtype]} {name}_x[{self.vector}];")
+                after.append(f"{fast}online({name}_t, {sum_}_t, {name}_x);")
+        return room, after
 
     def _accumulators(self, code: Sequence[Instruction]) -> list[str]:
         out, names = [], self.trace.reductions

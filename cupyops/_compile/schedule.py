@@ -106,8 +106,8 @@ class Schedule:
                 found += at[k - 1 : k]
         else:
             found = [self._maker(leaf) for leaf in self.reads[one].values()]
-            if one.target is not None:
-                found += [r for r in self.readers.get(one.target.name, ()) if r is not one]
+        if one.target is not None:
+            found += [r for r in self.readers.get(one.target.name, ()) if r is not one]
         return [f for f in found if f is not None]
 
     def _maker(self, leaf: Buffer | Store) -> Store | Call | None:

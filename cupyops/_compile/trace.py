@@ -488,6 +488,10 @@ class Trace:
     def _gather(self, value: Gather, index: Index, mask: Mask) -> tuple[str, int]:
         source, numbers = value.inputs
         at, level = self.element(numbers, value.map(index), mask)
+        for one in mask:  # computed from what is not read, it may be any number
+            at, level = self._expression(
+                numbers.computed, ("within", *one, at, "0"), joined(level, self._level(one[0]))
+            )
         key = ("index", at, value.size, value.wraps)
         found = self._known(key)
         if found is None:
@@ -509,7 +513,7 @@ class Trace:
     @staticmethod
     def _within(expression: Affine, first: int, size: int) -> Affine:
         """`expression - first` where that is in [0, size): its lower digits, if `first` is a multiple of `size`."""
-        if size % 8 == 0 and first % size == 0:
+        if size and size % 8 == 0 and first % size == 0:
             try:
                 return expression.divmod(size, never)[1]
             except Reject:

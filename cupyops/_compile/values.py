@@ -102,6 +102,8 @@ class Constant(Value):
 
     def __init__(self, number: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
+        if dtype in HALVES:  # a float computes with it
+            number = torch.tensor(number, dtype=torch.float64).to(dtype).item()
         self.number = number
 
 

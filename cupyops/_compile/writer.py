@@ -105,6 +105,7 @@ class Writer:
         self.groups = [u for u in program.schedule.units if isinstance(u, Group) and u.kernel]
         self.in_kernels = {b.name for g in self.groups for b in g.kernel.arguments}  # type: ignore[union-attr]
         self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
+        self.called = {u.target.name for u in self.lowering.calls if u.target is not None}  # which calls overwrite
         self.overwritten = {s.buffer.name for s in self.lowering.stores if s.overwrites}
 
     def run(self) -> Callable[[list[Any]], Sequence[Any]]:
@@ -125,7 +126,7 @@ class Writer:
                 self._call(unit)
         reads: list[str] = []
         result = [self._argument(one, reads, returned=True) for one in self.lowering.outputs]
-        returned = set(reads) | {f"{name}_given" for name in self.targets}
+        returned = set(reads) | {f"{name}_given" for name in self.targets | self.called}
         dead = self._dead(returned)
         lines = ["def run(args):", *("    " + line for line in (*self._inputs(), *self._machine_begins()))]
         for n, (line, _, _) in enumerate(self.body):
@@ -160,7 +161,7 @@ class Writer:
         lines += [f"{', '.join(names)}, = args"] if names else []
         lines.append("args.clear()")
         taken = [b for b in inputs if isinstance(b, Buffer) and b.name in self.in_kernels]
-        lines += [f"{b.name}_given = {b.name}" for b in taken if b.name in self.targets]
+        lines += [f"{b.name}_given = {b.name}" for b in taken if b.name in self.targets | self.called]
         if not taken:
             return lines
         kept = [b.name for b in taken if b.name in self.overwritten]
@@ -249,6 +250,8 @@ class Writer:
     def _call(self, unit: Call) -> None:
         reads: list[str] = []
         arguments = [self._argument(a, reads) for a in unit.args]
+        if unit.target is not None and unit.target.name in self.in_kernels:  # where kernels read a copy of it
+            arguments[0] = f"{unit.target.name}_given"
         arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
         function = f"f{self.number}"
         target = calls.function_of(unit)

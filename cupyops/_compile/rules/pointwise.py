@@ -58,7 +58,9 @@ def _unary(name: str, function: str, heavy: bool) -> None:
     @rule(*_overloads(name, "default"))
     def one(build: Builder, result: Result, x: Value) -> Any:
         if not result.dtype.is_floating_point and (name in ROUNDING or heavy):
-            return x if name in ROUNDING and x.dtype == result.dtype else NotImplemented
+            if name not in ROUNDING or x.dtype != result.dtype:
+                return NotImplemented
+            return build.pointwise(result, "{0}", [x])  # integers are round
         if result.dtype is torch.bool and name != "sgn":
             return NotImplemented
         return build.pointwise(result, f"{function}({{0}})", [x], heavy=heavy)
@@ -359,7 +361,8 @@ def to_copy(
     memory_format: Any = None,
 ) -> Any:
     """A copy in another dtype. One that the user wrote rounds; one of a decomposition need not."""
-    written = build.node.meta.get("original_aten") in (None, aten._to_copy.default, aten._to_copy)
+    original = build.node.meta.get("original_aten")  # by name: the partitioner copies overloads
+    written = original is None or str(original).startswith("aten._to_copy")
     return converted(build, result, x, rounds=written)
 
 
@@ -386,6 +389,10 @@ def copy(build: Builder, result: Result, x: Any, src: Any, non_blocking: bool = 
 def _constant(number: Any, result: Result) -> Any:
     if not isinstance(number, (bool, int, float)):
         return NotImplemented
+    if not result.dtype.is_floating_point and result.dtype is not torch.bool:
+        limits = torch.iinfo(result.dtype)
+        if not limits.min <= number <= limits.max:  # NaN, too
+            return NotImplemented
     return Constant(number, result.shape, result.dtype)
 
 

@@ -59,6 +59,8 @@ def reduced(
 ) -> Any:
     """x reduced over dims, in the dtype in which it is accumulated, as a value of `shape`."""
     dtype = accumulated(x.dtype)
+    if not x.numel:
+        return Constant(0, shape, dtype)  # the sum of nothing; extremes have no result
     build.used(x, x.shape)
     if not dims:
         found: Value = _written_out(op, x, (), dtype)
@@ -79,8 +81,6 @@ def _finished(build: Builder, result: Result, value: Value) -> Any:
 @rule(aten.sum.default, aten.sum.dim_IntList)
 def sum_(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     """Sum over dimensions."""
-    if not x.numel and 0 not in result.shape:
-        return NotImplemented
     if x.dtype != result.dtype:
         x = converted(build, _like(x.shape, result.dtype), x, rounds=True)
     one = _sum_of_one_hot(x, dimensions(x, dim))
@@ -145,8 +145,10 @@ def _extreme(build: Builder, op: str, result: Result, x: Value, dim: Any) -> Any
 def _any_or_all(op: str, *overloads: Any) -> None:
     @rule(*overloads)
     def found(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-        if not x.numel or result.dtype is not torch.bool:
+        if result.dtype is not torch.bool:
             return NotImplemented
+        if not x.numel:
+            return Constant(op == "min", result.shape, torch.bool)
         truth = build.pointwise(_like(x.shape, torch.bool), "{0}", [x], torch.bool)
         return reduced(build, op, truth, dimensions(x, dim), result.shape)
 

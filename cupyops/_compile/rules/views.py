@@ -10,7 +10,7 @@ import torch
 
 from ..builder import Builder, Result
 from ..index import Affine, Compute, flatten, unflatten
-from ..values import Concatenation, Index, IndexMap, Placed, Value, View
+from ..values import Concatenation, Constant, Index, IndexMap, Placed, Value, View
 from .pointwise import converted
 from .registry import rule
 
@@ -226,6 +226,8 @@ def constant_pad_nd(build: Builder, result: Result, x: Value, pad: Any, value: A
     """A number around x; negative widths cut."""
     if not isinstance(value, (bool, int, float)):
         return NotImplemented
+    if not x.numel:
+        return Constant(value, result.shape, result.dtype)
     found: Value = x
     for k in range(len(pad) // 2):
         dim, low, high = len(x.shape) - 1 - k, int(pad[2 * k]), int(pad[2 * k + 1])
