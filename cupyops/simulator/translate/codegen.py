@@ -388,6 +388,13 @@ class BlockWriter:
         """Whether any register of the kernel may be undefined."""
         return bool(self._kernel.undefined)
 
+    def touches_undefined(self, instruction: Instruction, written: list[str], read: list[str]) -> bool:
+        """Whether the instruction has to do with registers that may be undefined."""
+        undefined = self._kernel.undefined
+        if not undefined.isdisjoint(written) or not undefined.isdisjoint(read):
+            return True
+        return instruction.guard is not None and instruction.guard.register in undefined
+
     def may_be_undefined(self, name: str) -> bool:
         """Whether the value of a register may be one that nothing has written."""
         return name in self._kernel.undefined
