@@ -146,7 +146,7 @@ def forms(text: str) -> dict[str, str]:
             lines[-1] += " " + line.strip()
         elif line.strip():
             lines.append(line.strip())
-    found = {}
+    found: dict[str, str] = {}
     for line in lines:
         name, colon, rest = line.partition(": ")
         parts = (

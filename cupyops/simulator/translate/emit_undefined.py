@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from .codegen import TRACKERS, BlockWriter
 from .flow import destination_operands, registers
 from .ptx import Address, Instruction, Operand, registers_of
 from .undefined import loads_local
-
-if TYPE_CHECKING:
-    from .codegen import BlockWriter
 
 _STORES = frozenset(("st", "atom", "red"))
 # what goes on with an undefined operand, and takes it for a value
@@ -111,3 +107,6 @@ def _set(w: BlockWriter, name: str, flag: str, guard: str | None) -> None:
     old, own = w.undefined([name]), w.undefined([guard])
     picked = f"np.where({w.guard()}, {flag}, {old})"
     w.set_undefined(name, f"{picked} | {own}" if own else picked)
+
+
+TRACKERS.update(before=before, after=after, branch=branch)
