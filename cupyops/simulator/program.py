@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +74,8 @@ class Program:
     """
 
     def __init__(self, ptx: str, *, memory: Memory | None = None, sources: Mapping[str, str] | None = None) -> None:
-        self.module = parse(ptx)
+        with _no_collection():
+            self.module = parse(ptx)
         self.memory = memory if memory is not None else Memory()
         self.sources = dict(sources or {})
         self.variables = self._variables()
@@ -93,7 +96,8 @@ class Program:
             function = self._function(name)
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
             try:
-                self._compiled[key] = compile_kernel(self.module, function, at, clusters, worst)
+                with _no_collection():
+                    self._compiled[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
         return self._compiled[key]
@@ -208,6 +212,18 @@ class Program:
                 value = _initial(text, variable, made, functions)
                 made[variable.name].buffer[number * size : (number + 1) * size] = np.frombuffer(value, np.uint8)
         return made
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: translation makes many objects that stay, and looking through them takes half of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _initial(text: str, variable: Variable, made: dict[str, Allocation], functions: dict[str, int]) -> bytes:

@@ -17,7 +17,6 @@ import numpy as np
 from .. import arithmetic
 from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
-from . import emit_undefined
 from .calls import flatten
 from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
@@ -234,7 +233,7 @@ class BlockWriter:
             self.instruction, self.pc = instruction, self.block.first + position
             if instruction is self.block.last and self._ends(instruction):
                 if self._kernel.undefined:
-                    emit_undefined.branch(self, instruction)
+                    TRACKERS["branch"](self, instruction)
                 continue
             self._one(instruction)
         epilogue = self._epilogue()
@@ -283,7 +282,7 @@ class BlockWriter:
         if self._kernel.products.early:
             self._watch()
         if self._kernel.undefined:
-            emit_undefined.before(self, instruction)
+            TRACKERS["before"](self, instruction)
         handler = HANDLERS.get(instruction.opcode)
         try:
             if handler is not None:
@@ -291,7 +290,7 @@ class BlockWriter:
             else:
                 self._arithmetic(instruction)
             if self._kernel.undefined:
-                emit_undefined.after(self, instruction)
+                TRACKERS["after"](self, instruction)
         except UnsupportedInstruction as error:
             if "PTX line" in str(error):
                 raise
@@ -387,6 +386,13 @@ class BlockWriter:
     def has_undefined(self) -> bool:
         """Whether any register of the kernel may be undefined."""
         return bool(self._kernel.undefined)
+
+    def touches_undefined(self, instruction: Instruction, written: list[str], read: list[str]) -> bool:
+        """Whether the instruction has to do with registers that may be undefined."""
+        undefined = self._kernel.undefined
+        if not undefined.isdisjoint(written) or not undefined.isdisjoint(read):
+            return True
+        return instruction.guard is not None and instruction.guard.register in undefined
 
     def may_be_undefined(self, name: str) -> bool:
         """Whether the value of a register may be one that nothing has written."""
@@ -615,6 +621,8 @@ PER_THREAD = frozenset(
 
 # opcode -> what writes it; filled by the emit_*.py modules
 HANDLERS: dict[str, Callable[[BlockWriter, Instruction], None]] = {}
+# "before" and "after" an instruction, and at a "branch": what follows undefined values; filled by emit_undefined.py
+TRACKERS: dict[str, Callable[[BlockWriter, Instruction], None]] = {}
 
 
 def emits(

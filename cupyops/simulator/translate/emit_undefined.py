@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from .flow import destination_operands
+from .codegen import TRACKERS, BlockWriter
+from .flow import destination_operands, registers
 from .ptx import Address, Instruction, Operand, registers_of
-from .undefined import begins
-
-if TYPE_CHECKING:
-    from .codegen import BlockWriter
+from .undefined import loads_local
 
 _STORES = frozenset(("st", "atom", "red"))
 # what goes on with an undefined operand, and takes it for a value
@@ -18,6 +14,9 @@ _TAKES_ANY = frozenset(("wgmma", "vote", "match", "redux", "elect", "call"))
 
 def before(w: BlockWriter, instruction: Instruction) -> None:
     """Faults where an instruction makes something of an undefined value, else the flags of what it gives."""
+    written, read = registers(instruction)
+    if not w.touches_undefined(instruction, written, read):
+        return
     destinations, sources = destination_operands(instruction)
     guard = instruction.guard.register if instruction.guard is not None else None
     if guard is not None and not w.is_computed(instruction) and (flag := w.undefined([guard])):
@@ -29,7 +28,7 @@ def before(w: BlockWriter, instruction: Instruction) -> None:
         w.emit(f"m.check_defined(g, {flag}, {w.pc}, {verb!r})")
     if instruction.opcode == "shfl":
         return  # whose writer has the flags exchanged with the values
-    for name in registers_of(destinations):
+    for name in written:
         _set(w, name, _result(w, instruction, sources, destinations), guard)
 
 
@@ -72,7 +71,7 @@ def _result(
     w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...], destinations: tuple[Operand, ...]
 ) -> str:
     """Whether what an instruction gives is undefined, as an expression."""
-    if begins(instruction):
+    if loads_local(instruction):
         size = w.bytes_of(instruction) * len(registers_of(destinations))
         return f"m.local_space.unwritten(g, {w.address(instruction.operands[1])}, {size})"
     if not w.is_computed(instruction):
@@ -108,3 +107,6 @@ def _set(w: BlockWriter, name: str, flag: str, guard: str | None) -> None:
     old, own = w.undefined([name]), w.undefined([guard])
     picked = f"np.where({w.guard()}, {flag}, {old})"
     w.set_undefined(name, f"{picked} | {own}" if own else picked)
+
+
+TRACKERS.update(before=before, after=after, branch=branch)

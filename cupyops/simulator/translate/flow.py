@@ -161,13 +161,20 @@ def analyse(function: Function, is_pure: Callable[[Instruction], bool], varying:
 
 def uses_and_definitions(instruction: Instruction) -> tuple[list[str], list[str]]:
     """The registers that an instruction reads, and those that it writes; a guarded write reads too: it may leave the old."""
-    destinations, sources = destination_operands(instruction)
-    used, defined = registers_of(sources), registers_of(destinations)
+    defined, used = registers(instruction)
     if instruction.opcode == "wgmma":
-        used += defined  # the accumulators
+        used = used + defined  # the accumulators
     if instruction.guard is not None:
         used = [*used, instruction.guard.register, *defined]
     return used, defined
+
+
+def registers(instruction: Instruction) -> tuple[list[str], list[str]]:
+    """The registers of the operands written, and of those read. Of an instruction that changes no more: they are kept."""
+    if instruction.registers is None:
+        written, read = destination_operands(instruction)
+        instruction.registers = registers_of(written), registers_of(read)
+    return instruction.registers
 
 
 def destination_operands(instruction: Instruction) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:

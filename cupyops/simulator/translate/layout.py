@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import UnsupportedInstruction
-from .flow import destination_operands
+from .flow import registers
 from .ptx import SIZES, Address, Function, Instruction, Module, Symbol, Variable, registers_of
 
 _GAP = 128  # bytes between variables that belong to none
@@ -73,7 +73,7 @@ class Layout:
         sources: dict[str, int] = {}
         passed_on = []  # (the registers written, the registers read) of what is no load
         for instruction in instructions:
-            written, read = map(registers_of, destination_operands(instruction))
+            written, read = registers(instruction)
             if instruction.opcode != "ld":
                 passed_on.append((written, read))
             elif found := self._loaded(instruction):

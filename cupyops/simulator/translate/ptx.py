@@ -144,6 +144,7 @@ class Instruction:
     line: int = 0
     place: Place | None = None
     text: str = ""
+    registers: tuple[list[str], list[str]] | None = None  # (written, read), found by `flow.registers` when it is final
 
     @property
     def name(self) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .flow import Block, destination_operands, member_mask
-from .ptx import Immediate, Instruction, registers_of
+from .flow import Block, member_mask, registers
+from .ptx import Address, Immediate, Instruction, Register, Symbol
 
 _FULL = 0xFFFFFFFF
 
@@ -20,27 +20,52 @@ def find(blocks: list[Block], early: set[str], is_computed: Callable[[Instructio
 
     `is_computed`: the result is one if an operand is.
     """
-    found = set(early)
-    waiting = []
+    found, full = set(early), _full_masks(blocks)
+    gives: dict[str, list[list[str]]] = {}  # what is computed from each register
     for block in blocks:
         for instruction in block.instructions:
-            destinations, sources = destination_operands(instruction)
-            if begins(instruction):
-                found.update(registers_of(destinations))
-            elif instruction.opcode == "shfl" or is_computed(instruction):
-                waiting.append((registers_of(destinations), registers_of(sources)))
-    while True:
-        reached = [pair for pair in waiting if not found.isdisjoint(pair[1])]
-        before = len(found)
-        for destinations_, _ in reached:
-            found.update(destinations_)
-        if len(found) == before:
-            return frozenset(found)
+            written, read = registers(instruction)
+            if _begins(instruction, full):
+                found.update(written)
+            elif written and (instruction.opcode == "shfl" or is_computed(instruction)):
+                for name in read:
+                    gives.setdefault(name, []).append(written)
+    waiting = list(found)
+    while waiting:
+        for written in gives.pop(waiting.pop(), ()):
+            waiting += [name for name in written if name not in found]
+            found.update(written)
+    return frozenset(found)
 
 
-def begins(instruction: Instruction) -> bool:
-    """Whether what it gives may be undefined, whatever its operands are."""
-    if instruction.opcode == "shfl":
-        mask = member_mask(instruction)
-        return not isinstance(mask, Immediate) or mask.value & _FULL != _FULL
-    return instruction.opcode == "ld" and "local" in instruction.modifiers
+def loads_local(instruction: Instruction) -> bool:
+    """Whether it loads from an array of the thread; what calls pass on lies in local memory too, and is written."""
+    if instruction.opcode != "ld" or "local" not in instruction.modifiers:
+        return False
+    source = instruction.operands[1]
+    return isinstance(source, Address) and not isinstance(source.base, Symbol)
+
+
+def _begins(instruction: Instruction, full: set[str]) -> bool:
+    """Whether what it gives may be undefined, whatever its operands are. `full`: registers with the mask of all lanes."""
+    if instruction.opcode != "shfl":
+        return loads_local(instruction)
+    mask = member_mask(instruction)
+    if isinstance(mask, Register):
+        return mask.name not in full
+    return isinstance(mask, Immediate) and mask.value & _FULL != _FULL
+
+
+def _full_masks(blocks: list[Block]) -> set[str]:
+    """Registers that are written once, with the mask of all lanes."""
+    writers: dict[str, list[Instruction]] = {}
+    for block in blocks:
+        for instruction in block.instructions:
+            for name in registers(instruction)[0]:
+                writers.setdefault(name, []).append(instruction)
+    return {name for name, found in writers.items() if len(found) == 1 and _moves_full(found[0])}
+
+
+def _moves_full(instruction: Instruction) -> bool:
+    source = instruction.operands[-1]
+    return instruction.opcode == "mov" and isinstance(source, Immediate) and source.value & _FULL == _FULL
