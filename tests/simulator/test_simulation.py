@@ -544,6 +544,8 @@ def test_what_the_environment_asks_for(monkeypatch, value, arch):
 @pytest.mark.parametrize("value", ["maybe", "80", "sm_"])
 def test_environment_that_is_wrong(monkeypatch, value):
     monkeypatch.setenv("CUPYOPS_SIMULATE", value)
-    expected = f"CUPYOPS_SIMULATE is {value!r}, expected 1, on, true, yes, or 0, off, false, no, or an architecture such as"
+    expected = (
+        f"CUPYOPS_SIMULATE is {value!r}, expected 1, on, true, yes, or 0, off, false, no, or an architecture such as"
+    )
     with pytest.raises(cupyops.InputError, match=re.escape(expected)):
         cupyops.simulate_if_asked()

@@ -134,3 +134,22 @@ def test_a_sum_that_takes_lanes_from_outside_of_the_mask():
     fails(Uninitialized, wrong, "outside", 1, 32, y, says=["stores a value that nothing has written", "thread (0,0,0)"])
     wrong = OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 < 2")
     fails(Uninitialized, wrong, "outside", 1, 32, y, says=["thread (1,0,0)"])
+
+
+def test_a_vector_of_which_the_compiler_knows_a_part_and_stores_the_others_afterwards():
+    """NVRTC writes st.v4 with registers that nothing writes, packs one half of a pair, and mends the memory by scalars."""
+    code = """
+    struct alignas(16) Four { float v[4]; };
+    __global__ void shifted(const float* x, float* y) {
+        Four w;
+        #pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float one = j >= 1 ? x[j - 1] : 0.f;
+            w.v[j] = j >= 1 ? one : 1.f;
+        }
+        *(Four*)y = w;
+    }
+    """
+    y = floats(4)
+    run(code, "shifted", 1, 1, np.arange(4, dtype=np.float32), y)
+    assert y.tolist() == [1, 0, 1, 2]

@@ -18,7 +18,7 @@ from .. import arithmetic
 from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
 from .calls import flatten
-from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
+from .flow import Block, Flow, analyse, destination_operands, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
 from .layout import Layout, lay_out
 from .products import Products, find
@@ -36,6 +36,7 @@ from .ptx import (
     Special,
     Symbol,
     Vector,
+    registers_of,
 )
 from .undefined import find as undefined_registers
 
@@ -166,6 +167,8 @@ class _KernelWriter:
     ) -> None:
         self.products = products
         self.undefined = undefined  # registers whose value nothing may have written
+        every = (one for block in flow.blocks for one in block.instructions)
+        self.written = {name for one in every for name in registers_of(destination_operands(one)[0])}
         self.worst = worst  # approximations have the error that they may have
         self.clusters = clusters  # addresses of shared memory bear the rank of the block
         self.function = function
@@ -397,6 +400,10 @@ class BlockWriter:
     def may_be_undefined(self, name: str) -> bool:
         """Whether the value of a register may be one that nothing has written."""
         return name in self._kernel.undefined
+
+    def is_written(self, name: str) -> bool:
+        """Whether any instruction of the kernel writes a register."""
+        return name in self._kernel.written
 
     def undefined(self, names: list[str]) -> str:
         """Whether any of these registers is undefined, as an expression; "" where none can be."""

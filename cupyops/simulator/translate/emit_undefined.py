@@ -62,7 +62,7 @@ def _use(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...])
         return "takes for an address", flag
     if instruction.opcode in ("ld", "ldu") or (instruction.opcode == "st" and "local" in instruction.modifiers):
         return None
-    if flag := w.undefined(registers_of(sources)):
+    if flag := w.undefined(_parts(w, instruction, sources)):
         return ("stores" if instruction.opcode in _STORES else "computes with"), flag
     return None
 
@@ -83,7 +83,18 @@ def _result(
         return f"{picked} | {flag}" if (flag := w.undefined(registers_of([chooses]))) else picked
     if instruction.name in ("and.pred", "or.pred"):
         return _short_circuit(w, instruction, sources)
-    return w.undefined(registers_of(sources)) or "False"
+    return w.undefined(_parts(w, instruction, sources)) or "False"
+
+
+def _parts(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...]) -> list[str]:
+    """The registers that an instruction uses, without those parts of a vector that no instruction writes.
+
+    NVRTC stores or packs a vector of which it knows some elements, and then stores the others, or takes the known ones out.
+    """
+    names = registers_of(sources)
+    if instruction.opcode == "mov" or (instruction.opcode == "st" and len(names) > 2):
+        return [name for name in names if w.is_written(name)] or names
+    return names
 
 
 def _short_circuit(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...]) -> str:
