@@ -129,11 +129,28 @@ def reference(
     if is_dry(x):  # with positions, (N, C, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong
         logits, indices = (x[None], target[None]) if x.dim() == 1 else (x, target)
         logits, indices = (logits[..., None], indices[..., None]) if logits.dim() == 2 else (logits, indices)
+    if options.get("label_smoothing") and torch_private.proxy_mode():
+        y = _smoothed(logits, indices, weight, reduction, **options)
+        return y.reshape(target.shape) if reduction == "none" else y
     try:
         y = function(logits, indices, weight, reduction=reduction, **options)
     except IndexError as error:
         raise InputError(f"target: {error}; expected indices of classes") from error
     return y.reshape(target.shape) if reduction == "none" else y
+
+
+def _smoothed(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: str, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    """PyTorch's cross_entropy, of which a graph that is to be functional is recorded: PyTorch changes a tensor in place."""
+    axis = 1 if x.dim() > 1 else 0
+    log_prob = x.log_softmax(axis)
+    sharp = torch.nn.functional.nll_loss(log_prob, target, weight, ignore_index=ignore_index, reduction=reduction)
+    weighed = log_prob if weight is None else log_prob * weight.reshape(-1, *[1] * (x.dim() - 1 - axis))
+    even = torch.where(target == ignore_index, 0.0, -weighed.sum(axis))
+    if reduction != "none":
+        even = even.sum() / (counted(target, weight, ignore_index) if reduction == "mean" else 1)
+    return (1 - label_smoothing) * sharp + even * (label_smoothing / classes(x))
 
 
 # --- checks ---

@@ -62,7 +62,8 @@ def asked(problem: gemm.Problem) -> gemm.Problem:
 
 def of_convolutions(x: Tensor) -> bool:
     """Whether PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
-    return x.dtype is torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
+    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return x.dtype is torch.float32 and precision == "tf32"
 
 
 def serves(launch: Launch) -> bool:

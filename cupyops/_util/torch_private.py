@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -254,27 +255,26 @@ def recorded() -> bool:
 
 
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which torch.compile calls between two graphs and does not look into; its compiler is not imported."""
-    disabled: Any = None
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if disabled is None:
-            if "torch._dynamo" not in sys.modules:
-                return function(*args, **kwargs)
-            disabled = torch._dynamo.disable(function, reason="a launch; make it an operator to have it in a graph")
-        return disabled(*args, **kwargs)
-
-    return call
+    """`function`, a launch, which torch.compile calls between two graphs and does not look into; that is not imported."""
+    skipped_by_dynamo(function)
+    return function
 
 
 def skipped_by_dynamo(function: Callable[..., Any]) -> None:
     """Dynamo leaves `function` alone, and all that it calls, without a wrapper that each call would pass."""
-    dynamo = torch._C._dynamo.eval_frame
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = LAUNCH  # type: ignore[attr-defined]
+    skip_code(function.__code__)
+
+
+LAUNCH = "a launch; make it an operator to have it in a graph"
+
+
+def skip_code(code: types.CodeType) -> None:
+    """Dynamo does not trace calls of functions of this code, nor what they call."""
+    dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
-    dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+    dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip))
 
 
 def trace_without_our_modes() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .._dispatch.multi_tensor import BLOCK, DEFINE, MovingTables, SameLayout, TableLaunch, why_not
 from .._kernel.kernel import FLOATING, Kernel, executors
@@ -69,6 +70,8 @@ def clip_grad_norm_(
         >>> weight.grad
         tensor([0.6000, 0.8000])
     """
+    if is_dynamo_compiling():  # PyTorch's own, which a graph has
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     if isinstance(parameters, Tensor):
         parameters = [parameters]
     elif isinstance(parameters, types.GeneratorType):

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cupyops
 from cupyops import Kernel, LaunchError
+from cupyops._kernel.launch import fastpath, signature
+from cupyops._kernel.launch.configuration import Configuration
 
 ADD = (
     "__global__ void add(const float* x, float* y, int n) { if (threadIdx.x < n) y[threadIdx.x] = x[threadIdx.x] + 7; }"
@@ -146,3 +148,36 @@ def test_inside_an_operator(device):
         found += [torch.func.vmap(op)(x.expand(2, 8))[1], torch.jit.trace(op, (x,))(x)]
         assert op(x.to("meta")).is_meta
     assert all(torch.equal(one, x + 7) for one in found)
+
+
+def test_a_launch_in_a_whole_graph_says_what_to_do():
+    """Under fullgraph=True, also where the kernel has been launched before; elsewhere the graph is broken there."""
+    kernel = cupyops.Kernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
+
+    def step(x):
+        y = x + 1
+        kernel[1, 3](y)
+        return y + 1
+
+    x = torch.ones(3)
+    with cupyops.simulate():
+        for _ in range(2):
+            torch._dynamo.reset()
+            with pytest.raises(torch._dynamo.exc.Unsupported, match="make it an operator to have it in a graph"):
+                torch.compile(step, backend="eager", fullgraph=True)(x)
+            assert torch.compile(step, backend="eager")(x).tolist() == [5.0, 5.0, 5.0]
+    torch._dynamo.reset()
+
+
+def test_the_fast_launch_in_a_whole_graph():
+    """What is generated for a GPU is not traced either, where it had been up to a function of PyTorch's that cannot be."""
+    arguments = [signature.Argument("x", "float*", "pointer", 8, 8, torch.float32)]
+    launched = []
+    launch = fastpath.configure(arguments, ["T"], 0, {}, lambda *args: launched.append(args))(
+        Configuration.of(1, 32), lambda *args: None
+    )
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="make it an operator to have it in a graph"):
+        torch.compile(lambda x: launch(x, T=torch.float32), backend="eager", fullgraph=True)(torch.ones(3))
+    torch.compile(lambda x: launch(x, T=torch.float32), backend="eager")(torch.ones(3))
+    assert len(launched) == 1
+    torch._dynamo.reset()

@@ -443,3 +443,41 @@ def test_autocast_asks_for_fp32_without_a_cast(device):
     with torch.autocast(device.type, torch.bfloat16):
         y = cupyops.cross_entropy(x, target, weight)
     torch.testing.assert_close(y, F.cross_entropy(x.float(), target, weight))
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"label_smoothing": 0.1}])
+def test_graphs_of_dynamic_sizes(options):
+    """One for all sizes; that a default is a number and no symbol costs tracing it once more."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, t: cupyops.cross_entropy(x, t, **options), backend=counter, dynamic=True)
+    with cupyops.simulate():
+        for rows in (4, 6, 33, 70, 130):
+            x, target = torch.randn(rows, 7, requires_grad=True), torch.randint(7, (rows,))
+            y = compiled(x, target)
+            torch.testing.assert_close(y, F.cross_entropy(x, target, **options))
+            y.sum().backward()
+    assert counter.frame_count <= 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_decomposition_of_a_smoothed_loss(weighed, reduction):
+    """PyTorch's own changes a tensor in place, which a decomposed program may not."""
+    weight = torch.rand(7) if weighed else None
+
+    class Loss(torch.nn.Module):
+        def forward(self, x, target):
+            return cupyops.cross_entropy(x, target, weight, label_smoothing=0.1, reduction=reduction)
+
+    x, target = torch.randn(5, 7), torch.tensor([3, -100, 0, 6, 1])
+    expected = F.cross_entropy(x, target, weight, label_smoothing=0.1, reduction=reduction)
+    for opened in (cupyops.simulate, contextlib.nullcontext):
+        with opened():
+            program = torch.export.export(Loss(), (x, target))
+            taken = program.run_decompositions({**torch.export.default_decompositions(), **cupyops.decompositions()})
+        assert not [node for node in taken.graph.nodes if str(node.target).startswith("cupyops")]
+        torch.testing.assert_close(taken.module()(x, target), expected)

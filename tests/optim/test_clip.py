@@ -220,3 +220,19 @@ def test_in_a_graph():
         graph.replay()
         torch.testing.assert_close(total, torch.nn.utils.clip_grad_norm_(lists[1], 0.5))
         torch.testing.assert_close(*([p.grad for p in params] for params in lists))
+
+
+def test_in_a_whole_graph():
+    weights = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+
+    def step(x):
+        for weight in weights:
+            weight.grad = weight.detach() * x
+        return cupyops.nn.utils.clip_grad_norm_(weights, 1.0)
+
+    try:
+        norm = torch.compile(step, backend="aot_eager", fullgraph=True)(torch.tensor(3.0))
+    finally:
+        torch._dynamo.reset()
+    torch.testing.assert_close(norm, torch.tensor(45.0).sqrt())
+    torch.testing.assert_close(weights[1].grad, torch.full((2,), 3 / 45.0**0.5))

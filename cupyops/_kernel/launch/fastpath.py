@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import struct
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,10 +118,12 @@ def configure(_configuration, _launch):
         _args, _named = _in_order({tuple(names)!r}, ({"".join(one + ", " for one in names)}), _missing)
         _template = {{name: value for name, value in zip({tuple(template)!r}, ({"".join(one + ", " for one in template)})) if value is not _missing}}
         _full(_configuration, (*_args, *_extra), _template | _named | _others)
+    launch._torchdynamo_disable, launch._torchdynamo_disable_msg = True, _why
     return launch
 """
     scope: dict[str, Any] = {
         "_missing": object(),
+        "_why": torch_private.LAUNCH,
         "_table": table,
         "_full": full,
         "_in_order": _in_order,
@@ -142,7 +145,11 @@ def configure(_configuration, _launch):
         "_raise_versions": torch_private.increment_versions,
     }
     exec(compile(source, f"<launch of {len(arguments)} arguments>", "exec"), scope)
-    return scope["configure"]
+    found: Any = scope["configure"]
+    launches = (one for one in found.__code__.co_consts if isinstance(one, types.CodeType))
+    for code in launches:  # which torch.compile is not to trace
+        torch_private.skip_code(code)
+    return found  # type: ignore[no-any-return]
 
 
 def key(values: Sequence[Any]) -> Any:

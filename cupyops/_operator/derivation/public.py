@@ -37,18 +37,19 @@ def public(
     functools.update_wrapper(shown, function)
     scope["_full"] = in_full = asking(in_full, twin, shown)
 
-    def write() -> Any:
+    def write() -> None:
         _write(shown, scope, function, in_full, name, twin)
-        return shown
 
-    scope["_written"] = write
+    write._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run, and not traced
+    scope |= {"_write_now": write, "_shown": shown}
     return shown
 
 
 def _not_written(*args: Any, **kwargs: Any) -> Any:
-    if _is_dynamo_compiling():  # type: ignore[name-defined]  # noqa: F821
-        return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-    return _written()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+    """Written before torch.compile looks as well: it tells numbers that are defaults apart by where it has found them, and
+    those of `_shown` alone have a name that lasts."""
+    _write_now()  # type: ignore[name-defined]  # noqa: F821
+    return _shown(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def _write(
