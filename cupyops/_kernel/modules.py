@@ -188,8 +188,8 @@ def load_inline(
     found._host = frozenset(one for one in asked if one not in found and re.search(rf"\b{re.escape(one)}\s*\(", text))
     if missing := [one for one in asked if one not in found and one not in found._host]:
         raise InputError(
-            f"{found.name}: functions names {missing[0]}, of which there is no function in the text; the kernels are "
-            f"{', '.join(found) or 'none'}"
+            f"{found.name}: functions names {missing[0]}, of which there is no function in the text, expected one of: "
+            f"{', '.join(found) or 'none, it has no kernels'}"
         )
     return found
 
@@ -253,7 +253,9 @@ class RawKernel:
         """
         instance = self.kernel.instance()
         if not torch.cuda.is_available():
-            raise LaunchError(f"{instance.name}: attributes are those of a kernel on a GPU, and there is none")
+            raise LaunchError(
+                f"{instance.name}: attributes are those of a kernel on a GPU, and there is none; ask on one"
+            )
         return instance.on(torch.cuda.current_device()).attributes()
 
     @property
