@@ -228,14 +228,15 @@ class RawKernel:
         Raises:
             LaunchError: as a launch of the `Kernel`.
         """
-        pointers = [ctype.endswith("*") for ctype, _ in self.kernel.declared]
+        declared = self.kernel.declared
+        pointers = [ctype.endswith("*") for ctype, _ in declared]
         arrays = [
             index for index, value in enumerate(args) if _is_memory(value, index < len(pointers) and pointers[index])
         ]
         kind = libraries.kind_of(args[arrays[0]]) if arrays else None
         with nullcontext() if kind is None else kind.place(args[arrays[0]]):
             values = list(args)
-            for index, (ctype, _) in enumerate(self.kernel.declared[: len(args)]):
+            for index, (ctype, _) in enumerate(declared[: len(args)]):
                 if ctype.endswith("*") and type(args[index]) is int:  # an address, as of x.data_ptr()
                     values[index] = tensor_at(args[index], ctype) if args[index] else None
             for index in arrays:
