@@ -245,9 +245,13 @@ CUPYOPS_OF_COMPLEX
 namespace std {
 using namespace c10_complex_math;
 }
+namespace cub {}  // for `using namespace cub` of a file that launches what cub has for whole devices
 namespace thrust {
 using c10::complex;
 using namespace c10_complex_math;
+using std::get;
+using std::make_tuple;
+using std::tuple;
 }  // namespace thrust
 
 namespace at {

@@ -97,8 +97,8 @@ template <typename T>
 __device__ inline std::enable_if_t<std::is_same_v<T, long long>, T> atomicAdd(T* address, T value) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(value));
 }
-template <typename T>
-__host__ __device__ constexpr T THCCeilDiv(T a, T b) {
+template <typename A, typename B>  // of two types, so that one that a file has itself is taken before it
+__host__ __device__ constexpr A THCCeilDiv(A a, B b) {
   return (a + b - 1) / b;
 }
 template <typename T>

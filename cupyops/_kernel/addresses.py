@@ -57,7 +57,7 @@ def _on_cpu(address: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def _is_there(one: Any, address: int) -> bool:
-    if type(one) is not Tensor and not (isinstance(one, Tensor) and type(one) is torch.nn.Parameter):
+    if type(one) not in (Tensor, torch.nn.Parameter):  # isinstance would ask objects that answer with a warning
         return False
     if one.device.type != "cpu" or one.layout is not torch.strided:
         return False

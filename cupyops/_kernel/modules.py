@@ -188,8 +188,8 @@ def load_inline(
     found._host = frozenset(one for one in asked if one not in found and re.search(rf"\b{re.escape(one)}\s*\(", text))
     if missing := [one for one in asked if one not in found and one not in found._host]:
         raise InputError(
-            f"{found.name}: functions names {missing[0]}, of which there is no function in the text; the kernels are "
-            f"{', '.join(found) or 'none'}"
+            f"{found.name}: functions names {missing[0]}, of which there is no function in the text, expected one of: "
+            f"{', '.join(found) or 'none, it has no kernels'}"
         )
     return found
 
@@ -228,14 +228,15 @@ class RawKernel:
         Raises:
             LaunchError: as a launch of the `Kernel`.
         """
-        pointers = [ctype.endswith("*") for ctype, _ in self.kernel.declared]
+        declared = self.kernel.declared
+        pointers = [ctype.endswith("*") for ctype, _ in declared]
         arrays = [
             index for index, value in enumerate(args) if _is_memory(value, index < len(pointers) and pointers[index])
         ]
         kind = libraries.kind_of(args[arrays[0]]) if arrays else None
         with nullcontext() if kind is None else kind.place(args[arrays[0]]):
             values = list(args)
-            for index, (ctype, _) in enumerate(self.kernel.declared[: len(args)]):
+            for index, (ctype, _) in enumerate(declared[: len(args)]):
                 if ctype.endswith("*") and type(args[index]) is int:  # an address, as of x.data_ptr()
                     values[index] = tensor_at(args[index], ctype) if args[index] else None
             for index in arrays:
@@ -253,7 +254,9 @@ class RawKernel:
         """
         instance = self.kernel.instance()
         if not torch.cuda.is_available():
-            raise LaunchError(f"{instance.name}: attributes are those of a kernel on a GPU, and there is none")
+            raise LaunchError(
+                f"{instance.name}: attributes are those of a kernel on a GPU, expected one, found none"
+            )
         return instance.on(torch.cuda.current_device()).attributes()
 
     @property

@@ -195,6 +195,9 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         return found_
     if base == "elementSize" and len(nodes) == 1:
         return values.whole(f"{arguments(given, scope)[0].at(values.ATOM)}.itemsize", LONG, low=1, high=16)
+    if base == "getTensorInfo" and len(nodes) == 1:  # which a launch packs of the tensor
+        (value,) = arguments(given, scope)
+        return replace(value, type=Type("pointer", of=(TENSOR,)), element=f"{value.at(values.ATOM)}.dtype")
     if base in FUNCTIONS and of_torch:
         found = arguments(given, scope)
         kind = (
@@ -536,12 +539,10 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
     if method in POINTERS:
         if nodes:
             raise NotTranslated(node, f"the method {method} with arguments")
-        return Value(
-            value.code,
-            Type("pointer", of=(TENSOR,)),
-            value.binds,
-            element=_element(named, base, scope),
-        )
+        written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
+        element = type_of(text(children(written)[0]), scope.types) if written is not None else None
+        of = Type("pointer", of=(element if element is not None and element.is_number else TENSOR,))
+        return replace(value, type=of, element=_element(named, base, scope))
     if method == "is_cuda" and not nodes:
         return on_gpu(base)
     if method == "defined" and not nodes:

@@ -413,7 +413,7 @@ def _qualified(node: Node, scope: Scope) -> Value:
     dtype = dtype_of_constant(name)
     if dtype is not None:
         return Value(f"torch.{dtype}", DTYPE)
-    if re.fullmatch(r"(at|torch|c10)::(DeviceType::CUDA|kCUDA)", name):
+    if re.fullmatch(r"(at|torch|c10)::(DeviceType::CUDA|Device::Type::CUDA|kCUDA)", name):
         return Value('"cuda"', Type("kind of device"), checked=True)
     if re.fullmatch(r"(at|torch|c10)::(DeviceType::CPU|kCPU)", name):
         return Value('"cpu"', Type("kind of device"))

@@ -15,7 +15,7 @@ from .expressions import constant_value
 from .flow import Use
 from .launches import Kernel
 from .operators import Operator, pairs
-from .program import Function, Program, adding, bare, is_stream, read
+from .program import Function, Program, adding, bare, is_stream, line, read, text
 from .scope import Scope, changed
 from .statements import Writer
 from .values import DTYPE, FLOAT, HELPERS, INT, SCALAR, Type, Value
@@ -238,6 +238,7 @@ class _Writing:
                 what = f"{function.called} returns {', '.join(writer.outputs)} besides: C++ writes to what is given for them"
                 writer.problems.append(f"{function.file}:{function.body.start_point[0] + 1}: check: {what}")
         scope.read(function.body)
+        writer.problems += _signature(function)
         place = f"{function.file}:{function.body.start_point[0] + 1}"
         self.ported.problems += [*writer.problems, *self._conditions(function)]
         self.used |= scope.used
@@ -267,6 +268,26 @@ class _Writing:
             for file, line, name in self.program.taken
             if file == function.file and first <= line <= last
         ]
+
+
+_OF_SIGNATURE = frozenset(
+    ("comment", "storage_class_specifier", "type_qualifier", "noexcept")
+)  # that mean nothing here
+
+
+def _signature(function: Function) -> list[str]:
+    """What a signature has besides a type, a name and parameters, such as attributes: it is not translated."""
+    found, node = list[str](), function.node
+    while node is not None:
+        parts = [node.child_by_field_name(field) for field in ("type", "declarator", "body", "parameters")]
+        known = {one.id for one in parts if one is not None}
+        for one in node.named_children:
+            inside = one.type.endswith("declarator") or one.id in known
+            if not inside and one.type not in _OF_SIGNATURE:
+                found.append(f"{function.file}:{line(one)}: check: {text(one)[:60]!r} of {function.called} is left out")
+        node = next((one for one in node.named_children if one.type.endswith("declarator")), None)
+        node = None if node is None or node.type == "identifier" else node
+    return found
 
 
 def _constants(program: Program, used: set[str], ported: Ported) -> list[str]:

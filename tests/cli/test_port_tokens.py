@@ -279,3 +279,11 @@ def test_helpers_are_python():
     for name, code in HELPERS.items():
         compile(code, name, "exec")
         assert code.startswith(f"def {name}(")
+
+
+def test_what_a_signature_has_besides_is_listed(tmp_path):
+    path = tmp_path / "x.cu"
+    path.write_text(HEAD + "[[nodiscard]] static inline int two(const int a) noexcept { return a; }\n")
+    path.write_text(path.read_text() + "void run(at::Tensor x) { k<<<two(1), 3>>>(x.data_ptr<float>(), 3); }\n")
+    found = port([path], "x.cu")
+    assert [one for one in found.problems if "left out" in one] == ["x.cu:3: check: '[[nodiscard]]' of two is left out"]

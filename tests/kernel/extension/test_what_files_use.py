@@ -71,6 +71,13 @@ FILES = {
         "__global__ void f(const float* x, float* y) { y[threadIdx.x] = WARP_SHFL_XOR(x[threadIdx.x], 1, 32, 0xf); }\n",
         [X[1], X[0], X[3], X[2]],
     ),
+    "a division of the file's own, and tuples of thrust's": (
+        "#include <torch/extension.h>\n#include <thrust/tuple.h>\ntemplate <typename T>\n"
+        "__host__ __device__ __forceinline__ T THCCeilDiv(T a, T b) { return (a + b - 1) / b + 100; }\n"
+        "__global__ void f(const float* x, float* y) {\n  auto two = thrust::make_tuple(x[threadIdx.x], THCCeilDiv(7, 4));\n"
+        "  y[threadIdx.x] = thrust::get<0>(two) + thrust::get<1>(two);\n}\n",
+        [a + 102 for a in X],
+    ),
     "a vector of host structs": (
         "#include <vector>\nusing namespace std;\nstruct Layer { float* at; };\n"
         "vector<Layer*> layers;\nstatic vector<int> sizes = {1, 2};\n"
