@@ -87,7 +87,9 @@ class Atomics:
         """Update elements that lie side by side, one value of each thread after the other; the old ones, if `wanted`."""
         size = np.dtype(dtype).itemsize
         address = group.spread(address, np.uint64)
-        self._spaces.global_.check_alignment(group, address, size * len(values), ATOMIC, pc)
+        whole = [(self._spaces.global_, None, address)] if space else self._spaces.generic.split(group, address, pc)
+        for one, mask, own in whole:  # aligned and inside as a whole, before anything is changed
+            one.parts(group if mask is None else group.subset(mask), own, size * len(values), ATOMIC, pc)
         return tuple(
             self.update(group, space, operation, type_, address + np.uint64(place * size), (value,), dtype, wanted, pc)
             for place, value in enumerate(values)
