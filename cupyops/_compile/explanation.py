@@ -186,7 +186,8 @@ def _kernels(program: Program) -> list[CompiledKernel]:
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             for meta in tree_leaves(node.meta.get("val")):
-                by_meta.setdefault(id(meta), node)
+                if isinstance(meta, torch.Tensor):
+                    by_meta.setdefault(id(meta), node)
     made = []
     for unit in program.schedule.units:
         kernel = getattr(unit, "kernel", None)
