@@ -49,16 +49,16 @@ class Program:
         for name, one in self.lowering.constants.items():
             if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.data_ptr() & (BOUNDARY - 1):
                 self.lowering.constants[name] = aligned(one)
-        writer = Writer(self)
+        writer = self._writer()
         self._in_full = writer.run()
         self.source = writer.source
         self.kernels = [kernel for kernel, _ in writer.launches]
         self._by_driver: Callable[[list[Any]], Sequence[Any]] | None = None
         output_code.debug("%s", self.text())
 
-    def kernel_of(self, text: str) -> Kernel:
-        """The kernel of a text, compiled as this graph needs it."""
-        return kernel_of(text, self.lowering.exact)
+    def _writer(self, machine: Machine | None = None) -> Writer:
+        exact = self.lowering.exact
+        return Writer(self.lowering, self.schedule, lambda text: kernel_of(text, exact), machine)
 
     def run(self, args: list[Any]) -> Sequence[Any]:
         """The results of the graph, for a list of its inputs, which is emptied."""
@@ -75,7 +75,7 @@ class Program:
         result = self._in_full(args)
         machine = MACHINES.get(self.lowering.device.type)
         if self._by_driver is None and machine is not None and not faults.debug:
-            self._by_driver = Writer(self, machine(self.lowering.device)).run()
+            self._by_driver = self._writer(machine(self.lowering.device)).run()
         return result
 
     def _explained(self, error: Exception) -> Exception:

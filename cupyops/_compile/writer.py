@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,11 +19,9 @@ from .._kernel.launch import driver
 from .._kernel.launch.configuration import Configuration
 from .._util import torch_private
 from .kernel_group import Call, Group
-from .lowering import Name
+from .lowering import Lowering, Name
+from .schedule import Schedule
 from .values import Buffer, Value, viewed
-
-if TYPE_CHECKING:
-    from .program import Program
 
 BOUNDARY = 16  # bytes: what vector accesses of kernels need
 
@@ -80,14 +78,26 @@ def slots(arguments: int) -> tuple[list[Any], Callable[[], tuple[Any, int, Any]]
 class Writer:
     """Writes the function of a program: (line, names that it reads, names that it makes), then when each name is dead.
 
+    Args:
+        lowering, schedule: of the graph.
+        kernel_of: gives the kernel of a text.
+        machine: how the second form launches; None for the first form.
+
     Attributes:
         scope: what the text calls by name.
         launches: (kernel, configuration) in order.
         source: the text, once it is written.
     """
 
-    def __init__(self, program: Program, machine: Machine | None = None) -> None:
-        self.program, self.lowering, self.machine = program, program.lowering, machine
+    def __init__(
+        self,
+        lowering: Lowering,
+        schedule: Schedule,
+        kernel_of: Callable[[str], Kernel],
+        machine: Machine | None = None,
+    ) -> None:
+        self.lowering, self.units, self.machine = lowering, schedule.units, machine
+        self.kernel_of = kernel_of
         self.scope: dict[str, Any] = {
             "torch": torch,
             "restrided": restrided,
@@ -101,7 +111,7 @@ class Writer:
         self.constants: dict[str, Any] = {}
         self.views: dict[Any, str] = {}
         self.number = 0
-        self.groups = [u for u in program.schedule.units if isinstance(u, Group) and u.kernel]
+        self.groups = [u for u in self.units if isinstance(u, Group) and u.kernel]
         self.in_kernels = {b.name for g in self.groups for b in g.kernel.arguments}  # type: ignore[union-attr]
         self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
 
@@ -115,7 +125,7 @@ class Writer:
         return run
 
     def _text(self) -> str:
-        for unit in self.program.schedule.units:
+        for unit in self.units:
             self.number += 1
             if isinstance(unit, Group):
                 self._launch(unit)
@@ -210,7 +220,7 @@ class Writer:
             self._allocate(b)
         if not any(s.buffer.numel for s in kernel.outputs):
             return
-        compiled = self.program.kernel_of(kernel.text)
+        compiled = self.kernel_of(kernel.text)
         grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[0]
         configuration = Configuration.of(grid, kernel.block)
         self.launches.append((compiled, configuration))

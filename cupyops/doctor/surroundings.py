@@ -20,6 +20,7 @@ SETTINGS = {
     "CUPYOPS_RELOAD": "an edited .cu file is compiled again in the running process, or is not",
     "CUPYOPS_PLANS": "0: every call is made in full, none is replayed",
     "CUPYOPS_SIMULATE": "kernels run on the CPU, in the simulator",
+    "CUPYOPS_STRICT": "what the backend of torch.compile cannot compile is an error",
 }
 # not in the home: that cannot be written, or somebody else has made the cache in it
 _ANOTHER = 'export CUPYOPS_CACHE_DIR="/var/tmp/cupyops-$(id -u)"'

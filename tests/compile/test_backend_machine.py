@@ -106,6 +106,7 @@ def test_a_broken_entry_of_the_cache_is_made_anew(folder, monkeypatch):
 
 def _data_parallel(rank, size, store):
     """A replica's gradients are the mean of all: buckets are reduced by hooks, as backward's graph gives them."""
+    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size)
     try:
         torch.manual_seed(0)
