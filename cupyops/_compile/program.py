@@ -82,7 +82,10 @@ class Program:
         """What the driver says of a launch, with what it may have come from."""
         if isinstance(error, CupyopsError) or type(error).__name__ not in ("CUDADriverError", "DriverError"):
             return error
-        return LaunchError(f"a program of {len(self.kernels)} compiled kernels: {error}{faults.hint(error)}")
+        return LaunchError(
+            f"a program of {len(self.kernels)} compiled kernels: {error}; run with CUPYOPS_DEBUG=1 to see which one"
+            f"{faults.hint(error)}"
+        )
 
     def text(self) -> str:
         """The kernels, each once, and the function that launches them: what `TORCH_LOGS=output_code` prints."""
