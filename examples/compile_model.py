@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import cupyops
 
 console = Console()
+app = typer.Typer(add_completion=False)
 
 
 class Network(nn.Module):
@@ -69,6 +70,7 @@ def trained(model: nn.Module, images: Tensor, labels: Tensor, steps: int, batch:
     return losses
 
 
+@app.command()
 def main(
     steps: Annotated[int, typer.Option(help="Steps of training.")] = 200,
     width: Annotated[int, typer.Option(help="Channels of the convolution.")] = 16,
@@ -107,4 +109,4 @@ def _beside_pytorch(images: Tensor, labels: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

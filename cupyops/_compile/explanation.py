@@ -194,7 +194,7 @@ def _graph(of: Runner) -> CompiledGraph:
 
 def _kernels(program: Program) -> list[CompiledKernel]:
     nodes = list(program.lowering.graph.graph.nodes)
-    by_meta = {}
+    by_meta: dict[int, torch.fx.Node] = {}
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             for meta in tree_leaves(node.meta.get("val")):

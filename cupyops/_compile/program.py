@@ -15,6 +15,7 @@ from .._kernel.kernel import Kernel
 from .._kernel.launch import faults
 from .._util import observed, torch_private
 from ..errors import CupyopsError, LaunchError
+from .kernel_group import Group
 from .lowering import Lowering
 from .schedule import Schedule
 from .sizes import Sizes
@@ -89,8 +90,8 @@ class Program:
 
     def text(self) -> str:
         """The kernels, each once, and the function that launches them: what `TORCH_LOGS=output_code` prints."""
-        texts = list(dict.fromkeys(g.kernel.text for g in self.schedule.units if getattr(g, "kernel", None)))
-        return "\n".join([*texts, self.source])
+        kernels = [unit.kernel for unit in self.schedule.units if isinstance(unit, Group) and unit.kernel is not None]
+        return "\n".join([*dict.fromkeys(kernel.text for kernel in kernels), self.source])
 
     def compile(self, arch: str) -> None:
         """Compile all kernels for an architecture, several at a time.
