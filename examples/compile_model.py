@@ -70,7 +70,7 @@ def trained(model: nn.Module, images: Tensor, labels: Tensor, steps: int, batch:
     return losses
 
 
-@app.command()
+@app.command(help=__doc__)
 def main(
     steps: Annotated[int, typer.Option(help="Steps of training.")] = 200,
     width: Annotated[int, typer.Option(help="Channels of the convolution.")] = 16,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from .._kernel.compile import backend
 from .._kernel.kernel import Kernel
 from .._kernel.launch import driver
 from .._kernel.launch.configuration import Configuration
@@ -35,6 +37,12 @@ BOUND = {
 }
 
 
+class Thread(threading.local):
+    """Whether this thread has a CUDA context."""
+
+    ready = False
+
+
 class Machine:
     """How the second form of a program allocates and launches: on a CUDA device, whose kernels are loaded."""
 
@@ -44,10 +52,16 @@ class Machine:
         self.empty = torch_private.empty_strided(device)
         self.view = torch_private.reinterpreted()
         self.stream: Callable[[int], int] = torch_private.current_stream
+        self.thread = Thread()
 
     def launcher(self, kernel: Kernel, configuration: Configuration) -> tuple[Callable[..., None], Any]:
         """The driver's function for a launch, and the handle of the kernel."""
         return driver.launcher(configuration), kernel.instance().on(self.index).function
+
+    def begin(self) -> None:
+        """Give this thread a CUDA context: the driver needs one, and a thread that has made no CUDA call has none."""
+        backend.cupy().cuda.Device(self.index).use()
+        self.thread.ready = True
 
 
 def elsewhere(index: int, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -177,12 +191,16 @@ class Writer:
         wrong = [f"{b.name}.stride() != {tuple(b.strides)}" for b in taken if b.shape]
         if wrong:
             lines.append(f"if {' or '.join(wrong)}: {mend}")
-        if self.machine is None:
-            addresses = " | ".join(f"{b.name}.data_ptr()" for b in taken)
-            return [*lines, f"if ({addresses}) & {BOUNDARY - 1}: {mend}"]
         take = "; ".join(f"p_{b.name} = {b.name}.data_ptr()" for b in taken)
-        addresses = " | ".join(f"p_{b.name}" for b in taken)
-        return [*lines, take, f"if ({addresses}) & {BOUNDARY - 1}: {mend}; {take}"]
+        lines += [take] if self.machine is not None else []
+        wide = [b.name for b in taken if b.numel > 1]  # vectors are of several elements
+        if wide and self.machine is None:
+            addresses = " | ".join(f"{name}.data_ptr()" for name in wide)
+            lines.append(f"if ({addresses}) & {BOUNDARY - 1}: {mend}")
+        elif wide:
+            addresses = " | ".join(f"p_{name}" for name in wide)
+            lines.append(f"if ({addresses}) & {BOUNDARY - 1}: {mend}; {take}")
+        return lines
 
     def _machine_begins(self) -> list[str]:
         machine = self.machine
@@ -190,10 +208,11 @@ class Writer:
             return []
         most = max(len(g.kernel.arguments) for g in self.groups)  # type: ignore[union-attr]
         self.scope["slots"], self.scope["new_slot"] = slots(most)
-        self.scope["current_stream"] = machine.stream
+        self.scope["current_stream"], self.scope["machine"] = machine.stream, machine
         held = [name for name in self.lowering.constants if name in self.in_kernels]
         return [
             *(f"p_{name} = {name}.data_ptr()" for name in held),
+            "if not machine.thread.ready: machine.begin()",
             "slot = slots.pop() if slots else new_slot()",
             "buffer, parameters, _ = slot",
             f"stream = current_stream({machine.index})",
@@ -260,9 +279,10 @@ class Writer:
         if () in unit.outputs:
             self._receive(unit.outputs[()], call, reads)
             return
-        self.body.append((f"r = {call}", reads, ["r"]))
+        results = f"r{self.number}"
+        self.body.append((f"{results} = {call}", reads, [results]))
         for path, made in unit.outputs.items():
-            self._receive(made, f"r{''.join(f'[{p}]' for p in path)}", ["r"])
+            self._receive(made, f"{results}{''.join(f'[{p}]' for p in path)}", [results])
 
     def _receive(self, made: Buffer | str, expression: str, reads: list[str]) -> None:
         name = made.name if isinstance(made, Buffer) else str(made)
