@@ -37,7 +37,10 @@ def compared(label: str, graph: GraphModule, program: Program, args: list[Any]) 
     pairs += [(f"the input {name}, afterwards,", *both) for name, *both in zip(inputs, copies, given)]
     for name, want, got in pairs:
         if reason := _difference(want, got, floats):
-            raise CompileError(f"{name} of {label} differs from PyTorch's: {reason}\n{program.text()}")
+            raise CompileError(
+                f"{name} of {label} differs from PyTorch's: {reason}; report it with the text below, and use "
+                f'backend="aot_eager" meanwhile\n{program.text()}'
+            )
     return found
 
 

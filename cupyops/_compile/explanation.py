@@ -7,6 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,16 +159,27 @@ def explain_compile(
         finally:
             runner.listeners.remove(found.append)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    call.__code__ = call.__code__.replace()  # Dynamo knows nothing of this object, whatever was compiled before
     before = Counter(counters["graph_break"])
     # else the backward graph waits for a backward pass
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-        torch.compile(call, backend=compile)(*args, **kwargs)
+        torch.compile(_unknown(function), backend=compile)(*args, **kwargs)
     breaks = list(Counter(counters["graph_break"]) - before)
     return CompileExplanation(tuple(map(_graph, found)), tuple(one.strip().splitlines()[0] for one in breaks))
+
+
+def _unknown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with another code object, by which Dynamo knows what it has compiled: it has seen nothing of this one."""
+    if not isinstance(function, FunctionType):
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        call.__code__ = call.__code__.replace()
+        return call
+    code, closure = function.__code__.replace(), function.__closure__
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _graph(of: Runner) -> CompiledGraph:
@@ -182,11 +194,12 @@ def _graph(of: Runner) -> CompiledGraph:
 
 def _kernels(program: Program) -> list[CompiledKernel]:
     nodes = list(program.lowering.graph.graph.nodes)
-    by_meta: dict[Any, Any] = {}
+    by_meta: dict[int, torch.fx.Node] = {}
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             for meta in tree_leaves(node.meta.get("val")):
-                by_meta.setdefault(id(meta), node)
+                if isinstance(meta, torch.Tensor):
+                    by_meta.setdefault(id(meta), node)
     made = []
     for unit in program.schedule.units:
         kernel = getattr(unit, "kernel", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -11,11 +10,6 @@ from typing import Any
 from ..errors import InputError
 
 MODES = (None, "default", "reduce-overhead")
-
-
-def strict() -> bool:
-    """Whether a failure of this backend raises, where otherwise PyTorch runs the graph."""
-    return os.environ.get("CUPYOPS_STRICT", "").strip() not in ("", "0")
 
 
 @dataclass(frozen=True)

@@ -50,16 +50,16 @@ class Program:
         for name, one in self.lowering.constants.items():
             if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.data_ptr() & (BOUNDARY - 1):
                 self.lowering.constants[name] = aligned(one)
-        writer = Writer(self)
+        writer = self._writer()
         self._in_full = writer.run()
         self.source = writer.source
         self.kernels = [kernel for kernel, _ in writer.launches]
         self._by_driver: Callable[[list[Any]], Sequence[Any]] | None = None
         output_code.debug("%s", self.text())
 
-    def kernel_of(self, text: str, name: str) -> Kernel:
-        """The kernel of a text, compiled as this graph needs it."""
-        return kernel_of(text, name, self.lowering.exact)
+    def _writer(self, machine: Machine | None = None) -> Writer:
+        exact = self.lowering.exact
+        return Writer(self.lowering, self.schedule, lambda text, name: kernel_of(text, name, exact), machine)
 
     def run(self, args: list[Any]) -> Sequence[Any]:
         """The results of the graph, for a list of its inputs, which is emptied."""
@@ -76,20 +76,22 @@ class Program:
         result = self._in_full(args)
         machine = MACHINES.get(self.lowering.device.type)
         if self._by_driver is None and machine is not None and not faults.debug:
-            self._by_driver = Writer(self, machine(self.lowering.device)).run()
+            self._by_driver = self._writer(machine(self.lowering.device)).run()
         return result
 
     def _explained(self, error: Exception) -> Exception:
         """What the driver says of a launch, with what it may have come from."""
         if isinstance(error, CupyopsError) or type(error).__name__ not in ("CUDADriverError", "DriverError"):
             return error
-        return LaunchError(f"a program of {len(self.kernels)} compiled kernels: {error}{faults.hint(error)}")
+        return LaunchError(
+            f"a program of {len(self.kernels)} compiled kernels: {error}; run with CUPYOPS_DEBUG=1 to see which one"
+            f"{faults.hint(error)}"
+        )
 
     def text(self) -> str:
         """The kernels, each once, and the function that launches them: what `TORCH_LOGS=output_code` prints."""
-        kernels = [unit.kernel for unit in self.schedule.units if isinstance(unit, Group)]
-        texts = list(dict.fromkeys(one.text for one in kernels if one is not None))
-        return "\n".join([*texts, self.source])
+        kernels = [unit.kernel for unit in self.schedule.units if isinstance(unit, Group) and unit.kernel is not None]
+        return "\n".join([*dict.fromkeys(kernel.text for kernel in kernels), self.source])
 
     def compile(self, arch: str) -> None:
         """Compile all kernels for an architecture, several at a time.

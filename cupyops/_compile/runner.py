@@ -16,10 +16,9 @@ from torch.fx import GraphModule
 from .. import _simulate
 from .._kernel.kernel import executors
 from .._kernel.launch import faults
-from .._util import observed, tracing
+from .._util import observed, settings, tracing
 from . import debug
 from .lowering import Unsupported, device_of
-from .options import strict
 from .program import Program
 from .sizes import Sizes, Symbols
 
@@ -128,7 +127,7 @@ class Runner:
         return getattr(executors.get(self.device.type), "arch", None)
 
     def _fail(self, error: Exception) -> None:
-        if strict():
+        if settings.STRICT.read(default=False):
             raise error
         if self.reason is not None:
             return

@@ -59,8 +59,10 @@ class Symbols:
             meta = node.meta.get("val")
             numbers = enumerate(meta.shape) if isinstance(meta, torch.Tensor) else [(None, meta)]
             for dim, number in numbers:
-                symbol = number.node.expr if isinstance(number, SYMBOLIC) else None
-                if symbol is not None and symbol.is_Symbol and symbol not in seen:
+                if not isinstance(number, SYMBOLIC):
+                    continue
+                symbol = number.node.expr
+                if symbol.is_Symbol and symbol not in seen:
                     seen.add(symbol)
                     self.places.append((symbol, k, dim))
                     self._hints[symbol] = number.node.hint  # type: ignore[union-attr]

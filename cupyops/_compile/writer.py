@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from .._kernel.compile import backend
 from .._kernel.kernel import Kernel
 from .._kernel.launch import driver
 from .._kernel.launch.configuration import Configuration
 from .._util import torch_private
 from . import calls
 from .kernel_group import Call, Group
-from .lowering import Name
+from .lowering import Lowering, Name
+from .schedule import Schedule
 from .values import Buffer, Value, viewed
-
-if TYPE_CHECKING:
-    from .program import Program
 
 BOUNDARY = 16  # bytes: what vector accesses of kernels need
 
@@ -38,6 +38,12 @@ BOUND: dict[Any, Any] = {
 }
 
 
+class Thread(threading.local):
+    """Whether this thread has a CUDA context."""
+
+    ready = False
+
+
 class Machine:
     """How the second form of a program allocates and launches: on a CUDA device, whose kernels are loaded."""
 
@@ -47,10 +53,16 @@ class Machine:
         self.empty = torch_private.empty_strided(device)
         self.view = torch_private.reinterpreted()
         self.stream: Callable[[int], int] = torch_private.current_stream
+        self.thread = Thread()
 
     def launcher(self, kernel: Kernel, configuration: Configuration) -> tuple[Callable[..., None], Any]:
         """The driver's function for a launch, and the handle of the kernel."""
         return driver.launcher(configuration), kernel.instance().on(self.index).function
+
+    def begin(self) -> None:
+        """Give this thread a CUDA context: the driver needs one, and a thread that has made no CUDA call has none."""
+        backend.cupy().cuda.Device(self.index).use()
+        self.thread.ready = True
 
 
 def elsewhere(index: int, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -81,14 +93,26 @@ def slots(arguments: int) -> tuple[list[Any], Callable[[], tuple[Any, int, Any]]
 class Writer:
     """Writes the function of a program: (line, names that it reads, names that it makes), then when each name is dead.
 
+    Args:
+        lowering, schedule: of the graph.
+        kernel_of: gives the kernel of a text and a name.
+        machine: how the second form launches; None for the first form.
+
     Attributes:
         scope: what the text calls by name.
         launches: (kernel, configuration) in order.
         source: the text, once it is written.
     """
 
-    def __init__(self, program: Program, machine: Machine | None = None) -> None:
-        self.program, self.lowering, self.machine = program, program.lowering, machine
+    def __init__(
+        self,
+        lowering: Lowering,
+        schedule: Schedule,
+        kernel_of: Callable[[str, str], Kernel],
+        machine: Machine | None = None,
+    ) -> None:
+        self.lowering, self.units, self.machine = lowering, schedule.units, machine
+        self.kernel_of = kernel_of
         self.scope: dict[str, Any] = {
             "torch": torch,
             "restrided": restrided,
@@ -102,7 +126,7 @@ class Writer:
         self.constants: dict[str, Any] = {}
         self.views: dict[Any, str] = {}
         self.number = 0
-        self.groups = [u for u in program.schedule.units if isinstance(u, Group) and u.kernel]
+        self.groups = [u for u in self.units if isinstance(u, Group) and u.kernel]
         self.in_kernels = {b.name for g in self.groups for b in g.kernel.arguments}  # type: ignore[union-attr]
         self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
         self.called = {u.target.name for u in self.lowering.calls if u.target is not None}  # which calls overwrite
@@ -118,7 +142,7 @@ class Writer:
         return run
 
     def _text(self) -> str:
-        for unit in self.program.schedule.units:
+        for unit in self.units:
             self.number += 1
             if isinstance(unit, Group):
                 self._launch(unit)
@@ -175,12 +199,16 @@ class Writer:
         wrong = [f"{b.name}.stride() != {tuple(b.strides)}" for b in taken if b.shape]
         if wrong:
             lines.append(f"if {' or '.join(wrong)}: {mend}")
-        if self.machine is None:
-            addresses = " | ".join(f"{b.name}.data_ptr()" for b in taken)
-            return [*lines, f"if ({addresses}) & {BOUNDARY - 1}: {mend}"]
         take = "; ".join(f"p_{b.name} = {b.name}.data_ptr()" for b in taken)
-        addresses = " | ".join(f"p_{b.name}" for b in taken)
-        return [*lines, take, f"if ({addresses}) & {BOUNDARY - 1}: {mend}; {take}"]
+        lines += [take] if self.machine is not None else []
+        wide = [b.name for b in taken if b.numel > 1]  # vectors are of several elements
+        if wide and self.machine is None:
+            addresses = " | ".join(f"{name}.data_ptr()" for name in wide)
+            lines.append(f"if ({addresses}) & {BOUNDARY - 1}: {mend}")
+        elif wide:
+            addresses = " | ".join(f"p_{name}" for name in wide)
+            lines.append(f"if ({addresses}) & {BOUNDARY - 1}: {mend}; {take}")
+        return lines
 
     def _machine_begins(self) -> list[str]:
         machine = self.machine
@@ -188,10 +216,11 @@ class Writer:
             return []
         most = max(len(g.kernel.arguments) for g in self.groups)  # type: ignore[union-attr]
         self.scope["slots"], self.scope["new_slot"] = slots(most)
-        self.scope["current_stream"] = machine.stream
+        self.scope["current_stream"], self.scope["machine"] = machine.stream, machine
         held = [name for name in self.lowering.constants if name in self.in_kernels]
         return [
             *(f"p_{name} = {name}.data_ptr()" for name in held),
+            "if not machine.thread.ready: machine.begin()",
             "slot = slots.pop() if slots else new_slot()",
             "buffer, parameters, _ = slot",
             f"stream = current_stream({machine.index})",
@@ -218,7 +247,7 @@ class Writer:
             self._allocate(b)
         if not any(s.buffer.numel for s in kernel.outputs):
             return
-        compiled = self.program.kernel_of(kernel.text, kernel.name)
+        compiled = self.kernel_of(kernel.text, kernel.name)
         grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[0]
         configuration = Configuration.of(grid, kernel.block)
         self.launches.append((compiled, configuration))
@@ -260,9 +289,10 @@ class Writer:
         if () in unit.outputs:
             self._receive(unit.outputs[()], call, reads)
             return
-        self.body.append((f"r = {call}", reads, ["r"]))
+        results = f"r{self.number}"
+        self.body.append((f"{results} = {call}", reads, [results]))
         for path, made in unit.outputs.items():
-            self._receive(made, f"r{''.join(f'[{p}]' for p in path)}", ["r"])
+            self._receive(made, f"{results}{''.join(f'[{p}]' for p in path)}", [results])
 
     def _receive(self, made: Buffer | str, expression: str, reads: list[str]) -> None:
         name = made.name if isinstance(made, Buffer) else str(made)

@@ -254,9 +254,7 @@ class RawKernel:
         """
         instance = self.kernel.instance()
         if not torch.cuda.is_available():
-            raise LaunchError(
-                f"{instance.name}: attributes are those of a kernel on a GPU, expected one, found none"
-            )
+            raise LaunchError(f"{instance.name}: attributes are those of a kernel on a GPU, expected one, found none")
         return instance.on(torch.cuda.current_device()).attributes()
 
     @property

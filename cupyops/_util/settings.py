@@ -100,4 +100,5 @@ SIMULATE = Setting(
     _architecture,
     f"{_FLAG}, or an architecture such as sm_90",
 )
-ALL = {one.name: one for one in (CACHE_DIR, CACHE_LIMIT, CUBIN_PATH, DEBUG, PLANS, RELOAD, SIMULATE)}
+STRICT = Setting("CUPYOPS_STRICT", "whether what the backend of torch.compile cannot compile is an error")
+ALL = {one.name: one for one in (CACHE_DIR, CACHE_LIMIT, CUBIN_PATH, DEBUG, PLANS, RELOAD, SIMULATE, STRICT)}

@@ -7,7 +7,6 @@ nobody has tried.
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import types

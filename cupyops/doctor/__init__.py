@@ -27,6 +27,7 @@ EXAMINATIONS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     cuda.gpus,
     cuda.visible,
     cuda.trials,
+    software.compile_backend,
     surroundings.cache,
     surroundings.settings,
     surroundings.precompiled,

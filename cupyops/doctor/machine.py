@@ -40,6 +40,7 @@ class Machine:
         requirements: what each extra of this package asks for; under "", what the package itself does.
         environ: the environment.
         origin: where pip had this package from, as one gives it to pip: a name, a folder, a repository.
+        backends: names by which torch.compile finds backends of installed packages.
         precompiled: folders that hold kernels compiled ahead of time, but for those that the environment names.
         seen: stage -> what the survey found; a stage that failed has "error", one that was not come to is not there.
     """
@@ -50,6 +51,7 @@ class Machine:
     requirements: Mapping[str, tuple[str, ...]]
     environ: Mapping[str, str]
     origin: str = "cupyops"
+    backends: frozenset[str] = frozenset({"cupyops"})
     precompiled: tuple[Path, ...] = ()
     seen: Mapping[str, Facts] = field(default_factory=dict)
 
@@ -83,6 +85,7 @@ def look(limit: float = _LIMIT) -> Machine:
             requirements=requirements(),
             environ=dict(os.environ),
             origin=origin(),
+            backends=frozenset(metadata.entry_points(group="torch_dynamo_backends").names),
             precompiled=tuple(precompiled()),
             seen={"cupy, torch": _error(cupy_first.result()[1]), **survey.result()},
         )

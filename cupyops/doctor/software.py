@@ -77,6 +77,15 @@ def cupy(machine: Machine) -> Iterator[Finding]:
         yield ok("CuPy", listed)
 
 
+def compile_backend(machine: Machine) -> Iterator[Finding]:
+    """Whether torch.compile finds the backend by its name."""
+    if "cupyops" in machine.backends:
+        yield ok("torch.compile", 'backend="cupyops": NVRTC compiles its kernels, no C compiler is needed')
+    else:
+        found = 'does not find backend="cupyops": this package was installed before it had one'
+        yield warning("torch.compile", found, reinstall_this(machine))
+
+
 def cupys(machine: Machine) -> list[str]:
     """The names of what is installed of CuPy: one at most, if all is well."""
     return sorted(name for name in machine.packages if _CUPY.fullmatch(name))

@@ -320,6 +320,11 @@ LAME = {
         "CUPYOPS_CACHEDIR",
         "unset CUPYOPS_CACHEDIR",
     ),
+    "an installation from before there was a backend of torch.compile": (
+        replace(WELL, backends=frozenset({"other"}), origin="git+https://host/repository"),
+        "torch.compile",
+        "pip install --force-reinstall --no-deps git+https://host/repository",
+    ),
     "a folder of cubins that is not there": (
         replace(WELL, environ={"CUPYOPS_CUBIN_PATH": "/absent"}),
         "CUPYOPS_CUBIN_PATH",

@@ -29,6 +29,9 @@ def test_forward_and_backward_of_a_module():
     (kernel,) = forward.kernels
     assert kernel.fused[:2] == ("gelu", "var_mean") and "__global__" in kernel.text
     assert [(one.operator, one.count) for one in forward.left] == [("aten.addmm.default", 2)]
+    assert all(
+        set(kernel.fused) & {"sum", "gelu_backward", "mul"} and "mm" not in kernel.fused for kernel in backward.kernels
+    )
     assert len(backward.kernels) >= 2 and "def run(args)" in backward.program
     assert all(torch.equal(*both) for both in zip(before, model.parameters()))
     assert all(one.grad is None for one in model.parameters())

@@ -2,6 +2,8 @@
 
 import ctypes
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,14 +22,20 @@ class Machine:
     """Where the second form of a program allocates and launches: on the CPU, and in the simulator."""
 
     index, several, known = 0, False, None
+    begun: ClassVar[list] = []
 
     def __init__(self, device):
+        self.thread = writer.Thread()
         self.view = torch_private.reinterpreted()
 
     def empty(self, size, stride, dtype):
         made = torch.empty_strided(size, stride, dtype=dtype)
         self.known.know(made)
         return made
+
+    def begin(self):
+        self.begun.append(threading.get_ident())
+        self.thread.ready = True
 
     @staticmethod
     def stream(index):
@@ -241,19 +249,27 @@ def test_launches_are_looked_at_again_inside_a_trace(driver):
     assert [(one.operator, one.route) for one in trace.launches()] == [("torch.compile: inference", "simulator")]
 
 
-def test_threads_have_parameters_of_their_own(driver):
-    """Each run has a buffer for the addresses of its launches."""
+def test_threads_have_parameters_and_a_context_of_their_own(driver, monkeypatch):
+    """Each run has a buffer for the addresses of its launches, and the driver launches in threads with a CUDA context."""
+    begun, ready = [], threading.Barrier(4)
+    monkeypatch.setattr(Machine, "begun", begun)
     fast = compiled(lambda x: (x * 2).sum(0))
     fast(torch.ones(4, 32))
-    wrong = []
 
     def call(value):
-        found = [fast(torch.full((4, 32), float(value))) for _ in range(3)]
-        wrong.extend(one for one in found if not one.eq(8 * value).all())
+        x = torch.full((4, 32), float(value))
+        driver.know(x)
+        ready.wait(60)
+        return all(fast(x).eq(8 * value).all() for _ in range(3))
 
-    threads = [threading.Thread(target=call, args=(value,)) for value in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))
+    assert len(set(begun)) == len(begun) == 4
+
+
+def test_numbers_may_lie_anywhere(driver):
+    """A tensor of a single element is read as it lies: no copy for its alignment."""
+    fast, x = compiled(lambda x, y: x * y), torch.arange(8.0)
+    for place in (1, 2, 3):
+        assert torch.equal(fast(x, x[place]), x * place)
+    assert not [line for line in programs[-1].source.splitlines() if "a1.data_ptr()" in line]

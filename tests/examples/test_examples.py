@@ -20,7 +20,7 @@ import cupyops
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = [
     "add_model", "mnist_cnn", "custom_layers", "custom_operator", "novel_attention", "train_gpt", "train_llama",
-    "finetune_lora", "train_resnet",
+    "finetune_lora", "train_resnet", "compile_model",
 ]  # fmt: skip
 
 
@@ -56,6 +56,15 @@ def test_import_has_no_side_effects(name, capfd):
     module = load(name)
     assert callable(module.main)
     assert capfd.readouterr() == ("", "")
+
+
+def test_compile_model():
+    torch._dynamo.reset()
+    text = run("compile_model", "--steps", 12, "--width", 4, "--simulate", "--explain")
+    assert number(r"loss [\d.]+, then ([\d.]+);", text) < number(r"loss ([\d.]+),", text)
+    assert number(r"losses within ([\d.e+-]+) of", text) < 1e-4
+    assert number(r"(\d+) launches in the simulator", text) > 10
+    assert "forward graph of" in text and "left to PyTorch: aten.convolution.default" in text
 
 
 @pytest.mark.parametrize("name", NAMES)
