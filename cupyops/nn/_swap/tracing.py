@@ -190,6 +190,8 @@ class _Reading:
 
     def __init__(self, module: Module) -> None:
         self.module, self.cls = module, type(module)
+        if any(getattr(self.cls, name) is not getattr(Module, name) for name in ("__getattr__", "__getattribute__")):
+            raise Unknown("its attributes are found in a way of its own")
         self.values: dict[str, Any] = {}
         self.absent: dict[tuple[str, str], bool] = {}
         self._branches = False
@@ -342,8 +344,10 @@ class _Parameter(_Proxy):
     tracer: _Tracer
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "shape", "ndim", "is_cuda"):
-            return getattr(self.tracer.parameters[str(self.node.target)], name)
+        if name in ("dtype", "shape", "ndim"):
+            value = getattr(self.tracer.parameters[str(self.node.target)], name)
+            self.tracer.asked[f"{self.node.target}.{name}"] = value
+            return value
         return super().__getattr__(name)
 
 
@@ -359,6 +363,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(autowrap_modules=())  # type: ignore[arg-type]
         self.parameters = parameters
+        self.asked: dict[str, Any] = {}  # of the parameters
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         return True
@@ -374,11 +379,13 @@ class Traced(NamedTuple):
         graph: the graph of the forward with one tensor, its other arguments by default.
         state: the state in which the forward is this graph.
         paths: attributes whose value the forward only puts into the graph, where a `Number` stands for it.
+        asked: what it has asked of parameters, as `weight.dtype`.
     """
 
     graph: fx.Graph
     state: State
     paths: frozenset[str]
+    asked: frozenset[str]
 
 
 def traces(module: Module) -> list[Traced]:
@@ -426,13 +433,15 @@ def _trace(module: Module, training: bool, state: State, fixed: dict[str, Any]) 
     try:
         for path in numbers:
             _set(copy, path, asked)
-        graph = _Tracer({name: p for name, p in module._parameters.items() if p is not None}).trace(copy, fixed)
+        tracer = _Tracer({name: p for name, p in module._parameters.items() if p is not None})
+        graph = tracer.trace(copy, fixed)
     except Exception as error:
         raise Unknown(f"its forward cannot be traced ({type(error).__name__})") from error
     if any(node.op == "get_attr" and node.target not in copy._parameters for node in graph.nodes):
         raise Unknown("its forward reads a tensor that is no parameter")
-    values = tuple((path, training if path == "training" else value) for path, value in state.values)
-    return Traced(graph, state._replace(values=values), frozenset(numbers) - asked)
+    values = [(path, training if path == "training" else value) for path, value in state.values]
+    state = state._replace(values=(*values, *tracer.asked.items()))
+    return Traced(graph, state, frozenset(numbers) - asked, frozenset(tracer.asked))
 
 
 def _set(copy: Any, path: str, asked: set[str]) -> None:
