@@ -89,7 +89,7 @@ _IS = "_cupyops_activation"  # of a class: the activation's name, its dtypes and
 
 
 def name_of_activation(module: Any, dtype: torch.dtype = torch.float32) -> str | None:
-    """Which of `ACTIVATIONS` a module computes; None where it is none, or has hooks that want to see it."""
+    """Return the name in `ACTIVATIONS` of what a module computes; None for others, and for modules with hooks."""
     if not isinstance(module, Module) or not is_unheard(module):
         return None
     cls = type(module)

@@ -67,7 +67,7 @@ def _eps(graph: fx.Graph) -> float:
 
 
 def _is_cast_last(graph: fx.Graph) -> bool:
-    """Whether the result is given the input's dtype at the end; else it has the wider dtype of input and weight."""
+    """Return whether the result is given the input's dtype at the end; else it has the wider dtype of input and weight."""
     (output,) = next(node for node in graph.nodes if node.op == "output").args
     return isinstance(output, fx.Node) and name_of(output) in ("to", "type_as", "type")
 
@@ -109,7 +109,7 @@ def norm(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
 
 
 def _serves(x: Tensor, scale: Any, proven: Any) -> bool:
-    """Whether the operator is proven for such an input and weight."""
+    """Return whether the operator is proven for such an input and weight."""
     if scale is None:
         if torch.is_autocast_enabled(x.device.type):
             return False
@@ -145,7 +145,7 @@ def _is_proven(
     of_weight: torch.dtype,
     rows: tuple[int, ...] = (2, 3),
 ) -> bool:
-    """Whether they are the same, of elements large and small."""
+    """Return whether the steps and the operator are the same, for elements large and small."""
     _, weight, bias, *_ = values
     _, methods = norm(type(module), values, State())
     names = [name for name in (weight, bias) if name]

@@ -1,4 +1,4 @@
-"""What a module's forward computes, as a graph, and the state in which it computes that.
+"""Tracing of forwards: the graph of what a module computes, and the state of the module for which the graph holds.
 
 Python decides many things while a forward is traced: which branch it takes, which numbers it reads. A graph therefore holds
 for one state of the module, which `Traced` records: `State.check` compares it at each call, and where it differs the
@@ -85,7 +85,7 @@ def _recorded() -> tuple[frozenset[str], frozenset[Any]]:
 
 
 def _is_allowed(name: str) -> bool:
-    """Whether an attribute of this name, of a tensor or of a Python module, can be read without any other effect."""
+    """Return whether an attribute of this name, of a tensor or of a Python module, can be read without any other effect."""
     if name in _METADATA or name in _NAMESPACES or isinstance(getattr(torch, name, None), torch.dtype):
         return True
     return name in _recorded()[0] or name in vars(math)
@@ -116,7 +116,7 @@ def digest(function: Any) -> str:
 
 
 class State(NamedTuple):
-    """What a traced forward has read beside its input.
+    """The values, functions and constants that a traced forward has read beside its input.
 
     Attributes:
         values: paths of attributes from the module on, as `eps` or `config.eps`, and their values.
@@ -132,7 +132,7 @@ class State(NamedTuple):
     constants: tuple[tuple[str, str, Any], ...] = ()
 
     def without(self, *paths: str) -> State:
-        """The same state where some attributes may have any value."""
+        """Return this state without some attributes, which may have any value."""
         return self._replace(values=tuple(one for one in self.values if one[0] not in paths))
 
     def check(self, cls: type[Module]) -> Callable[[Module], bool]:
@@ -168,7 +168,7 @@ NOTHING = State()
 
 
 def _same(found: Any, value: Any) -> bool:
-    """Whether a value is one that was recorded, or a copy of it."""
+    """Return whether a value is one that was recorded, or a copy of it."""
     if found is value:
         return True
     if type(found) is not type(value):
@@ -339,7 +339,7 @@ class _Proxy(fx.Proxy):
 
 
 class _Parameter(_Proxy):
-    """Of a parameter, what does not change is known: a condition of its dtype is none of the input."""
+    """A stand-in for a parameter, whose dtype and shape are known, so that a condition may ask them."""
 
     tracer: _Tracer
 
@@ -389,7 +389,7 @@ class Traced(NamedTuple):
 
 
 def traces(module: Module) -> list[Traced]:
-    """What a module's forward computes: one graph, or that of its present mode and that of the other, if they differ.
+    """Trace a module's forward in training and in evaluation: one graph, or two if they differ, the present mode's first.
 
     Raises:
         Unknown: the forward takes several tensors, may do more than compute, or depends on its input's values.
