@@ -34,7 +34,7 @@ GATED: dict[str, Function] = {"silu": swiglu, "gelu": geglu, "gelu_tanh": functo
 _STEPS = {"mul", "add", "sub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
 _FUNCTIONS = {"relu", "silu", "gelu"}
 _POINTS = torch.linspace(-12, 12, 1201, dtype=torch.float64)
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def recognised(module: Module, traced: Traced) -> Recipe:
