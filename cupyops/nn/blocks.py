@@ -20,7 +20,7 @@ LEAST = 2**24  # elements of the result, of fewer it is not measured
 
 
 def is_of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution of a half type is measured to be faster so; no gradient of the image is to be wanted."""
+    """Return whether a convolution of a half type is measured to be faster so; no gradient of the image is to be wanted."""
     if x.dim() != 4 or x.requires_grad or not 0 < x.shape[1] < CHANNELS or conv.groups != 1 or conv.bias is not None:
         return False
     if conv.stride != (STEP, STEP) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":

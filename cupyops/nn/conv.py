@@ -87,13 +87,13 @@ class ConvReluPool2d(torch.nn.Conv2d):
         return conv2d_relu_max_pool2d(input, weight, bias, *geometry, self.pool_kernel_size, self.pool_stride)
 
     def extra_repr(self) -> str:
-        """What the module prints of itself."""
+        """Options that the module prints."""
         stride = "" if self.pool_stride is None else f", pool_stride={self.pool_stride}"
         return f"{super().extra_repr()}, pool_kernel_size={self.pool_kernel_size}{stride}"
 
 
 def _by_cudnn(input: Tensor) -> bool:
-    """Whether `conv2d` would take cuDNN anyway: it is called without a look at arguments that `conv2d` would take first."""
+    """Return whether `conv2d` would call cuDNN anyway, so that the module may call it at once."""
     if type(input) is not Tensor or torch.compiler.is_compiling() or tracing.active is not None:
         return False
     if not library.is_wanted(input):
@@ -102,7 +102,7 @@ def _by_cudnn(input: Tensor) -> bool:
 
 
 def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:
-    """What cuDNN reads of a float32 image under autocast, for filters in channels_last: cast and copied at once."""
+    """Cast a float32 image to autocast's half type and to channels_last at once, where the filters are in channels_last."""
     if input.dtype is not torch.float32 or input.dim() != 4 or not torch.is_autocast_enabled("cuda"):
         return input
     last = torch.channels_last
@@ -127,7 +127,7 @@ def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_of_patches(conv: torch.nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution whose stride is its kernel's size is faster as a product.
+    """Return whether a convolution whose stride is its kernel's size is faster as a product.
 
     cuDNN reads channels by vectors of eight, and has slow kernels where there are fewer, as of coloured images.
     """

@@ -35,7 +35,7 @@ class Linear(Twin, torch.nn.Linear):
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:
-    """Whether autocast would cast the parameters of a layer whose input has its half type, and a gradient is wanted."""
+    """Return whether autocast would cast the parameters alone, the input having its half type, and gradients are wanted."""
     if not x.is_cuda or not x.requires_grad:
         return False
     if type(weight) is not torch.nn.Parameter or not weight.requires_grad:
@@ -73,7 +73,7 @@ def _nothing() -> None:
 
 
 def _in_half(x: Tensor, half: torch.dtype) -> Tensor:
-    """What autocast makes of a float32 tensor that is no leaf, as any other layer here gets it; else the tensor itself."""
+    """Cast a float32 tensor that is no leaf, once for all layers that read it; return any other tensor as it is."""
     if x.dtype is not torch.float32:
         return x
     if torch_private.functorch_active() or torch_private.forward_mode() or not x.requires_grad or x.is_leaf:

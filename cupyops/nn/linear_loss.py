@@ -21,7 +21,7 @@ MOST_LOGITS = 2**25  # in memory at a time: 128 MiB in fp32, and some such besid
 
 
 class Tokens(NamedTuple):
-    """Of each token, in fp32 (fp64 of fp64 inputs): what losses are made of."""
+    """The log-probabilities of tokens, in fp32 (fp64 for fp64 inputs), of which losses are made."""
 
     log_prob: Tensor  # of its target; 0 where that is ignored
     log_sum: Tensor  # of the exponentials of all logits
@@ -180,7 +180,7 @@ def tokens(
     softcap: float | None = None,
     temperature: float = 1.0,
 ) -> Tokens:
-    """Of each token, in the shape of `target`."""
+    """The log-probability of each token, in the shape of `target`."""
     check(input, weight, bias)
     _check_number("softcap", softcap)
     _check_number("temperature", temperature)
@@ -276,7 +276,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _gradients(compute: Any, tensors: Any, wanted: Any, grads: Any, create_graph: bool = False) -> list[Any]:
-    """Those that are wanted, and None for the others."""
+    """Return the gradients that are wanted, and None for the others."""
     device = tensors[0].device
     plainly = torch.autocast(device.type, enabled=False) if arguments.autocast(device) else nullcontext()
     with torch.enable_grad(), plainly:

@@ -63,7 +63,7 @@ class MultiheadAttention(Twin, torch.nn.MultiheadAttention):
         return y.squeeze(1) if query.dim() == 2 else y, None
 
     def _serves(self, tensors: tuple[Any, ...], padding: Any, mask: Any, is_causal: bool) -> bool:
-        """Whether the arguments are what they should be, by metadata alone; PyTorch's forward says what is wrong."""
+        """Return whether the arguments are what they should be, by metadata alone; PyTorch's forward says what is wrong."""
         if not all(isinstance(x, Tensor) and not x.is_nested for x in (*tensors, padding, mask) if x is not None):
             return False
         query, key, value = tensors
@@ -87,7 +87,7 @@ class MultiheadAttention(Twin, torch.nn.MultiheadAttention):
         return (alike or arguments.autocast(query.device)) and not self._is_fused(query, key, value)
 
     def _is_fused(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether PyTorch has the module in one piece, on a GPU: ours is not measured beside that."""
+        """Return whether PyTorch has the module in one piece, on a GPU: ours is not measured beside that."""
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         return self.batch_first and query is key and key is value and library.is_wanted(query)
@@ -110,7 +110,7 @@ class MultiheadAttention(Twin, torch.nn.MultiheadAttention):
         return q, k, v
 
     def _mask(self, batch: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores, or true where a key is seen; PyTorch's masks are true where it is not."""
+        """A mask to add to the scores, or one that is true where a key is seen; PyTorch's are true where it is not."""
         masks = []
         if attn_mask is not None:
             masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, self.num_heads)))

@@ -58,7 +58,7 @@ _NONE = Launch(None, 0, 0)  # type: ignore[arg-type]
 
 
 def graphed() -> bool:
-    """Whether a CUDA graph is being captured, or a call before its capture runs: the host's time costs nothing then."""
+    """Return whether a CUDA graph is being captured, or a call before its capture runs."""
     return (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()) or warming()
 
 

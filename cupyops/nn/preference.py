@@ -286,7 +286,7 @@ def _log_1_plus_odds(mean: Tensor, other: Tensor) -> Tensor:
 
 
 def _log_1_minus_exp(x: Tensor) -> Tensor:
-    """Of numbers below 0, exact near 0 and far from it."""
+    """log(1 - exp(x)) for numbers below 0, exact near 0 and far from it."""
     near = x > -0.6931
     return torch.where(
         near, torch.log(-torch.expm1(torch.where(near, x, -0.5))), torch.log1p(-torch.where(near, -1.0, x).exp())

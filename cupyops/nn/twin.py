@@ -1,4 +1,4 @@
-"""What the twins of torch.nn's modules have in common: how torch.fx and torch.jit take them."""
+"""A base for the twins of torch.nn's modules: how torch.fx and torch.jit take them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Twin:
 
 
 def not_scriptable(module: Any) -> InputError:
-    """What torch.jit.script is told of a module that runs operators of cupyops."""
+    """The error of torch.jit.script for a module that runs operators of cupyops."""
     return InputError(
         f"torch.jit.script cannot compile {type(module).__name__}, which runs operators of cupyops: call undo() of what "
         "cupyops.swap returned and script the model as it was, or use torch.jit.trace, torch.export or torch.compile"

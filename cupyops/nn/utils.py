@@ -1,4 +1,4 @@
-"""What torch.nn.utils has, by kernels."""
+"""Functions of torch.nn.utils, by kernels."""
 
 from ..optim.clip import clip_grad_norm_
 

@@ -86,11 +86,14 @@ def test_onnx():
 
 @simulated
 def test_fx(context):
-    """As PyTorch's modules are leaves, so are those of which the code branches on shapes."""
+    """Modules are leaves, as PyTorch's are; functions are looked into no further either."""
     model, x = convnet()
     graph = torch.fx.symbolic_trace(model)
-    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    assert called[0] is cupyops.conv2d and cupyops.linear in called and cupyops.rms_norm in called
+    inside = dict(model.named_modules())
+    called = {type(inside[node.target]) for node in graph.graph.nodes if node.op == "call_module"}
+    assert {cupyops.nn.Conv2d, cupyops.nn.Linear, cupyops.nn.RMSNorm} <= called
+    alone = torch.fx.symbolic_trace(cupyops.nn.Linear(3, 2)).graph.nodes
+    assert cupyops.linear in [node.target for node in alone]
     with context():
         for one in (graph, pickle.loads(pickle.dumps(graph))):
             torch.testing.assert_close(one(x), model(x))

@@ -356,6 +356,80 @@ def test_eps_of_which_something_is_computed(make):
     same(module, twin)
 
 
+class OverTheThird(Norm):
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(2, keepdim=True) + self.eps))
+
+
+def test_a_dimension_that_is_the_last_of_three_alone():
+    module, given = OverTheThird(), torch.randn(2, 5, 6, 6)
+    expected = module(given)
+    cupyops.swap(module)
+    torch.testing.assert_close(module(given), expected)
+
+
+def test_an_eps_that_is_no_number_any_more():
+    module, given = Norm(), x()
+    cupyops.swap(module)
+    module.eps = torch.tensor(0.7, requires_grad=True)
+    module(given).sum().backward()
+    assert module.eps.grad is not None
+
+
+class AsksItsParameter(MLP):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2, 1))
+
+    def forward(self, x):
+        h = self.act(self.gate(x)) * self.up(x)
+        return self.down(h) if self.scale.shape[0] == 2 else 2 * self.down(h)
+
+
+class AsksWhereItIs(Norm):
+    def forward(self, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * y if not self.weight.is_cuda else y
+
+
+def test_what_is_asked_of_parameters():
+    module = AsksItsParameter()
+    twin = copy.deepcopy(module)
+    cupyops.swap(module)
+    same(module, twin)
+    for one in (module, twin):
+        one.scale = nn.Parameter(torch.ones(3, 1))
+    same(module, twin)
+    assert not cupyops.swap(AsksWhereItIs()).replaced, "it may move"
+
+
+class Finds(Norm):
+    """Its attributes are where nobody looks."""
+
+    def __getattr__(self, name):
+        return ELSEWHERE if name == "mean" else super().__getattr__(name)
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)) * self.mean
+
+
+ELSEWHERE = 1.0
+
+
+def test_attributes_that_a_class_finds_itself():
+    assert not cupyops.swap(Finds()).replaced
+
+
+def test_an_activation_inside_a_gate_that_is_another_later():
+    module = MLP(Swish())
+    twin = copy.deepcopy(module)
+    cupyops.swap(module)
+    assert "swiglu" in operators(module, x())
+    for one in (module, twin):
+        one.act.beta = 1.7
+    same(module, twin)
+
+
 # --- dtypes for which it is proven ------------------------------------------------------------------------------------
 
 

@@ -194,7 +194,7 @@ def _recognised(module: Module, exact: bool) -> Recipe | Reason | None:
 
 
 def _key(module: Module) -> Any:
-    """What modules have in common that compute the same: class, attributes, and the kinds of what is inside."""
+    """A key that is equal for modules that compute the same: class, mode, attributes, and the kinds of modules inside."""
     own = vars(module).keys() - vars(Module()).keys()
     values = [(name, vars(module)[name]) for name in sorted(own)]
     plain = (bool, int, float, str, type(None))
@@ -217,7 +217,7 @@ def _made(module: Module, recipe: Recipe) -> tuple[Class | Reason, str]:
 
 
 def _may_be_derived(module: Module) -> bool:
-    """Whether a module is one that somebody has written: neither of PyTorch nor made at run time."""
+    """Return whether a module is one that somebody has written: neither of PyTorch nor made at run time."""
     cls = type(module)
     if isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule)) or cls in _BYPASSES:
         return False
@@ -229,7 +229,7 @@ def _may_be_derived(module: Module) -> bool:
 
 
 def _refusal(module: Module, ours: Class) -> Reason | None:
-    """Why a module cannot be given a class: its own attributes stand before those of any class."""
+    """Return why a module cannot be given a class, as where attributes of its own would hide the class's methods."""
     methods = {
         name for base in ours.__mro__ if _is_ours(base) for name in vars(base) if not name.startswith("_cupyops")
     }
@@ -243,7 +243,7 @@ def _refusal(module: Module, ours: Class) -> Reason | None:
 
 
 def _why_not(module: Module, name: str) -> Reason | None:
-    """Why there is nothing of the same name to replace a module by; None for what is ours already."""
+    """Return why there is nothing of the same name to replace a module by; None if it is ours already."""
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return Reason("a ScriptModule, whose code is fixed")

@@ -19,7 +19,7 @@ from ...ops._relu import relu
 from ...ops._silu import silu
 from ...ops._swiglu import swiglu
 from . import proof
-from .classes import Class, Recipe, kind, recipe_of
+from .classes import Class, Recipe, kind
 from .neighbours import is_unheard
 from .tracing import State, Traced, Unknown, name_of, probe
 
@@ -34,7 +34,7 @@ GATED: dict[str, Function] = {"silu": swiglu, "gelu": geglu, "gelu_tanh": functo
 _STEPS = {"mul", "add", "sub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
 _FUNCTIONS = {"relu", "silu", "gelu"}
 _POINTS = torch.linspace(-12, 12, 1201, dtype=torch.float64)
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def recognised(module: Module, traced: Traced) -> Recipe:
@@ -79,23 +79,27 @@ def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple
             return cls.forward(self, *args, **kwargs)
         return function(args[0])
 
-    return (cls,), {"forward": forward}
+    return (cls,), {"forward": forward, _IS: (name, dtypes, holds)}
 
 
 # --- gated products -------------------------------------------------------------------------------------------------
 
 
-def name_of_activation(module: Any) -> str | None:
-    """Which of `ACTIVATIONS` a module computes; None where it is none, or has hooks that want to see it."""
+_IS = "_cupyops_activation"  # of a class: the activation's name, its dtypes and whether a module is as it was
+
+
+def name_of_activation(module: Any, dtype: torch.dtype = torch.float32) -> str | None:
+    """Return the name in `ACTIVATIONS` of what a module computes; None for others, and for modules with hooks."""
     if not isinstance(module, Module) or not is_unheard(module):
         return None
     cls = type(module)
-    if (recipe := recipe_of(cls)) is not None and recipe.kind == "activation":
-        return str(recipe.values[0])
+    if (known := getattr(cls, _IS, None)) is not None:
+        name, dtypes, holds = known
+        return name if dtype in dtypes and holds(module) else None
     if cls in (torch.nn.SiLU, nn.SiLU):
         return "silu" if not module.inplace else None
     if cls in (torch.nn.GELU, nn.GELU):
-        return "gelu" if module.approximate == "none" else "gelu_tanh"
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(module.approximate)  # type: ignore[call-overload, no-any-return]
     return None
 
 
@@ -130,7 +134,7 @@ def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x
     features, inputs = weight.shape
     if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
         return None
-    name = name_of_activation(act)
+    name = name_of_activation(act, x.dtype)
     if name not in GATED or not epilogues.is_gate_worth_it(x, features if gate is not up else features // 2, name):
         return None
     return name
@@ -138,7 +142,7 @@ def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x
 
 def gated(act: Module, gate: Tensor, up: Tensor) -> Tensor:
     """act(gate) * up in one kernel, where the activation is one of ours and nobody listens to it."""
-    function = GATED.get(name_of_activation(act) or "")
+    function = GATED.get(name_of_activation(act, gate.dtype) or "")
     if function is None or gate.dtype is not up.dtype or gate.shape != up.shape:
         return act(gate) * up  # type: ignore[no-any-return]
     return function(gate, up)

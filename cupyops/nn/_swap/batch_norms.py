@@ -33,12 +33,12 @@ _CHANNELS = 4  # of what is compared
 
 
 def is_norm(module: Any) -> bool:
-    """Whether a module is a batch normalisation of ours that nobody listens to."""
+    """Return whether a module is a batch normalisation of ours that nobody listens to."""
     return type(module) in NORMS and is_unheard(module)
 
 
 def is_relu(module: Any) -> bool:
-    """The same of a relu."""
+    """Return whether a module is a relu of ours that nobody listens to."""
     return type(module) is nn.ReLU and is_unheard(module)
 
 
@@ -73,7 +73,7 @@ def normalised(
 
 
 def _is_one_pass(norm: Any, x: Any) -> bool:
-    """Whether kernels compute all at once; if not, batch_norm has some of its own, and torch.compile joins the rest."""
+    """Return whether kernels compute all at once; torch.compile joins them by itself."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or x.dim() < 2:
         return False
     return why_apart(x, norm.training or norm.running_mean is None) is None
@@ -223,7 +223,7 @@ def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | N
 
 
 def _is_fresh(module: Module, node: Any) -> bool:
-    """Whether a node is a convolution's result that nothing else reads, so that nothing changes it in place either."""
+    """Return whether a node is a convolution's result that nothing else reads, or changes in place."""
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
         return False

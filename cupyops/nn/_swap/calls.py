@@ -55,13 +55,13 @@ def _module(name: str, like: types.ModuleType, instead: dict[str, Any]) -> types
 
 @functools.cache
 def _modules() -> dict[int, types.ModuleType]:
-    """What stands for torch.nn.functional and torch.nn, by the id of these."""
+    """Modules that stand for torch.nn.functional and torch.nn, by the id of these."""
     functional = _module("functional", F, OURS)
     return {id(F): functional, id(torch.nn): _module("nn", torch.nn, {"functional": functional, **_losses()})}
 
 
 class Options(NamedTuple):
-    """What may be replaced beside functions that PyTorch has under the same name.
+    """Options for functions that PyTorch does not have under the same name.
 
     Attributes:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
@@ -116,7 +116,7 @@ def _while_it_is(cls: Class, name: str, copied: Callable[..., Any]) -> Callable[
 
 
 def _asks_super(cls: Class, twin: Class) -> bool:
-    """Whether a subclass of a module of torch.nn has its forward, or calls it by `super()`."""
+    """Return whether a subclass of a module of torch.nn has its forward, or calls it by `super()`."""
     forward = inspect.unwrap(cls.forward)
     return forward is twin.forward or {"super", "forward"} <= set(forward.__code__.co_names)
 
@@ -175,7 +175,7 @@ def rewritten(function: Any, options: Options, found: list[str], depth: int = 0)
 
 
 def _renamed(function: types.FunctionType, options: Options, found: list[str], depth: int) -> dict[str, Any]:
-    """What a function's globals are to have under other names."""
+    """Return what a function's globals must have under other names."""
     scope, names = function.__globals__, dict[str, Any]()
     if is_library(scope.get("__name__", "")):
         return {}
@@ -238,8 +238,10 @@ def _globals(function: types.FunctionType) -> list[str]:
 
 
 def _attributes(function: types.FunctionType, name: str, functional: bool) -> set[str]:
-    """What of ours a function takes of a module: `softmax` of `F.softmax`; where `functional`, of `nn.functional.softmax`,
-    and `CrossEntropyLoss` of `nn.CrossEntropyLoss`."""
+    """Return the names of our functions that a function reads from a Python module: `softmax` for `F.softmax`.
+
+    functional: whether the Python module is torch.nn, whose `functional.softmax` and `CrossEntropyLoss` count.
+    """
     taken: set[str] = set()
     for code in codes(function):
         steps = [s for s in dis.get_instructions(code) if s.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]

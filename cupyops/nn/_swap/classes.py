@@ -21,7 +21,7 @@ MARK = "_cupyops_swapped"  # in a derived class: the class that the module had, 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a class is derived from a module's own: enough to do so again where a module is unpickled.
+    """The way in which a class is derived from a module's own: enough to do so again where a module is unpickled.
 
     Attributes:
         kind: a key of `KINDS`.
@@ -101,13 +101,13 @@ def _prepare_scriptable(self: Module) -> Any:
 
 
 def is_library(module: str) -> bool:
-    """Whether a Python module is PyTorch's or ours; the models of the benchmark are such as anybody writes."""
+    """Return whether a Python module is PyTorch's or ours; the models of the benchmark are such as anybody writes."""
     root, _, rest = module.partition(".")
     return root == "torch" or (root == "cupyops" and rest.partition(".")[0] != "bench")
 
 
 def is_derived(cls: type) -> bool:
-    """Whether a class is one that `derived` made, or one on it."""
+    """Return whether a class is one that `derived` made, or one on it."""
     return hasattr(cls, MARK)
 
 
@@ -117,7 +117,7 @@ def recipe_of(cls: type) -> Recipe | None:
 
 
 def _reduce(self: Module, protocol: Any) -> Any:
-    """As a module is copied and pickled, but for its class, which is found nowhere by name and derived anew."""
+    """Copy and pickle a module as usual, but derive its class anew, since no Python module has it by a name."""
     theirs, recipe = getattr(type(self), MARK)
     state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
     return _again, (theirs, recipe), state

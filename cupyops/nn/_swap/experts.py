@@ -25,7 +25,7 @@ THEIRS = ("grouped_mm", "eager")  # the same function, by groups and by a loop
 
 
 def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, **more: Any) -> Tensor:
-    """What the experts of a module make of rows, weighted and summed for each; as transformers' "grouped_mm", which runs
+    """Compute the experts of a module, weighted and summed for each row; as transformers' "grouped_mm", which runs
     where there is no half type to compute in, and of experts with what is not known here."""
     from transformers.integrations.moe import (  # type: ignore[import-not-found]
         grouped_mm_experts_forward,
@@ -49,7 +49,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
 
 
 def _is_plain(module: Any, x: Tensor) -> bool:
-    """Whether experts are a gate and two products, all of them here, and are called as they are."""
+    """Return whether experts are a gate and two products, all of them here, and are called as they are."""
     if (
         is_dynamo_compiling()
         or torch_private.functorch_active()
@@ -71,7 +71,7 @@ def _matrices(module: Any, weight: Tensor, half: torch.dtype) -> Tensor:
 
 
 def _is_swiglu(module: Any) -> bool:
-    """Whether the gate is transformers' own, with silu."""
+    """Return whether the gate is transformers' own, with silu."""
     gate: Any = type(module)._apply_gate
     if getattr(gate, "__module__", "") != "transformers.integrations.moe" or "_apply_gate" in vars(module):
         return False

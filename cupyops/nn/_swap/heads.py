@@ -42,7 +42,7 @@ _now: ContextVar[_Run | None] = ContextVar("_now", default=None)
 
 
 def are_rows(rows: Tensor) -> bool:
-    """Whether they are what a head has given in the place of logits."""
+    """Return whether a tensor is the rows that a head has given in the place of logits."""
     run = None if is_dynamo_compiling() else _now.get()
     return run is not None and run.rows is rows
 
@@ -172,7 +172,7 @@ def _head_of(call: ast.Call, model: Module) -> str | None:
 
 
 def _is_plain(name: str, tree: ast.AST, above: dict[ast.AST, ast.AST]) -> bool:
-    """Whether a variable is assigned once, and read as an argument of the loss function and as a part of the output."""
+    """Return whether a variable is assigned once, and goes to the loss function and into the output alone."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
     read = [node for node in found if isinstance(node.ctx, ast.Load)]
     return len(found) == len(read) + 1 and all(_is_handed_on(node, above) for node in read)

@@ -1,4 +1,4 @@
-"""What Hugging Face's transformers asks of a model as a whole: which attention, which experts, and which loss."""
+"""Settings of models of Hugging Face's transformers as a whole: attention, experts, and the loss function."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings(
 
 
 def _of_tables(models: Iterable[Module]) -> list[str]:
-    """What is said of the attention and the experts of models, which their modules take from our tables."""
+    """Describe the attention and the experts of models, which their modules take from our tables."""
     said = []
     for model in models:
         recipes = [recipe for one in model.modules() if (recipe := classes.recipe_of(type(one))) is not None]
@@ -102,7 +102,7 @@ _OF_HALF: dict[str, Callable[..., Tensor]] = {"ForCausalLMLoss": _causal, "ForMa
 
 @functools.cache
 def _of_half(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
-    """What computes a loss of transformers for logits of half types, where both have been seen to be the same."""
+    """Return our function for a loss of transformers with logits of half types, once both have been compared."""
     ours = _OF_HALF.get(getattr(function, "__name__", ""))
     if ours is None or not str(getattr(function, "__module__", "")).startswith("transformers.loss"):
         return None
@@ -138,7 +138,7 @@ class Loss:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is one of those that take a head's rows in the place of logits."""
+        """Whether this loss takes a head's rows in the place of logits."""
         return self._of_half is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ def _set_heads(
 
 
 def _why_logits(model: Module) -> str | None:
-    """Why the loss of a model takes logits, "" of a model that has no loss; None where it takes a head's rows as well."""
+    """Return why the loss of a model needs logits, "" for a model without a loss, None where a head's rows will do."""
     if "labels" not in inspect.signature(model.forward).parameters:
         return ""
     loss = vars(model).get("_loss_function")

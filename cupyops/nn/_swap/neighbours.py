@@ -19,7 +19,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def is_unheard(module: Module) -> bool:
-    """Whether nobody listens to a module, or has given it a forward of its own."""
+    """Return whether nobody listens to a module, or has given it a forward of its own."""
     own = vars(module)
     return not ("forward" in own or any(own[name] for name in _HOOKS) or torch_private.module_hooks())
 
@@ -49,7 +49,7 @@ def _is_pointwise(module: Any) -> bool:
 
 
 def are_joined(conv: Any, norm: Any) -> bool:
-    """Whether a normalisation of ours that follows such a convolution can have its moments."""
+    """Return whether a normalisation of ours that follows such a convolution can have its moments."""
     return type(norm) in NORMS and _is_pointwise(conv)
 
 
@@ -83,7 +83,7 @@ def read(module: Module, graph: fx.Graph, conv: fx.Node, normalised: Callable[..
 
 
 def _only_reads(module: Module, node: fx.Node, image: fx.Node, normalised: Callable[..., Any]) -> bool:
-    """Whether a node is a residual sum, or the call of a module, that does not change what it is given."""
+    """Return whether a node is a residual sum, or the call of a module, that does not change what it is given."""
     if node.target is normalised:
         return node.args[4] is image and node.args[3] is not image
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:

@@ -35,7 +35,8 @@ def recognised(module: Module, traced: Traced) -> Recipe:
         raise Unknown("no normalisation in steps that are known")
     if any(p.dim() != 1 for p in parameters.values()):
         raise Unknown("it normalises, and its parameters are not one for each element of the last dimension", near=True)
-    eps, state = _eps(graph), traced.state
+    eps = _eps(graph)
+    state = traced.state.without(*traced.asked)  # each dtype is proven by itself
     if isinstance(eps, Number) and eps.path in traced.paths:
         number: float | str = eps.path
         state = state.without(eps.path)  # which is read at each call
@@ -66,7 +67,7 @@ def _eps(graph: fx.Graph) -> float:
 
 
 def _is_cast_last(graph: fx.Graph) -> bool:
-    """Whether the result is given the input's dtype at the end; else it has the wider dtype of input and weight."""
+    """Return whether the result is given the input's dtype at the end; else it has the wider dtype of input and weight."""
     (output,) = next(node for node in graph.nodes if node.op == "output").args
     return isinstance(output, fx.Node) and name_of(output) in ("to", "type_as", "type")
 
@@ -91,14 +92,15 @@ def norm(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
         shift = None if bias is None else parameter(self, bias)
         if weight is not None and scale is None:
             return cls.forward(self, x)
-        if not _serves(x, scale, proven):
+        added = number(self)
+        if type(added) is not float or not _serves(x, scale, proven):
             return cls.forward(self, x)
         if offset:
             scale = offset + scale
         if centred:
-            y = layer_norm(x, x.shape[-1:], scale, shift, number(self))
+            y = layer_norm(x, x.shape[-1:], scale, shift, added)
         else:
-            y = rms_norm(x, x.shape[-1:], scale, number(self))
+            y = rms_norm(x, x.shape[-1:], scale, added)
         if y.dtype is x.dtype and (cast or scale is None or scale.dtype is x.dtype):
             return y
         return y.to(x.dtype if cast or scale is None else torch.promote_types(x.dtype, scale.dtype))
@@ -107,7 +109,7 @@ def norm(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
 
 
 def _serves(x: Tensor, scale: Any, proven: Any) -> bool:
-    """Whether the operator is proven for such an input and weight."""
+    """Return whether the operator is proven for such an input and weight."""
     if scale is None:
         if torch.is_autocast_enabled(x.device.type):
             return False
@@ -124,27 +126,33 @@ def _proven(module: Module, values: tuple[Any, ...], state: State) -> tuple[tupl
 
     None if float32 is not one. Double precision is none, as steps that go to float32 round there.
     """
-    if not _is_proven(module, values, state, torch.float32, torch.float32):
+    full = torch.float32, torch.float32
+    if not all(_is_proven(module, values, state, *full, rows) for rows in ((2, 3), (), (4,), (2, 1, 3))):
         return ()
     wide = [(x, torch.float32) for x in _HALF] if values[1] else []
     pairs = [
         *wide,
         *((x, x) for x in _HALF if not values[3]),
     ]  # 1 + weight is rounded in half types, unlike in the steps
-    return ((torch.float32,) * 2, *(pair for pair in pairs if _is_proven(module, values, state, *pair)))  # type: ignore[return-value]
+    return (full, *(pair for pair in pairs if _is_proven(module, values, state, *pair)))
 
 
 def _is_proven(
-    module: Module, values: tuple[Any, ...], state: State, dtype: torch.dtype, of_weight: torch.dtype
+    module: Module,
+    values: tuple[Any, ...],
+    state: State,
+    dtype: torch.dtype,
+    of_weight: torch.dtype,
+    rows: tuple[int, ...] = (2, 3),
 ) -> bool:
-    """Whether they are the same, of rows large and small."""
+    """Return whether the steps and the operator are the same, for elements large and small."""
     _, weight, bias, *_ = values
     _, methods = norm(type(module), values, State())
     names = [name for name in (weight, bias) if name]
     size = module._parameters[weight].shape[0] if weight else 24  # type: ignore[union-attr]
     for scale in _SCALES:
         parameters = {name: proof.random((size,), of_weight, seed) for seed, name in enumerate(names, 1)}
-        x = scale * proof.random((2, 3, size), dtype, 7) + scale / 3
+        x = scale * proof.random((*rows, size), dtype, 7) + scale / 3
         theirs, ours = (probe(module, parameters) for _ in range(2))
         theirs.training = ours.training = dict(state.values).get("training", module.training)
         if not proof.alike(

@@ -95,7 +95,7 @@ def _whole(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, li
 
 
 def _are_parts(whole: Tensor, *parts: Tensor) -> bool:
-    """Whether three tensors lie alike, one after the other, are all of a contiguous one, and share none of it."""
+    """Return whether three tensors lie alike, one after the other, are all of a contiguous one, and share none of it."""
     sizes, strides = parts[0].shape, parts[0].stride()
     if any(part.shape != sizes or part.stride() != strides or part.dtype is not whole.dtype for part in parts):
         return False
@@ -104,7 +104,7 @@ def _are_parts(whole: Tensor, *parts: Tensor) -> bool:
 
 
 def _is_view(part: Tensor, whole: Tensor) -> bool:
-    """Whether nothing but views is between a layer's result and a part of it."""
+    """Return whether nothing but views is between a layer's result and a part of it."""
     node: Any = part.grad_fn
     for _ in range(_DEEPEST):
         if node is None or type(node).__name__ not in _VIEWS:

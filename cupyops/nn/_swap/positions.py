@@ -39,7 +39,7 @@ _now = _Thread()
 
 
 def creates_mask(function: Any) -> bool:
-    """Whether a function is one of transformers that makes a mask and looks at the positions for it."""
+    """Return whether a function is one of transformers that makes a mask and looks at the positions for it."""
     return (
         getattr(function, "__module__", None) == "transformers.masking_utils"
         and getattr(function, "__name__", None) in _CREATE
@@ -49,7 +49,7 @@ def creates_mask(function: Any) -> bool:
 
 @functools.cache
 def are_counted(forward: types.FunctionType) -> bool:
-    """Whether a forward that is given no positions counts them, from what lengths alone say."""
+    """Return whether a forward that is given no positions counts them, from what lengths alone say."""
     parameters = inspect.signature(forward).parameters
     if "position_ids" not in parameters or parameters["position_ids"].default is not None:
         return False

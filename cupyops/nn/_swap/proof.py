@@ -26,7 +26,7 @@ def alike(
     parameters: tuple[list[Tensor], list[Tensor]] = ([], []),
     autocast: torch.dtype | None = None,
 ) -> bool:
-    """Whether two functions of tensors give the same, with the gradients of the inputs and of the parameters of each.
+    """Return whether two functions of tensors give the same, with the gradients of the inputs and of the parameters of each.
 
     `autocast`: the half type of the autocast that is on, in which results count as rounded; None where it is off.
     """

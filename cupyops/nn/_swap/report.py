@@ -1,4 +1,4 @@
-"""What a swap did and did not, as values and as a table; and how it is taken back."""
+"""The report of a swap, as values and as a table, and its undo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Replaced:
 
 
 class Reason(NamedTuple):
-    """Why a module stays as it is.
+    """The reason why a module stays as it is.
 
     Attributes:
         text: in words.
@@ -64,7 +64,7 @@ class Kept:
 
 
 class Swap:
-    """What `swap` did; `print` it for a table. As a context manager it is undone at the end of the block.
+    """The result of `swap`; `print` it for a table. As a context manager it is undone at the end of the block.
 
     Attributes:
         replaced: a `Replaced` for each name of each module that was replaced.

@@ -24,7 +24,7 @@ _PARAMETERS = ("q", "k", "cos", "sin")
 
 @functools.cache
 def recognised(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What computes the same as a function (q, k, cos, sin, unsqueeze_dim=1) by `cupyops.rope`; None for any other."""
+    """Return a function that computes the same as one of (q, k, cos, sin, unsqueeze_dim=1) by `cupyops.rope`, or None."""
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[:4] != _PARAMETERS or "unsqueeze_dim" not in parameters:
         return None
@@ -80,7 +80,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inter
 
 
 def _serves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: Any, partial: bool) -> bool:
-    """Whether the tensors are such as was proven: of one dtype, and tables of three dimensions."""
+    """Return whether the tensors are such as was proven: of one dtype, and tables of three dimensions."""
     if dim not in (1, 2) or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3 or sin.shape != cos.shape:
         return False
     if not q.dtype == k.dtype == cos.dtype == sin.dtype or q.dtype is torch.float64:
@@ -96,7 +96,7 @@ def _serves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: Any, partial: b
 
 
 def _is_proven(function: Callable[..., Any], interleaved: bool, partial: bool) -> bool:
-    """Whether function and operator agree, in three dtypes, for a batch of 2 with tables of 1 and of 2, and both layouts."""
+    """Return whether both agree, in three dtypes, for tables that a batch shares and not, in both layouts."""
     ours = _by_rope(function, interleaved, partial)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for dim, batch in ((1, 1), (1, 2), (2, 2)):
@@ -124,13 +124,13 @@ _MARK = "_cupyops_halves"  # of a table whose halves are equal: its version when
 
 
 def has_tables(model: Module) -> bool:
-    """Whether each rotary embedding of a model makes tables whose halves are equal, which `cupyops.rope` takes once."""
+    """Return whether all rotary embeddings of a model make tables of two equal halves; `cupyops.rope` takes one."""
     embeddings = [module for module in model.modules() if makes_tables(module)]
     return bool(embeddings) and all(map(_halves_are_equal, embeddings))
 
 
 def makes_tables(module: Module) -> bool:
-    """Whether a module is a rotary embedding."""
+    """Return whether a module is a rotary embedding."""
     return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
 
 

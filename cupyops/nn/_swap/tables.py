@@ -46,7 +46,7 @@ class Table:
 
 
 def table_of(value: Any, exact: bool) -> Table | None:
-    """What stands for a table of transformers; None for anything else. With `exact`, experts are left alone."""
+    """Return our table for one of transformers, None for anything else. With `exact`, experts are left alone."""
     if "transformers" not in sys.modules or not str(type(value).__module__).startswith("transformers."):
         return None
     from transformers import AttentionInterface  # type: ignore[import-not-found]
@@ -123,7 +123,7 @@ def _all_see(
     allow_is_bidirectional_skip: bool = False,
     **_: Any,
 ) -> bool:
-    """Whether without padding the lengths alone say that a flag says what a mask would."""
+    """Return whether, without padding, the lengths alone tell that a flag can stand for the mask."""
     if local_size is not None and kv_length >= local_size:
         return False
     if q_length is None and cache_position is not None:

@@ -70,7 +70,7 @@ def _without_values(args: ast.arguments) -> ast.arguments:
 
 
 def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether two codes do the same, wherever their text is."""
+    """Return whether two codes do the same, wherever their text is."""
     names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
     if any(getattr(one, name) != getattr(other, name) for name in names) or len(one.co_consts) != len(other.co_consts):
         return False

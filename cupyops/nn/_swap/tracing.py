@@ -1,4 +1,4 @@
-"""What a module's forward computes, as a graph, and the state in which it computes that.
+"""Tracing of forwards: the graph of what a module computes, and the state of the module for which the graph holds.
 
 Python decides many things while a forward is traced: which branch it takes, which numbers it reads. A graph therefore holds
 for one state of the module, which `Traced` records: `State.check` compares it at each call, and where it differs the
@@ -85,7 +85,7 @@ def _recorded() -> tuple[frozenset[str], frozenset[Any]]:
 
 
 def _is_allowed(name: str) -> bool:
-    """Whether an attribute of this name, of a tensor or of a Python module, can be read without any other effect."""
+    """Return whether an attribute of this name, of a tensor or of a Python module, can be read without any other effect."""
     if name in _METADATA or name in _NAMESPACES or isinstance(getattr(torch, name, None), torch.dtype):
         return True
     return name in _recorded()[0] or name in vars(math)
@@ -116,7 +116,7 @@ def digest(function: Any) -> str:
 
 
 class State(NamedTuple):
-    """What a traced forward has read beside its input.
+    """The values, functions and constants that a traced forward has read beside its input.
 
     Attributes:
         values: paths of attributes from the module on, as `eps` or `config.eps`, and their values.
@@ -132,7 +132,7 @@ class State(NamedTuple):
     constants: tuple[tuple[str, str, Any], ...] = ()
 
     def without(self, *paths: str) -> State:
-        """The same state where some attributes may have any value."""
+        """Return this state without some attributes, which may have any value."""
         return self._replace(values=tuple(one for one in self.values if one[0] not in paths))
 
     def check(self, cls: type[Module]) -> Callable[[Module], bool]:
@@ -168,7 +168,7 @@ NOTHING = State()
 
 
 def _same(found: Any, value: Any) -> bool:
-    """Whether a value is one that was recorded, or a copy of it."""
+    """Return whether a value is one that was recorded, or a copy of it."""
     if found is value:
         return True
     if type(found) is not type(value):
@@ -190,6 +190,8 @@ class _Reading:
 
     def __init__(self, module: Module) -> None:
         self.module, self.cls = module, type(module)
+        if any(getattr(self.cls, name) is not getattr(Module, name) for name in ("__getattr__", "__getattribute__")):
+            raise Unknown("its attributes are found in a way of its own")
         self.values: dict[str, Any] = {}
         self.absent: dict[tuple[str, str], bool] = {}
         self._branches = False
@@ -337,13 +339,15 @@ class _Proxy(fx.Proxy):
 
 
 class _Parameter(_Proxy):
-    """Of a parameter, what does not change is known: a condition of its dtype is none of the input."""
+    """A stand-in for a parameter, whose dtype and shape are known, so that a condition may ask them."""
 
     tracer: _Tracer
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "shape", "ndim", "is_cuda"):
-            return getattr(self.tracer.parameters[str(self.node.target)], name)
+        if name in ("dtype", "shape", "ndim"):
+            value = getattr(self.tracer.parameters[str(self.node.target)], name)
+            self.tracer.asked[f"{self.node.target}.{name}"] = value
+            return value
         return super().__getattr__(name)
 
 
@@ -359,6 +363,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(autowrap_modules=())  # type: ignore[arg-type]
         self.parameters = parameters
+        self.asked: dict[str, Any] = {}  # of the parameters
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         return True
@@ -374,15 +379,17 @@ class Traced(NamedTuple):
         graph: the graph of the forward with one tensor, its other arguments by default.
         state: the state in which the forward is this graph.
         paths: attributes whose value the forward only puts into the graph, where a `Number` stands for it.
+        asked: what it has asked of parameters, as `weight.dtype`.
     """
 
     graph: fx.Graph
     state: State
     paths: frozenset[str]
+    asked: frozenset[str]
 
 
 def traces(module: Module) -> list[Traced]:
-    """What a module's forward computes: one graph, or that of its present mode and that of the other, if they differ.
+    """Trace a module's forward in training and in evaluation: one graph, or two if they differ, the present mode's first.
 
     Raises:
         Unknown: the forward takes several tensors, may do more than compute, or depends on its input's values.
@@ -426,13 +433,15 @@ def _trace(module: Module, training: bool, state: State, fixed: dict[str, Any]) 
     try:
         for path in numbers:
             _set(copy, path, asked)
-        graph = _Tracer({name: p for name, p in module._parameters.items() if p is not None}).trace(copy, fixed)
+        tracer = _Tracer({name: p for name, p in module._parameters.items() if p is not None})
+        graph = tracer.trace(copy, fixed)
     except Exception as error:
         raise Unknown(f"its forward cannot be traced ({type(error).__name__})") from error
     if any(node.op == "get_attr" and node.target not in copy._parameters for node in graph.nodes):
         raise Unknown("its forward reads a tensor that is no parameter")
-    values = tuple((path, training if path == "training" else value) for path, value in state.values)
-    return Traced(graph, state._replace(values=values), frozenset(numbers) - asked)
+    values = [(path, training if path == "training" else value) for path, value in state.values]
+    state = state._replace(values=(*values, *tracer.asked.items()))
+    return Traced(graph, state, frozenset(numbers) - asked, frozenset(tracer.asked))
 
 
 def _set(copy: Any, path: str, asked: set[str]) -> None:
