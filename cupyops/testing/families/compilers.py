@@ -131,7 +131,7 @@ def opcheck(case: Case) -> None:
                 raise Failure(f"{op}, {test}: {_brief(verdict)}")
 
 
-def _tolerances(call: Call) -> dict[str, float]:
+def _tolerances(call: Call) -> dict[str, Any]:
     """Those of opcheck for the coarsest dtype of a call; its own ones are of fewer roundings than half types have."""
     eps = max((torch.finfo(t.dtype).eps for t in call.all_tensors() if t.is_floating_point()), default=0.0)
     return {"rtol": ROUNDINGS * eps, "atol": ROUNDINGS * eps} if eps > torch.finfo(torch.float32).eps else {}
