@@ -15,7 +15,7 @@ from .hazard import NotApplicable
 MODULUS = 16  # elements of a byte in the widest load of a thread
 _MOST = 200  # calls of which the reference is asked
 _LARGE, _SMALL = 64, 7  # a size above the one becomes the other, where it is another size that is varied
-_ELEMENTS, _LAST = "the number of elements", "the last size"
+_ELEMENTS, _LAST = "number of elements", "last size"
 _UNITY = 2  # the least size that is tried: 1 is broadcast
 
 
@@ -41,7 +41,7 @@ class Remainders:
 
     def __str__(self) -> str:
         return f"remainders modulo {MODULUS} met: " + "; ".join(
-            f"of {what} {_counted(m)}" for what, m in self.met.items()
+            f"{what} {_counted(m)}" for what, m in self.met.items()
         )
 
 
