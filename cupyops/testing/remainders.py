@@ -31,18 +31,16 @@ class Remainders:
             self.met[what].add(number)
 
     def lacks(self, call: Call) -> bool:
-        """Whether the call has one that no call has had."""
+        """True if the call has a remainder that no call has had."""
         return any(number not in self.met[what] for what, number in _numbers(call).items())
 
     @property
     def are_all(self) -> bool:
-        """Whether none is left."""
+        """True if every remainder was met."""
         return all(len(met) == MODULUS for met in self.met.values())
 
     def __str__(self) -> str:
-        return f"remainders modulo {MODULUS} met: " + "; ".join(
-            f"{what} {_counted(m)}" for what, m in self.met.items()
-        )
+        return f"remainders modulo {MODULUS} met: " + "; ".join(f"{what} {_counted(m)}" for what, m in self.met.items())
 
 
 def _numbers(call: Call) -> dict[str, int]:

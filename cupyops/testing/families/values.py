@@ -278,7 +278,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _others(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """What a tensor of this dtype is likely to meet."""
+    """Dtypes that a tensor of this dtype is likely to meet."""
     return (torch.float16, torch.float64) if dtype == torch.float32 else (torch.float32,)
 
 
