@@ -4,12 +4,14 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ._util import by_need as _by_need
-from ._util import torch_private as _torch_private
 from ._util.garbage import collected_later as _collected_later
 from ._util.near import meant as _meant
+
+with _collected_later():
+    import torch
+
+    from ._util import by_need as _by_need
+    from ._util import torch_private as _torch_private
 
 with _collected_later():
     from ._dispatch.forms import use_form

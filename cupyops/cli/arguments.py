@@ -45,7 +45,7 @@ FORMS = (
 
 @dataclass(eq=False)
 class Array:
-    """What a pointer argument points to. NumPy has no bfloat16: its bits are held as uint16."""
+    """Array that a pointer argument points to. NumPy has no bfloat16: its bits are held as uint16."""
 
     name: str
     ctype: str
@@ -114,7 +114,7 @@ def _example(argument: signature.Argument, types: dict[str, str]) -> str:
 
 
 def element_of(argument: signature.Argument, types: dict[str, str]) -> str | None:
-    """What a pointer points to, or None where the C type does not tell."""
+    """Dtype that a pointer points to, or None where the C type does not tell."""
     if argument.dtype is not None:
         return str(argument.dtype).removeprefix("torch.")
     pointee = re.sub(r"\b(const|volatile)\b", "", argument.ctype.removesuffix("*")).strip()
@@ -184,7 +184,7 @@ def _array(number: int, name: str, text: str, element: str | None) -> tuple[np.n
 
 
 def _numbers(maker: str, inside: str) -> list[Any]:
-    """What stands between the parentheses; those of a shape in it change nothing."""
+    """Numbers between the parentheses; parentheses of a shape among them change nothing."""
     parts = [part.strip() for part in inside.replace("(", "").replace(")", "").split(",") if part.strip()]
     try:
         return [ast.literal_eval(part) for part in parts]
@@ -193,7 +193,7 @@ def _numbers(maker: str, inside: str) -> list[Any]:
 
 
 def files(args: Iterable[str]) -> list[Path]:
-    """Those that the arguments are read from."""
+    """Files that the arguments are read from."""
     return [Path(match.group(1)) for text in args if (match := _FILE.fullmatch(text)) is not None]
 
 

@@ -28,7 +28,7 @@ TUNED = "max-autotune"  # takes minutes, so it is measured where it is asked for
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """The command line."""
 
     names: Sequence[str] = ()
     against: Sequence[str] = PEERS
@@ -93,7 +93,7 @@ def _kept(path: Path) -> Path:
 
 
 def _check(request: Request) -> None:
-    """What would otherwise be found when all is measured."""
+    """Refuse in advance what would otherwise be found when all is measured."""
     known = (*PEERS, TUNED)
     if unknown := set(request.against) - set(known):
         raise InputError(f"--against names {', '.join(sorted(unknown))}; it can name {', '.join(known)}")

@@ -104,7 +104,7 @@ def _archs(archs: list[str] | None) -> list[str]:
 
 
 def _kernels(modules: list[str]) -> list[kernel.Kernel]:
-    """Those that importing the modules makes; the built-in ones where no module is named, or one of this package."""
+    """Kernels that importing the modules makes; the built-in ones where no module is named, or one of this package."""
     for name in _LIBRARY:
         load(name)
     built_in = kernel.kernels()

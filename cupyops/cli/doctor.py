@@ -71,7 +71,7 @@ def _mended(console: Console, findings: list[Finding], yes: bool) -> bool:
 
 
 def _agreed() -> bool:
-    """Whether the answer is yes; where nobody can be asked, it is no."""
+    """True if the answer is yes; where nobody can be asked, it is no."""
     try:
         return input("\nrun them? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

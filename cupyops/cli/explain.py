@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one launch."""
+    """Facts about one launch."""
 
     kernel: str
     file: str
@@ -213,7 +213,7 @@ def _microseconds(us: float) -> str:
 
 
 def _facts(directions: Sequence[Direction], on: Card, compiled: bool) -> list[list[Facts]]:
-    """Of each launch of each direction. Compiles the kernels that have not been, unless told not to."""
+    """Registers and occupancy of each launch of each direction. Compiles missing kernels, unless told not to."""
     planned = [one for direction in directions for one in direction.launches]
     known: dict[Any, tuple[int, int, int] | None] = {}
     with Bar("compiling") as bar:

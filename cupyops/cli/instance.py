@@ -63,7 +63,7 @@ def choose(source: Source, file: str, kernel: str | None, given: Sequence[str]) 
 
 
 def types_known(chosen: Instance, message: str) -> str:
-    """What could be meant where the compiler's message says that it does not know a template argument; else nothing."""
+    """Suggestion where the compiler's message says that it does not know a template argument; else nothing."""
     for name, text in chosen.types.items():
         if f'identifier "{text}" is undefined' in message:
             known = list(dict.fromkeys([*_DTYPES, *C_NAMES.values()]))

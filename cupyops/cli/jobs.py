@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: `size` bytes of cubin, or an error."""
+    """Result of a job: `size` bytes of cubin, or an error."""
 
     job: Job
     seconds: float

@@ -26,7 +26,7 @@ _NARROW = 80  # columns under which the table would cut its figures
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """The command line."""
 
     names: Sequence[str] = ()
     against: Sequence[str] = ("eager", "compile", "liger")

@@ -13,7 +13,7 @@ _REGISTER_UNIT = 256  # in which a warp gets its registers
 
 @dataclass(frozen=True)
 class Limits:
-    """What one multiprocessor holds."""
+    """Capacity of one multiprocessor."""
 
     warps: int
     blocks: int

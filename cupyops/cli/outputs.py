@@ -1,4 +1,4 @@
-"""What a command is to write: looked at before its work, so that no work is done in vain, and nothing overwritten."""
+"""Files that a command is to write: examined before its work, so that no work is done in vain, and nothing overwritten."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    """Whether they are one file, by links of either kind too."""
+    """True if both are one file, by links of either kind too."""
     try:
         return os.path.samefile(path, other)
     except (OSError, ValueError):

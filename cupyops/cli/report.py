@@ -1,4 +1,4 @@
-"""What a simulated launch came to: the facts that the terminal, the page and the JSON file show."""
+"""Report of a simulated launch: the facts that the terminal, the page and the JSON file show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = 6  # elements of an array that are shown
 
 @dataclass(frozen=True)
 class Remark:
-    """What a line does badly, what that means, and what helps."""
+    """A weakness of a line, its meaning and its remedy."""
 
     kind: str  # "divergence", "coalescing" or "bank conflicts"
     severe: bool
@@ -120,7 +120,7 @@ class Launch:
         return [line for line in ordered[:most] if line.share > 0]
 
     def as_json(self) -> dict[str, Any]:
-        """Of plain lists, dicts, strings and finite numbers."""
+        """Plain lists, dicts, strings and finite numbers."""
         facts = {
             name: getattr(self, name)
             for name in ("file", "kernel", "arch", "grid", "block", "shared", "check", "seed", "output")

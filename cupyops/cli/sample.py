@@ -113,7 +113,7 @@ def _usual(of: Target, source: torch.Generator) -> Call:
 
 
 def _taken(of: Target, candidate: Call) -> bool:
-    """Whether the reference takes the call, without a warning."""
+    """True if the reference takes the call without a warning."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

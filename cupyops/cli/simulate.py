@@ -176,7 +176,7 @@ def _check_arch(arch: str) -> None:
 
 
 def _resources(binary: Binary) -> cubin.Resources | None:
-    """What the kernel uses on the GPU; None, and a word, where pyelftools is not installed."""
+    """Resources of the kernel on the GPU; None, and a word, where pyelftools is not installed."""
     assert binary.path is not None
     try:
         return cubin.resources(binary.path.read_bytes(), binary.symbol)

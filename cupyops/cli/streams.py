@@ -1,4 +1,4 @@
-"""What is printed where not every character can be: a terminal or a pipe of ASCII, or of an old code page."""
+"""Output where not every character can be printed: a terminal or a pipe of ASCII, or of an old code page."""
 
 from __future__ import annotations
 

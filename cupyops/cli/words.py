@@ -1,4 +1,4 @@
-"""What is said about words of the command line that will not do."""
+"""Errors about words of the command line."""
 
 from __future__ import annotations
 

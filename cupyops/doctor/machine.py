@@ -1,4 +1,4 @@
-"""What the examinations look at, gathered once: packages, the environment, and what child processes have seen."""
+"""Facts that the examinations judge, gathered once: packages, the environment, and what child processes have seen."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Machine:
 
     @property
     def gpus(self) -> list[Facts]:
-        """Those that PyTorch sees."""
+        """GPUs that PyTorch sees."""
         return list(self.seen.get("gpus", {}).get("gpus", []))
 
 
@@ -117,7 +117,7 @@ def requirements() -> dict[str, tuple[str, ...]]:
 
 
 def origin() -> str:
-    """What pip was given to install this package, for the same to be given again: the name alone may be somebody else's."""
+    """Requirement that pip was given to install this package, to be given again: the name alone may be somebody else's."""
     package = __package__.partition(".")[0]
     try:
         told = json.loads(metadata.distribution(package).read_text("direct_url.json") or "{}")
@@ -195,7 +195,7 @@ _CHAIN = "The above exception was the direct cause of the following exception:"
 
 
 def _told(stderr: str) -> str:
-    """What a child's last words come to: first what was the matter, then where.
+    """Summary of a child's last words: first what was the matter, then where.
 
     Of a traceback the exception is the matter, of a chain of them the one that caused the others.
     """

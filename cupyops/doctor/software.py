@@ -180,7 +180,7 @@ def _torch_major(machine: Machine) -> int:
 
 
 def extras(machine: Machine) -> Iterator[Finding]:
-    """What is optional, in one row: what of it is here, or what could be added. The extras of CUDA are CuPy's matter."""
+    """Optional packages in one row: those that are here, or could be added. The extras of CUDA are CuPy's matter."""
     here, missing = [], {}
     others = {"12x", "13x"} - {wheel.removeprefix("cupy-cuda") for wheel in cupys(machine)}
     for extra, texts in sorted(machine.requirements.items()):

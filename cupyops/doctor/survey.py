@@ -109,7 +109,7 @@ def simulator() -> Facts:
 
 
 def driver() -> Facts:
-    """What the driver says of itself, asked without PyTorch or CuPy in between."""
+    """Versions and devices that the driver reports, asked without PyTorch or CuPy in between."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

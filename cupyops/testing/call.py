@@ -45,16 +45,16 @@ class Call:
         return function(*self.args, **self.kwargs)
 
     def map(self, change: Callable[[Tensor], Any]) -> Call:
-        """The same call with each tensor changed."""
+        """Copy of the call with each tensor changed."""
         args, kwargs = tree_map_only(Tensor, change, (self.args, self.kwargs))
         return self.like(args, kwargs)
 
     def map_floating(self, change: Callable[[Tensor], Any]) -> Call:
-        """The same call with each floating-point tensor changed; not those of float8, in which nobody computes."""
+        """Copy of the call with each floating-point tensor changed; not those of float8, in which nobody computes."""
         return self.map(lambda tensor: change(tensor) if tensor.dtype in FLOATING else tensor)
 
     def map_values(self, change: Callable[[Tensor], Any]) -> Call:
-        """The same call with other values in each floating-point or complex tensor whose values are not `kept`."""
+        """Copy of the call with other values in each floating-point or complex tensor whose values are not `kept`."""
         count = itertools.count()
         return self.map(lambda tensor: change(tensor) if self._is_free(tensor, next(count)) else tensor)
 
@@ -66,16 +66,16 @@ class Call:
         return [tensor for number, tensor in enumerate(self.all_tensors()) if self._is_free(tensor, number)]
 
     def replaced(self, old: Tensor, new: Any) -> Call:
-        """The same call with `new` wherever `old` is."""
+        """Copy of the call with `new` wherever `old` is."""
         return self.map(lambda tensor: new if tensor is old else tensor)
 
     def with_tensors(self, old: Sequence[Tensor], new: Sequence[Any]) -> Call:
-        """The same call with others in the place of some tensors."""
+        """Copy of the call with some tensors replaced."""
         replace = {id(before): after for before, after in zip(old, new, strict=True)}
         return self.map(lambda tensor: replace.get(id(tensor), tensor))
 
     def resized(self, size: int, new: int, numbers: bool = True) -> Call:
-        """The same call with every extent of `size` made `new`, and with `numbers` every int argument of that value.
+        """Copy of the call with every extent of `size` made `new`, and with `numbers` every int argument of that value.
 
         Longer tensors repeat their values; indices into what has become shorter stay inside it.
         """
@@ -106,7 +106,7 @@ class Call:
         return [tensor for tensor in self.all_tensors() if tensor.requires_grad]
 
     def leaves(self) -> Call:
-        """The same call on fresh leaves: values and dense strides the same; what wanted a gradient does so again."""
+        """Copy of the call on fresh leaves of the same values and dense strides; what wanted a gradient does so again."""
         return self.map(lambda t: t.detach().clone(memory_format=torch.preserve_format).requires_grad_(t.requires_grad))
 
     def relaid(self) -> Call:
@@ -182,7 +182,7 @@ def gradients(outputs: Sequence[Tensor], call: Call, grads: Sequence[Tensor], **
 
 
 def differentiable(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Those that can take a gradient."""
+    """Outputs that can take a gradient."""
     return [y for y in outputs if y.requires_grad]
 
 

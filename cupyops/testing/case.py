@@ -1,4 +1,4 @@
-"""What a hazard is tried on: one call of one function on one backend, and the means to judge what comes of it."""
+"""Subject of a hazard: one call of one function on one backend, and the means to judge what comes of it."""
 
 from __future__ import annotations
 
@@ -68,33 +68,33 @@ class Case:
         self._last: tuple[Any, Any] = None, None  # the call of which it was asked last what is expected, and that
 
     def _with(self, **others: Any) -> Case:
-        """The same case with some of its attributes others."""
+        """Copy of this case with some attributes replaced."""
         names = ("target", "call", "backend", "tolerance", "seed", "memory")
         return Case(**{name: getattr(self, name) for name in names} | others)
 
     def with_call(self, call: Call) -> Case:
-        """The same case of another call."""
+        """Copy of this case with another call."""
         return self._with(call=call)
 
     def with_units(self, units: Mapping[torch.dtype, float]) -> Case:
-        """The same case with other units in the last place allowed."""
+        """Copy of this case that allows other units in the last place."""
         return self._with(tolerance=replace(self.tolerance, ulps={**self.tolerance.ulps, **units}))
 
     def wrapped(self, change: Callable[[Function], Function]) -> Case:
-        """The same case of a changed function and reference; judged with the slack of the plain call."""
+        """Copy of this case with function and reference changed; judged with the slack of the plain call."""
         of = replace(self.target, function=change(self.target.function), reference=change(self.target.reference))
         case = self._with(target=of)
         case.__dict__["slack"] = self.slack
         return case
 
     def alone(self) -> Case:
-        """The same case, where the plain call is itself what is judged: nothing it gets wrong is allowed for."""
+        """Copy of this case in which the plain call itself is judged: nothing it gets wrong is allowed for."""
         case = self._with()
         case.__dict__["slack"] = {}
         return case
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once for this case and that key."""
+        """Result of `make`, which is called once for this case and that key."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -181,7 +181,7 @@ class Case:
 
     @cached_property
     def failing(self) -> str:
-        """What the plain call ends in, "" where it ends well: nothing can be varied then."""
+        """Error that the plain call ends in, "" where it ends well: nothing can be varied then."""
         try:
             with running(self.backend):
                 self.both_ways(self.call)
@@ -220,7 +220,7 @@ class Case:
         return self._expected(self.call)
 
     def _scale(self, what: str, result: Tensor, truth: Outcome) -> float:
-        """What is rounded on the way to a result: as large as in the plain call; as anything, where all of it cancels."""
+        """Largest value rounded on the way to a result: of the plain call, or of any result where all of it cancels."""
         plain = dict(self._expected_of_plain[1].named()).get(wanted(what))
         scales = [0.0 if plain is None else largest(plain)]
         if not largest(result):
@@ -288,7 +288,7 @@ class Case:
         return found
 
     def _errors_in_float32(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
-        """Those of the reference on a call in float64, in units of float64; none where it has no float32."""
+        """Errors of the reference on a call in float64, in units of float64; none where it has no float32."""
         if not any(tensor.dtype in FINEST for tensor in call.all_tensors()):
             return {}
         try:
@@ -303,7 +303,7 @@ class Case:
         }
 
     def judge_outputs(self, outputs: Sequence[Tensor], call: Call) -> None:
-        """The same, leniently, for the outputs alone."""
+        """Judge the outputs alone, leniently."""
         self.compare(Outcome(list(outputs), []), self.theirs(call), self.truth(call))
 
     def compare(

@@ -60,7 +60,7 @@ def _is_wrong(case: Case, found: Callable[[], list[Tensor]], expected: list[Tens
 
 
 def _refusal(case: Case, call: Call, way: Derivative) -> str:
-    """What the reference raises when it is asked in this way; empty where it answers."""
+    """Error of the reference when it is called in this way; empty where it answers."""
     try:
         way(case.target.reference, call.leaves())
     except Exception as error:  # whatever a reference raises

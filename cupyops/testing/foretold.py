@@ -40,7 +40,7 @@ class Allocated(Allocations):
         self.bytes = 0
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
-        """The same tensor."""
+        """Count the bytes of a fresh tensor."""
         self.bytes += fresh.untyped_storage().nbytes()
         return fresh
 
@@ -72,7 +72,7 @@ def needs_memory(new: int, sizes: Sequence[int], measure: Callable[[int], int | 
 
 
 def _next(found: Sequence[int]) -> int:
-    """What follows, where what is added grows by a constant factor."""
+    """Next number of bytes, where the increment grows by a constant factor."""
     if len(found) < 2:
         return 0
     steps = [max(0, b - a) for a, b in itertools.pairwise(found)]

@@ -118,7 +118,7 @@ def agree(
 
 
 def _extreme(tensor: Tensor) -> bool:
-    """Whether it has values that are not finite, or whose square may not be: PyTorch's own answer may be no answer then."""
+    """True if some value or its square may not be finite, where PyTorch's own answer may be none."""
     return tensor.is_floating_point() and bool((~(tensor.abs() < _LARGE)).any())
 
 

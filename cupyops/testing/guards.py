@@ -33,7 +33,7 @@ class Guards(Allocations):
         self.fenced: list[Fenced] = []
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
-        """The same, fenced."""
+        """Put a fence around a fresh tensor."""
         title = f"{by.__name__}() of shape {tuple(fresh.shape)}"
         if by in FILLED:
             return self._fence(fresh.untyped_storage(), fresh, title)
@@ -90,7 +90,7 @@ class Fenced:
         return made.data.requires_grad_(like.requires_grad)
 
     def stray(self) -> str:
-        """What was written outside the tensor's elements; "" if nothing was."""
+        """Bytes that were written outside the tensor's elements; "" if nothing was."""
         if self.storage.nbytes() != self._before.numel():
             return ""  # it was resized, and lies elsewhere now
         own = self._own()
@@ -121,7 +121,7 @@ class Fenced:
 
 @dataclass(frozen=True)
 class Poison:
-    """What memory is filled with that nothing has written, by kind of dtype."""
+    """Values that unwritten memory is filled with, by kind of dtype."""
 
     name: str
     floating: Callable[[torch.dtype], float]
@@ -161,7 +161,7 @@ class Poisoned(Allocations):
         self.count = 0
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
-        """The same tensor."""
+        """Fill a fresh tensor."""
         self.count += 1
         self.poison.fill(fresh)
         return fresh

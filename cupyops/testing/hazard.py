@@ -12,7 +12,7 @@ Attempt = Callable[[Any], str | None]  # of a `Case`, which is made of what is d
 
 
 class Failure(AssertionError):
-    """What a hazard found: the message says where, what was found and what was expected."""
+    """Finding of a hazard: the message says where, what was found and what was expected."""
 
 
 class InferenceFails(Failure):

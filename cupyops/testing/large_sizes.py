@@ -49,7 +49,7 @@ class Repetition:
         return Outcome(outputs, gradients(outputs, call, grads))
 
     def part(self, outcome: Outcome, number: int, count: int) -> Outcome:
-        """What one of the repetitions has given."""
+        """Results of one of the repetitions."""
         parts = [
             None if result is None else _part(result, dim, number, count)
             for (_, result), dim in zip(outcome.named(), self.along, strict=True)
@@ -184,7 +184,7 @@ def _part(result: Tensor, dim: int, number: int, count: int) -> Tensor:
 
 
 def _memory_for_each(case: Case, repetition: Repetition, probe: int) -> float:
-    """What a repetition takes, by the use of a smaller call; 0 on a CPU, where nothing tells."""
+    """Bytes that a repetition takes, by the use of a smaller call; 0 on a CPU, where nothing tells."""
     if case.device.type != "cuda":
         return 0.0
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Whether kernels have run: what passes on a backend for kernels, and launches none, says nothing of them."""
+"""Detection of launches: what passes on a backend for kernels, and launches none, says nothing of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same call in another precision, or with other values."""
+"""Calls recast in another precision, or with other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call may raise that a function does not take."""
+"""Errors by which a function may refuse a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSALS = (ValueError, TypeError, IndexError, RuntimeError, AssertionError)
 
 @contextmanager
 def unless_refused() -> Iterator[None]:
-    """What a call refuses inside, or the reference does, ends the block; what a hazard has found is raised."""
+    """Context that a refusal of a call, or of the reference, ends without an error; findings of a hazard are raised."""
     try:
         yield
     except Failure:
@@ -26,7 +26,7 @@ def unless_refused() -> Iterator[None]:
 
 
 def is_clear(error: BaseException) -> bool:
-    """Whether an error is a refusal: not what the simulator finds in a kernel, nor what a GPU reports of one."""
+    """True if an error is a refusal: not what the simulator finds in a kernel, nor what a GPU reports of one."""
     if isinstance(error, SimulatorError):
         return type(error).__name__ in ("Trap", "DeviceAssert")
     return not isinstance(error, (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ())))

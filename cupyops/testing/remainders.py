@@ -15,7 +15,7 @@ from .hazard import NotApplicable
 MODULUS = 16  # elements of a byte in the widest load of a thread
 _MOST = 200  # calls of which the reference is asked
 _LARGE, _SMALL = 64, 7  # a size above the one becomes the other, where it is another size that is varied
-_ELEMENTS, _LAST = "the number of elements", "the last size"
+_ELEMENTS, _LAST = "number of elements", "last size"
 _UNITY = 2  # the least size that is tried: 1 is broadcast
 
 
@@ -31,18 +31,16 @@ class Remainders:
             self.met[what].add(number)
 
     def lacks(self, call: Call) -> bool:
-        """Whether the call has one that no call has had."""
+        """True if the call has a remainder that no call has had."""
         return any(number not in self.met[what] for what, number in _numbers(call).items())
 
     @property
     def are_all(self) -> bool:
-        """Whether none is left."""
+        """True if every remainder was met."""
         return all(len(met) == MODULUS for met in self.met.values())
 
     def __str__(self) -> str:
-        return f"remainders modulo {MODULUS} met: " + "; ".join(
-            f"of {what} {_counted(m)}" for what, m in self.met.items()
-        )
+        return f"remainders modulo {MODULUS} met: " + "; ".join(f"{what} {_counted(m)}" for what, m in self.met.items())
 
 
 def _numbers(call: Call) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What `check` found: a row for each hazard on each backend."""
+"""Result of `check`: a row for each hazard on each backend."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no row failed, some passed, a kernel was seen at work, and all was tried."""
+        """True if no row failed, some passed, a kernel was seen at work, and all was tried."""
         tried = not self.failures and any(row.verdict == PASS for row in self.rows)
         return tried and not self.unseen and not self.interrupted
 

@@ -91,7 +91,7 @@ def _kept_places(case: Case) -> list[int | str]:
 
 
 def _options(case: Case) -> list[str]:
-    """What was given beyond the call."""
+    """Options of the check that were given beyond the call."""
     words = [f"reference={_callable(case.target.reference)}"] if case.target.reference_given else []
     return words if case.tolerance == Tolerance() else [*words, f"tolerance=cupyops.testing.{case.tolerance}"]
 
@@ -186,7 +186,7 @@ def _callable(function: Any) -> str:
 
 
 def _is_at(home: str | None, path: str, function: Any) -> bool:
-    """Whether `home.path` is the function."""
+    """True if `home.path` is the function."""
     first, *rest = (*(home or "").split("."), *path.split("."))
     try:
         return functools.reduce(getattr, rest, sys.modules[first]) is function

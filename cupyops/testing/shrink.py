@@ -59,7 +59,7 @@ def _smaller_sizes(size: int) -> Iterator[int]:
 
 
 def is_valid(case: Case, call: Call) -> bool:
-    """Whether the reference takes the call."""
+    """True if the reference takes the call."""
     try:
         case.theirs(call)
     except NotApplicable:

@@ -55,7 +55,7 @@ def zeros(values: Tensor) -> None:
 
 
 def nearly_zero(values: Tensor) -> None:
-    """What `zeros` are the limit of."""
+    """Smallest normal numbers, of which `zeros` are the limit."""
     values.fill_(torch.finfo(values.dtype).tiny)
     values.view(-1)[1::2] *= -1
 
@@ -144,7 +144,7 @@ def _one_kind(gradient: Tensor, undefined: Tensor) -> Tensor:
 
 
 def _agree(theirs: Tensor, truth: Tensor) -> bool:
-    """Whether PyTorch's result is right throughout: near the truth, and not finite where the truth in this dtype is not."""
+    """True if PyTorch's result is right throughout: near the truth, and not finite where the truth in this dtype is not."""
     truth = truth.to(theirs.dtype)
     finite = truth.isfinite()
     sizes = truth.double().abs()

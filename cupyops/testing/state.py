@@ -34,7 +34,7 @@ def _attribute(path: str) -> Setting:
 
 
 def _sdp(kind: str) -> Setting:
-    """Whether scaled_dot_product_attention may take one of its ways."""
+    """Setting that lets scaled_dot_product_attention take one of its ways."""
     cuda = torch.backends.cuda
     return Setting(
         f"torch.backends.cuda.{kind}_sdp_enabled()",

@@ -1,4 +1,4 @@
-"""What is checked: a function, what it is to be compared with, and where it can run."""
+"""Subject of a check: a function, what it is to be compared with, and where it can run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether there is anything to run but the reference."""
+        """True if there is anything to run but the reference."""
         return self.operator is None or self.operator.definition.launch_forward is not None
 
 
@@ -71,7 +71,7 @@ def target(function: Any, reference: Function | None = None) -> Target:
 
 
 def on_copies(function: Function, owner: Operator) -> Function:
-    """The same function with copies in the place of what the operator changes, which it returns: calls can be repeated."""
+    """Wrap a function to work on copies of what the operator changes, which it returns: calls can be repeated."""
 
     @functools.wraps(function)
     def of_copies(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def on_copies(function: Function, owner: Operator) -> Function:
 
 
 def by_reference(function: Function) -> Function:
-    """The same function with its kernels out of reach: every operator in it takes its reference."""
+    """Wrap a function to have its kernels out of reach: every operator in it takes its reference."""
 
     @functools.wraps(function)
     def without_kernels(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ def available(of: Target, call: Call) -> tuple[str, ...]:
 
 
 def running(backend: str) -> AbstractContextManager[Any]:
-    """What the calls on a backend are made in."""
+    """Context in which the calls on a backend are made."""
     return _simulate.simulate() if backend == "simulator" else nullcontext()
 
 

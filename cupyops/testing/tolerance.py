@@ -126,7 +126,7 @@ def largest(tensor: Tensor) -> float:
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite: in one pass, for NaN is both the least and the greatest."""
+    """True if no value is NaN or infinite: in one pass, for NaN is both the least and the greatest."""
     if not tensor.numel() or not tensor.is_floating_point():
         return True
     return all(math.isfinite(value.item()) for value in tensor.aminmax())

@@ -102,7 +102,7 @@ def functions(outputs: Iterable[Tensor]) -> Iterator[Any]:
 
 
 def saved(node: Any) -> list[Tensor]:
-    """What the node has by save_for_backward; nothing if that was freed."""
+    """Tensors that the node has by save_for_backward; nothing if that was freed."""
     try:
         return [tensor for tensor in node.saved_tensors if tensor is not None]
     except RuntimeError:
@@ -130,7 +130,7 @@ class Births(Allocations):
         self.storages: list[weakref.ref[Any]] = []
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
-        """The same tensor."""
+        """Note the memory of a fresh tensor."""
         self.storages += storages([fresh])
         return fresh
 

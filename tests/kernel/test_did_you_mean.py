@@ -133,7 +133,7 @@ def test_one_argument_is_one_argument():
     ("name", "other"),
     [
         ("layernorm", "layer_norm"),
-        ("Softmax", "softmax"),
+        ("Softmx", "softmax"),
         ("crossentropy", "cross_entropy"),
         ("LayerNorm", "nn.LayerNorm"),
         ("simulat", "simulate"),

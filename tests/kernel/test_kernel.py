@@ -77,14 +77,20 @@ def test_path_object(tmp_path):
     assert Kernel(Path(tmp_path) / "p.cu", "plain").declared == [("float*", "x"), ("int", "n")]
 
 
-def test_missing_file_is_an_error_at_first_use_that_names_it(cpu):
-    missing = Kernel("zzzzzz.cu", "f")
+def test_missing_file_is_an_error_that_names_it():
     with pytest.raises(SourceError, match=r"no CUDA source named 'zzzzzz\.cu'\. Looked for:"):
-        missing[1, 1](x32())
+        Kernel("zzzzzz.cu", "f")
 
 
-def test_creation_reads_nothing():
-    """Importing costs nothing: no file is read, no compiler is asked."""
+def test_creation_compiles_nothing_and_keeps_no_text():
+    """A file is looked at for the kernel's name, and read when the kernel is first launched."""
+    f = Kernel("relu.cu", "relu_fwd<T>", T=kernel.FLOATING)
+    assert "source" not in vars(f) and not f._specialised
+
+
+def test_our_own_kernels_are_not_looked_for(monkeypatch):
+    """Importing costs nothing: no file is read."""
+    monkeypatch.setattr(kernel.source, "is_own", lambda folder: True)
     Kernel("not_here_either.cu", "f<T>", T=kernel.FLOATING)
 
 
@@ -116,7 +122,13 @@ def test_registry_of_kernels_keeps_none_alive():
 
 
 def test_instances_span_the_domain():
-    f = Kernel("f.cu", "f<T, VEC, N>", T=(torch.float16, torch.float64), VEC=(True, False), N=(1, 4))
+    f = Kernel(
+        "template <typename T, bool VEC, int N> __global__ void f(T* x) {}",
+        "f<T, VEC, N>",
+        T=(torch.float16, torch.float64),
+        VEC=(True, False),
+        N=(1, 4),
+    )
     assert f.instances()[:3] == ["f<__half, true, 1>", "f<__half, true, 4>", "f<__half, false, 1>"]
     assert len(f.instances()) == len(set(f.instances())) == 8
 
@@ -138,13 +150,15 @@ def test_some_combinations_do_not_exist(cpu):
 
 def test_instances_need_a_domain():
     with pytest.raises(InputError, match=r"no values declared for N; give N=\(\.\.\.\) to Kernel"):
-        Kernel("f.cu", "f<T, N>", T=kernel.FLOATING).instances()
-    assert Kernel("f.cu", "f").instances() == ["f"]
+        Kernel(
+            "template <typename T, bool VEC, int N> __global__ void f(T* x) {}", "f<T, N>", T=kernel.FLOATING
+        ).instances()
+    assert Kernel("template <typename T, bool VEC, int N> __global__ void f(T* x) {}", "f").instances() == ["f"]
 
 
 def test_domain_of_an_unknown_parameter():
     with pytest.raises(InputError, match="has no template parameter U"):
-        Kernel("f.cu", "f<T>", U=(1,))
+        Kernel("template <typename T, bool VEC, int N> __global__ void f(T* x) {}", "f<T>", U=(1,))
 
 
 def test_launch_outside_the_domain(cpu):
@@ -310,7 +324,7 @@ class TestMismatches:
     def test_count(self, cpu):
         for args in [(x32(),), (x32(), x32(), 1.0), (x32(), x32(), 1.0, 8, 9)]:
             message = self.refused(cpu, *args)
-            assert f"scale<float>: {len(args)} arguments given, 4 declared" in message
+            assert f"scale<float>: {len(args)} argument{'s' * (len(args) > 1)} given, 4 declared" in message
             assert "const T* x, T* y, float factor, int n" in message
 
     def test_a_launch_without_a_grid(self, cpu):
@@ -623,7 +637,7 @@ class TestGPU:
         scale, x = Kernel(SCALE, "scale<T>"), x32(8, "cuda")
         scale[1, 8](x, x, 1.0, 8, T=torch.float32)
         for args in [(x, x, 1.0), (x, x, 1.0, 8, 9), (x,), ()]:
-            with pytest.raises(LaunchError, match="arguments given, 4 declared"):
+            with pytest.raises(LaunchError, match="arguments? given, 4 declared"):
                 scale[1, 8](*args, T=torch.float32)
 
     def test_runs_on_the_current_stream(self):

@@ -98,7 +98,7 @@ class _Tried:
 
 
 def _taken(case: Case, call: Call) -> Outcome | None:
-    """What the reference gives; None where it refuses the call or its backward, or gives what cannot be compared."""
+    """Outcome of the reference; None where it refuses the call or its backward, or gives what cannot be compared."""
     try:
         given = case.expected(call)[0]
     except (NotApplicable, *REFUSALS):
@@ -135,7 +135,7 @@ def _stacked(tensor: Tensor) -> Tensor:
 
 
 def _is_random(case: Case, call: Call, given: Outcome) -> bool:
-    """Whether the reference, or the function, gives something quite else when it is called again."""
+    """True if the reference, or the function, gives something quite different when it is called again."""
     again = case.theirs(call).outputs
     ours = [tensors_of(call.relaid().of(case.target.function)) for _ in range(2)]
     pairs = [*zip(given.outputs, again), *zip(*ours)]

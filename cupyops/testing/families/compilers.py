@@ -131,8 +131,8 @@ def opcheck(case: Case) -> None:
                 raise Failure(f"{op}, {test}: {_brief(verdict)}")
 
 
-def _tolerances(call: Call) -> dict[str, float]:
-    """Those of opcheck for the coarsest dtype of a call; its own ones are of fewer roundings than half types have."""
+def _tolerances(call: Call) -> dict[str, Any]:
+    """Tolerances of opcheck for the coarsest dtype of a call; its own ones are of fewer roundings than half types have."""
     eps = max((torch.finfo(t.dtype).eps for t in call.all_tensors() if t.is_floating_point()), default=0.0)
     return {"rtol": ROUNDINGS * eps, "atol": ROUNDINGS * eps} if eps > torch.finfo(torch.float32).eps else {}
 
@@ -212,7 +212,7 @@ def _same_strides(case: Case, outputs: list[Tensor]) -> None:
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Those that matter."""
+    """Strides of the dimensions larger than 1."""
     return [int(stride) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
 
 

@@ -84,7 +84,7 @@ def forward_ad_tangents(case: Case) -> None:
 
 @hazard("torch.func.jvp gives the right tangents")
 def jvp(case: Case) -> None:
-    """The same under a transform."""
+    """Forward mode under a transform of torch.func."""
     case.needs_gradient()
     case.needs(forward_ad_tangents)
 
@@ -122,7 +122,7 @@ def vmap(case: Case) -> None:
 
 @hazard("torch.func.vmap of torch.func.grad gives the gradient for each example")
 def vmap_of_grad(case: Case) -> None:
-    """Of a weighted sum of the outputs, with weights of a batch shared too."""
+    """Differentiate a weighted sum of the outputs, with weights of a batch shared too."""
     case.needs_gradient()
     case.needs_new_outputs()
     case.needs(vmap)

@@ -50,7 +50,7 @@ def second_thread(case: Case) -> None:
 
 @hazard("backward can be called in another thread than the forward")
 def backward_thread(case: Case) -> None:
-    """As data-parallel training does, and PyTorch itself for every CUDA tensor."""
+    """Data-parallel training does so, and PyTorch itself for every CUDA tensor."""
     case.needs_gradient()
     call = case.call.relaid()
     outputs = tensors_of(call.of(case.target.function))

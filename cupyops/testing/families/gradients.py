@@ -59,14 +59,14 @@ def grad_bits(case: Case) -> None:
 
 @hazard("a gradient that is of a subclass of Tensor gives the right gradients")
 def grad_subclass(case: Case) -> None:
-    """Of one that changes nothing, by `__torch_function__`."""
+    """The subclass changes nothing by `__torch_function__`."""
     case.needs_gradient()
     _with_grads(case, {"of a subclass": lambda grad: grad.as_subclass(Subclass)})
 
 
 @hazard("each input alone can want a gradient, and no other gradient is computed then")
 def partial_gradients(case: Case) -> None:
-    """As where some weights are frozen."""
+    """Some weights of a model may be frozen."""
     case.needs_gradient()
     count = len(case.call.tensors())
     if count < 2:
@@ -101,7 +101,7 @@ def missing_grads(case: Case) -> None:
 
 @hazard("a second backward through a retained graph gives the same gradients")
 def retained_graph(case: Case) -> None:
-    """What was saved must survive the first."""
+    """Saved tensors must survive the first backward."""
     case.needs_gradient()
     outputs, leaves = _forward(case)
     grads = case.grads(outputs)
@@ -130,7 +130,7 @@ def changed_input(case: Case) -> None:
 
 @hazard("a call of other values between a forward and its backward changes neither its results nor its gradients")
 def calls_between(case: Case) -> None:
-    """As where an operator is used twice in a model: what it has kept of one call must not be that of another."""
+    """An operator may be used twice in a model: what it has kept of one call must not be that of another."""
     calls = case.call, case.varied()
     leaves = [call.relaid() for call in calls]
     outputs = [tensors_of(each.of(case.target.function)) for each in leaves]

@@ -21,7 +21,7 @@ _ALIGNED = 64  # elements: past a 16-byte boundary by whole multiples, in every 
 
 @hazard("a contiguous tensor one element past a 16-byte boundary gives the same result")
 def misaligned(case: Case) -> None:
-    """What `x[1:]` is; wide loads must not be chosen by the shape alone."""
+    """A tensor like `x[1:]`; wide loads must not be chosen by the shape alone."""
     _vary(case, lambda tensor: _offset(tensor, 1))
 
 
@@ -33,13 +33,13 @@ def storage_offset(case: Case) -> None:
 
 @hazard("every other element of a larger tensor gives the same result")
 def strided(case: Case) -> None:
-    """What `x[..., ::2]` is: no stride is 1."""
+    """A tensor like `x[..., ::2]`: no stride is 1."""
     _vary(case, lambda t: t.repeat_interleave(2, dim=-1)[..., ::2] if t.dim() else t)
 
 
 @hazard("a slice out of the middle of a larger tensor gives the same result")
 def sliced(case: Case) -> None:
-    """What a part of a fused projection is: the last stride is 1, rows are further apart than they are long."""
+    """A part of a fused projection: the last stride is 1, rows are further apart than they are long."""
     _vary(case, lambda t: torch.cat([t, t, t], -1).narrow(-1, t.shape[-1], t.shape[-1]) if t.dim() > 1 else t)
 
 
@@ -71,13 +71,13 @@ def expanded(case: Case) -> None:
 
 @hazard("a tensor whose negative bit is set gives the same result")
 def negative_bit(case: Case) -> None:
-    """What the imaginary part of a conjugate is: the memory holds the values negated."""
+    """A tensor like the imaginary part of a conjugate: the memory holds the values negated."""
     _vary(case, lambda t: torch_private.neg_view(-t) if t.dtype in FLOATING or t.is_complex() else t)
 
 
 @hazard("a complex tensor whose conjugate bit is set gives the same result")
 def conjugate_bit(case: Case) -> None:
-    """What `x.conj()` is: the memory holds the conjugates."""
+    """A tensor like `x.conj()`: the memory holds the conjugates."""
     if not any(tensor.is_complex() for tensor in case.call.all_tensors()):
         raise NotApplicable("no complex tensor")
     _vary(case, lambda t: t.conj().resolve_conj().conj() if t.is_complex() else t)
@@ -95,7 +95,7 @@ def same_tensor_twice(case: Case) -> None:
 
 @hazard("outputs have the strides of PyTorch's, for transposed and channels_last inputs too")
 def output_strides(case: Case) -> None:
-    """Of dimensions with more than one element; those of the others say nothing."""
+    """Strides of dimensions with more than one element are compared; those of the others say nothing."""
     changes = {"transposed": _reversed, "channels_last": _channels_last}
     calls = {"given": case.call, **{what: _changed(case, change) for what, change in changes.items()}}
     plain = [y.shape for y in case.theirs(case.call).outputs]

@@ -42,7 +42,7 @@ def guard_zones(case: Case) -> None:
 
 @hazard("results are the same whatever their memory, and that of scratch tensors, held before")
 def unwritten_outputs(case: Case) -> None:
-    """What `torch.empty` gives holds NaN in one run, huge values in another: an element never written differs."""
+    """Memory from `torch.empty` holds NaN in one run, huge values in another: an element never written differs."""
     filled = _filled(case, NAN), _filled(case, HUGE)
     try:
         same_bits(*filled, "with memory full of NaN, then of huge values")
@@ -110,7 +110,7 @@ def _meant_to_change(case: Case, call: Call) -> list[Tensor]:
 
 @hazard("on the same tensors, after other values were written into them, the result is that of the new values")
 def other_values_in_place(case: Case) -> None:
-    """As after a step of an optimizer: what was computed of a tensor must not outlive its values."""
+    """A step of an optimizer does so: what was computed of a tensor must not outlive its values."""
     leaves, other = case.call.leaves(), case.varied()
     for _ in range(_ROUNDS):
         case.through(leaves), case.inference(leaves)

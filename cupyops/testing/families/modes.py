@@ -97,7 +97,7 @@ def checkpoint(case: Case) -> None:
 
 @hazard("tensors saved for backward may be copied away and back")
 def saved_tensors_hooks(case: Case) -> None:
-    """As `torch.autograd.graph.save_on_cpu` does: they come back elsewhere, and contiguous."""
+    """`torch.autograd.graph.save_on_cpu` does so: they come back elsewhere, and contiguous."""
     case.needs_gradient()
     leaves = case.call.relaid()
     device = case.device

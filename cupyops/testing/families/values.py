@@ -162,7 +162,7 @@ def _inexact(case: Case) -> Iterator[str]:
 def _approximates(case: Case) -> bool:
     with tracing.trace() as trace:
         case.both_ways(case.call)
-    arch = executors["cpu"].arch
+    arch = getattr(executors["cpu"], "arch", "sm_80")
     launched = {record.kernel for record in trace.launches()}
     instances = (one for kernel in kernels() for one in list(kernel._specialised.values()) if one.name in launched)
     return any(_APPROXIMATE.search(one.binary(arch).ptx) for one in instances)
@@ -278,7 +278,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _others(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """What a tensor of this dtype is likely to meet."""
+    """Dtypes that a tensor of this dtype is likely to meet."""
     return (torch.float16, torch.float64) if dtype == torch.float32 else (torch.float32,)
 
 

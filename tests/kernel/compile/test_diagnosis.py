@@ -230,7 +230,7 @@ def test_a_kernel_that_is_not_there_names_those_that_are():
         "template <typename T>\n__global__\nvoid two(T* x) {}\n"
     )
     message = error_of(text, "three")
-    assert "asked for: three; the text has: one, two\n" in message
+    assert "asked for: three; the text has: one, two<typename T>\n" in message
     assert message.count("asked for: ") == 1 and "with its namespace before it" in message
     assert "the text has: no __global__ function" in error_of("__device__ int one;\n", "one")
 
