@@ -119,7 +119,7 @@ class _Writer:
         names = [b.name if isinstance(b, Buffer) else str(b) for b in inputs]
         lines = [f"{', '.join(names)}, = args"] if names else []
         lines.append("args.clear()")
-        called = {u.target.name for u in self.lowering.calls if u.target is not None}
+        called = {u.args[0].name for u in self.lowering.calls if u.target is not None or self._by_storage(u)}
         for b in inputs:
             if not isinstance(b, Buffer) or b.name not in self.in_kernels:
                 continue
@@ -159,8 +159,9 @@ class _Writer:
     def _call(self, unit: Call) -> None:
         reads: list[str] = []
         arguments = [self._argument(a, reads) for a in unit.args]
-        if unit.target is not None and unit.target.name in self.in_kernels:  # where kernels read a copy of it
-            arguments[0] = f"{unit.target.name}_given"
+        if unit.target is not None or self._by_storage(unit):
+            name = unit.args[0].name
+            arguments[0] = f"{name}_given" if name in self.in_kernels else name  # where kernels read a copy of it
         arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
         function = f"f{self.number}"
         self.scope[function] = unit.node.target
@@ -171,6 +172,11 @@ class _Writer:
         self.body.append((f"r = {call}", reads, []))
         for path, made in unit.outputs.items():
             self._receive(made, f"r{''.join(f'[{p}]' for p in path)}", [])
+
+    def _by_storage(self, unit: Call) -> bool:
+        """Whether a call counts its offset from the start of an input's storage."""
+        x = unit.args[0] if unit.args else None
+        return unit.node.target is torch.ops.aten.as_strided.default and isinstance(x, Buffer) and x.unit is None
 
     def _receive(self, made: Buffer | str, expression: str, reads: list[str]) -> None:
         name = made.name if isinstance(made, Buffer) else str(made)
