@@ -474,16 +474,23 @@ class Trace:
 
     def _placed(self, value: Placed, index: Index, mask: Mask) -> tuple[str, int]:
         source, dim = value.inputs[0], value.dim
-        low, high = value.low, value.low + source.shape[dim]
-        here = (*index[:dim], self._within(index[dim], low, high - low), *index[dim + 1 :])
-        name, level = self.element(source, here, (*mask, (index[dim], low, high)))
-        other, at = (
+        at, size = index[dim], source.shape[dim]
+        here: Mask = ((at, value.low, value.low + (size - 1) * value.step + 1),)
+        coordinate = self._within(at, value.low, size)
+        if value.step != 1:
+            coordinate, rest = (at + -value.low).divmod(value.step, self.compute)
+            here = (*here, (rest, 0, 1))
+        name, level = self.element(source, (*index[:dim], coordinate, *index[dim + 1 :]), (*mask, *here))
+        other, more = (
             self.element(value.inputs[1], index, mask)
             if len(value.inputs) > 1
             else (literal(value.fill, value.dtype), 0)
         )
-        level = joined(joined(level, at), self._level(index[dim]))
-        return self._expression(value.computed, ("within", index[dim], low, high, name, other), level)
+        level = joined(level, more)
+        for one in here:
+            level = joined(level, self._level(one[0]))
+            name, level = self._expression(value.computed, ("within", *one, name, other), level)
+        return name, level
 
     def _gather(self, value: Gather, index: Index, mask: Mask) -> tuple[str, int]:
         source, numbers = value.inputs

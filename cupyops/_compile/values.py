@@ -165,7 +165,7 @@ class Concatenation(Value):
 
 
 class Placed(Value):
-    """The first operand where `low <= index[dim] < low + size`, elsewhere `fill` or the second operand."""
+    """The first operand at `low`, `low + step`, ... in a dimension, elsewhere `fill` or the second operand."""
 
     def __init__(
         self,
@@ -176,9 +176,10 @@ class Placed(Value):
         dtype: torch.dtype,
         fill: Any = 0,
         other: Value | None = None,
+        step: int = 1,
     ) -> None:
         super().__init__(shape, dtype, [source] if other is None else [source, other])
-        self.dim, self.low, self.fill = dim, low, fill
+        self.dim, self.low, self.fill, self.step = dim, low, fill, step
 
 
 class Gather(Value):

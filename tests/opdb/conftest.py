@@ -4,6 +4,7 @@ Importing it (and `torch.testing._internal` beneath it) freezes PyTorch's backen
 run beside no others. `--conformance=PATH` keeps what they count, for tools/conformance.py.
 """
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,14 @@ from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
 
 HERE = Path(__file__).parent
+_compiled: Counter[str] = Counter()  # what became of the samples that torch.compile had
 
 
 def pytest_addoption(parser):
     parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (CSV)")
+    parser.addoption(
+        "--every-sample", action="store_true", help="compile all of op_db in the simulator, not a drawn part"
+    )
 
 
 def pytest_configure(config):
@@ -40,6 +45,19 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     if any(HERE not in item.path.parents for item in items):
         raise pytest.UsageError("tests/opdb needs a process of its own: python -m pytest tests/opdb")
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        for name, outcomes in report.user_properties:
+            if name == "compiled samples":
+                _compiled.update(outcomes)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _compiled:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in _compiled.most_common())
+        terminalreporter.write_line(f"samples through torch.compile: {counts}")
 
 
 OF_REFERENCES = 60  # samples of a kind and dtype, with --quick: of max_pool2d alone there are thousands

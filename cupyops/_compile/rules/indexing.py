@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ..builder import Builder, Result
 from ..index import Affine
-from ..values import Gather, Index, OneHot, Value
+from ..values import Gather, Index, OneHot, Value, View, broadcast
 from .registry import rule
 
 aten = torch.ops.aten
@@ -76,24 +77,41 @@ def index_select(build: Builder, result: Result, x: Value, dim: int, index: Valu
     )
 
 
-@rule(aten.index.Tensor)
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(build: Builder, result: Result, x: Value, indices: Any) -> Any:
-    """`x[..., index, ...]` by one tensor of integers."""
+    """`x[index, ...]` by tensors of integers, which broadcast.
+
+    One dimension after the other is read by its tensor: the dimensions of the tensors come first until all are. They belong
+    where the first of those dimensions was, if they are neighbours, and else stay in front.
+    """
     given = [(d, one) for d, one in enumerate(indices) if one is not None]
-    if len(given) != 1 or not x.numel:
+    if not x.numel or any(one.dtype not in (torch.int64, torch.int32) for _, one in given):
         return NotImplemented
-    dim, one = given[0]
-    if one.dtype not in (torch.int64, torch.int32):
-        return NotImplemented
-    rank = len(one.shape)
-    return Gather(
-        build.used(x, x.shape),
-        build.used(one, one.shape),
+    block = torch.broadcast_shapes(*(one.shape for _, one in given))
+    rank, left, found = len(block), list(range(len(x.shape))), build.used(x, x.shape)
+    for k, (dim, one) in enumerate(given):
+        at = left.index(dim)
+        left.remove(dim)
+        found = Gather(
+            found,
+            build.used(broadcast(one, block), block),
+            (*block, *(x.shape[d] for d in left)),
+            x.shape[dim],
+            lambda index: index[:rank],
+            functools.partial(_inserted, first=0 if k else rank, at=rank + at),
+        )
+    dims = [d for d, _ in given]
+    start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    return View(
+        found,
         result.shape,
-        x.shape[dim],
-        lambda at: at[dim : dim + rank],
-        lambda at, coordinate: (*at[:dim], coordinate, *at[dim + rank :]),
+        lambda index, compute: (*index[start : start + rank], *index[:start], *index[start + rank :]),
     )
+
+
+def _inserted(index: Index, coordinate: Affine, first: int, at: int) -> Index:
+    """The index from `first` on, with a coordinate more before place `at`."""
+    return (*index[first:at], coordinate, *index[at:])
 
 
 @rule(aten.scatter.value, aten.scatter.src)

@@ -20,6 +20,7 @@ from ..values import (
     Index,
     OneHot,
     Pointwise,
+    Range,
     Reduction,
     Value,
     View,
@@ -140,6 +141,47 @@ def _extreme(build: Builder, op: str, result: Result, x: Value, dim: Any) -> Any
         return NotImplemented
     x = as_stored(build, x)  # backward compares it with the elements
     return _finished(build, result, reduced(build, op, x, dimensions(x, list(dim)), result.shape))
+
+
+def _places(build: Builder, op: str, x: Value, dim: int | None, shape: Sequence[int]) -> tuple[Value, Value]:
+    """(extremes of x over a dimension, or over all of it, and where each is first found; NaN is an extreme)."""
+    if dim is None:
+        x, dim = reshaped(x, (x.numel,)), 0
+    dim %= len(x.shape)
+    build.in_memory(x)  # what is compared is read from memory each time
+    kept = [1 if d == dim else size for d, size in enumerate(x.shape)]
+    top = reduced(build, op, x, (dim,), kept)
+    number = View(Range(0, 1, (x.shape[dim],), torch.int64), x.shape, lambda index, compute: (index[dim],))
+    found = build.pointwise(
+        _like(x.shape, torch.int64),
+        f"({{0}} == {{1}} || {{0}} != {{0}} ? {{2}} : {literal(x.shape[dim], torch.int64)})",
+        [x, top, number],
+        [x.dtype, x.dtype, torch.int64],
+    )
+    place = reduced(build, "min", found, (dim,), shape)
+    return build.pointwise(_like(shape, x.dtype), "{0}", [reshaped(top, shape)], top.dtype), place
+
+
+def _argument(op: str, overload: Any) -> None:
+    @rule(overload)
+    def place(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+        if not x.numel or not x.shape:
+            return NotImplemented
+        return _places(build, op, x, dim, result.shape)[1]
+
+
+def _extreme_and_place(op: str, overload: Any) -> None:
+    @rule(overload)
+    def both(build: Builder, results: list[Result], x: Value, dim: int, keepdim: bool = False) -> Any:
+        if not x.numel or not x.shape or x.dtype is torch.bool:
+            return NotImplemented
+        return list(_places(build, op, x, dim, results[0].shape))
+
+
+_argument("max", aten.argmax.default)
+_argument("min", aten.argmin.default)
+_extreme_and_place("max", aten.max.dim)
+_extreme_and_place("min", aten.min.dim)
 
 
 def _any_or_all(op: str, *overloads: Any) -> None:

@@ -258,15 +258,12 @@ def slice_scatter(
     step: int = 1,
 ) -> Any:
     """x with a slice replaced."""
-    if step != 1 or not src.numel:
+    if not src.numel or src.dtype != x.dtype:
         return NotImplemented
     dim %= len(x.shape)
     first, _ = bounds(x.shape[dim], start, end)
-    return (
-        Placed(build.used(src, src.shape), dim, first, x.shape, result.dtype, other=build.used(x, x.shape))
-        if src.dtype == x.dtype
-        else NotImplemented
-    )
+    source, other = build.used(src, src.shape), build.used(x, x.shape)
+    return Placed(source, dim, first, x.shape, result.dtype, other=other, step=step)
 
 
 @rule(aten.slice_backward.default)
@@ -274,11 +271,11 @@ def slice_backward(
     build: Builder, result: Result, grad_output: Value, input_sizes: Any, dim: int, start: int, end: int, step: int
 ) -> Any:
     """Zeros with a slice that is the gradient."""
-    if step != 1 or not grad_output.numel:
-        return NotImplemented
+    if not grad_output.numel:
+        return Constant(0, result.shape, result.dtype)
     dim %= len(input_sizes)
     first, _ = bounds(result.shape[dim], start, end)
-    return Placed(build.used(grad_output, grad_output.shape), dim, first, result.shape, result.dtype)
+    return Placed(build.used(grad_output, grad_output.shape), dim, first, result.shape, result.dtype, step=step)
 
 
 def _row(x: Value, dim: int) -> View:
