@@ -76,15 +76,22 @@ def main(
     width: Annotated[int, typer.Option(help="Channels of the convolution.")] = 16,
     simulate: Annotated[bool, typer.Option("--simulate", help="Two steps in the simulator, beside PyTorch's.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print what becomes of the model.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print the launches of one more step.")] = False,
+    device: Annotated[str | None, typer.Option(help="By default the GPU, if there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first weights.")] = 0,
 ) -> None:
     """Train, and say how many digits of the test are right."""
-    torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(seed)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     images, labels, test_images, test_labels = (one.to(device) for one in digits())
     model = Network(width).to(device)
     if explain:
         console.print(str(cupyops.explain_compile(Network(width).to(device), images[:64])), highlight=False)
     losses = trained(model, images, labels, steps, batch=100)
+    if trace:
+        with cupyops.trace() as launches:
+            trained(model, images, labels, 1, batch=100)
+        console.print(str(launches), markup=False, highlight=False, soft_wrap=True)
     model.eval()
     with torch.no_grad():
         right = (model(test_images).argmax(1) == test_labels).float().mean()

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from .._kernel.kernel import Kernel
-from .._kernel.launch import faults
+from .._kernel.launch import faults, versions
 from .._util import observed, torch_private
 from ..errors import CupyopsError, LaunchError
 from .kernel_group import Group
@@ -73,7 +73,8 @@ class Program:
 
     def _looked_at(self, args: list[Any]) -> Sequence[Any]:
         """A run whose launches are checked in full; on a GPU the first, after which they go to the driver."""
-        result = self._in_full(args)
+        with versions.in_role():  # AOTAutograd raises the versions of what is written, where autograd is to see it
+            result = self._in_full(args)
         machine = MACHINES.get(self.lowering.device.type)
         if self._by_driver is None and machine is not None and not faults.debug:
             self._by_driver = self._writer(machine(self.lowering.device)).run()

@@ -227,15 +227,11 @@ class Writer:
         ]
 
     def _ends(self) -> list[str]:
-        """What was computed in a copy of an input goes back into the input; the driver does not raise versions."""
+        """What was computed in a copy of an input goes back into the input. AOTAutograd raises the versions of inputs."""
         written = [b.name for b in self.lowering.inputs if isinstance(b, Buffer) and b.name in self.targets]
         lines = [f"if {name} is not {name}_given: {name}_given.copy_({name})" for name in written]
         if self.machine is not None and self.launches:
             lines.append("slots.append(slot)")
-            if written:
-                self.scope["raise_versions"] = torch_private.increment_versions
-                given = "".join(f"{name}_given, " for name in written)
-                lines.append(f"raise_versions([x for x in ({given}) if not x.is_inference()])")
         return lines
 
     # -- steps ---------------------------------------------------------------------------------------------------------
