@@ -59,6 +59,10 @@ def halves_of(x):
     return torch.cat([-x[..., half:], x[..., :half]], -1)
 
 
+def wide(x):
+    return x.double() if x.dtype is torch.float64 else x.float()
+
+
 def dim(x, r):
     return int(r * x.dim())
 
@@ -81,14 +85,14 @@ STEPS = [
     lambda x, r, y: F.silu(x),
     lambda x, r, y: x.abs(),
     lambda x, r, y: x.clamp(-1.0, 1.5),
-    lambda x, r, y: x.float(),
+    lambda x, r, y: wide(x),
     lambda x, r, y: x.to(y.dtype),
     lambda x, r, y: x.softmax(dim(x, r)),
     lambda x, r, y: F.layer_norm(x, x.shape[-1:]),
     lambda x, r, y: x - x.mean(dim(x, r), keepdim=True),
     lambda x, r, y: x - x.amax(dim(x, r), keepdim=True),
     lambda x, r, y: x * x.sum(dim(x, r), keepdim=True) * 0.1,
-    lambda x, r, y: x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype),
+    lambda x, r, y: x * torch.rsqrt(wide(x).pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype),
     lambda x, r, y: x.permute(*range(1, x.dim()), 0),
     lambda x, r, y: x.transpose(0, -1),
     lambda x, r, y: x.reshape(-1, x.shape[-1]),
@@ -106,9 +110,9 @@ ENDS = [
     lambda x: x.mean(),
     lambda x: x.sum(0),
     lambda x: x.amax(-1),
-    lambda x: x.float().var(-1, correction=0),
+    lambda x: wide(x).var(-1, correction=0),
     lambda x: (x, x.mean(-1), (x * x).sum(0)),
-    lambda x: (x.float().logsumexp(-1), x.t() if x.dim() == 2 else x * 2),
+    lambda x: (wide(x).logsumexp(-1), x.t() if x.dim() == 2 else x * 2),
 ]
 
 
