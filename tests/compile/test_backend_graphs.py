@@ -155,8 +155,8 @@ def test_training_is_as_eagers(mode):
         losses = []
         for step in range(8):
             x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(step)).cuda()
+            optimizer.zero_grad()
             loss = nn.functional.cross_entropy(called(x), (torch.arange(16) % 10).cuda())
-            optimizer.zero_grad(set_to_none=False)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -183,16 +183,6 @@ def test_a_cache_that_is_written_in_place():
         x, at = torch.full((1, 64), float(time), device="cuda"), torch.tensor([time % 4], device="cuda")
         torch.testing.assert_close(compiled(x, cache, at).clone(), step(x, expected, at))
         torch.testing.assert_close(cache, expected)
-
-
-@pytest.mark.gpu
-def test_results_of_the_last_generation_are_said_to_be_overwritten():
-    compiled = fast(lambda x: x * 2)
-    for _ in range(3):
-        kept = compiled(torch.ones(64, device="cuda"))
-    compiled(torch.ones(64, device="cuda"))
-    with pytest.raises(RuntimeError, match="overwritten"):
-        kept.sum()
 
 
 @pytest.mark.gpu
