@@ -229,9 +229,7 @@ INLINE float fast_gelu_gradient(float a) {
   const float q = normal_tail(a, e);
   return (a < 0 ? q : 1.f - q) + a * e * 0.39894228040143267794f;
 }
-INLINE float fast_gelu_tanh(float a) {
-  return a * fast_sigmoid(1.59576912160573071176f * (a + 0.044715f * a * a * a));
-}
+INLINE float fast_gelu_tanh(float a) { return a * fast_sigmoid(1.59576912160573071176f * (a + 0.044715f * a * a * a)); }
 INLINE float fast_gelu_tanh_gradient(float a) {
   const float t = 2.f * fast_sigmoid(1.59576912160573071176f * (a + 0.044715f * a * a * a)) - 1.f;
   const float slope = 0.79788456080286535588f * (1 + 0.134145f * a * a);
@@ -270,21 +268,27 @@ struct Min {
   template <class T> static INLINE T idle(T a) { return a; }
 };
 
+struct Precise {
+  template <class A> static INLINE A exponential(A a) { return exp(a); }
+};
+struct Fast {
+  static INLINE float exponential(float a) { return fast_exp(a); }
+  static INLINE double exponential(double a) { return exp(a); }
+};
+
 // top: the largest element so far, sum: that of exp(element - top); N more elements. A NaN stays in both.
-#define ONLINE(NAME, EXP)                                                      \
-  template <int N, class A> INLINE void NAME(A& top, A& sum, const A (&a)[N]) { \
-    A highest = a[0];                                                          \
-    _Pragma("unroll") for (int j = 1; j < N; j++) highest = maximum(highest, a[j]); \
-    if (!(highest <= top)) {                                                   \
-      sum = sum == 0 ? (A)0 : sum * EXP(top - highest);                        \
-      top = highest;                                                           \
-    }                                                                          \
-    if (top == -infinity<A>()) return;                                         \
-    _Pragma("unroll") for (int j = 0; j < N; j++) sum += EXP(a[j] - top);      \
+template <class Exactness, int N, class A> INLINE void online(A& top, A& sum, const A (&a)[N]) {
+  A largest = a[0];
+#pragma unroll
+  for (int j = 1; j < N; j++) largest = maximum(largest, a[j]);
+  if (!(largest <= top)) {
+    sum = sum == 0 ? (A)0 : sum * Exactness::exponential(top - largest);
+    top = largest;
   }
-ONLINE(online, exp)
-INLINE double fast_exp(double a) { return exp(a); }
-ONLINE(fast_online, fast_exp)
+  if (top == -infinity<A>()) return;
+#pragma unroll
+  for (int j = 0; j < N; j++) sum += Exactness::exponential(a[j] - top);
+}
 
 // over T neighbouring lanes of a warp
 template <class Op, int T, class A> INLINE A reduce(A a) {

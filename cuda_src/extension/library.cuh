@@ -119,9 +119,7 @@ __host__ __device__ constexpr tuple<decay_t<Ts>...> make_tuple(Ts&&... values) {
 
 template <size_t Size, size_t Align = 16>
 struct aligned_storage {
-  struct alignas(Align) type {
-    unsigned char bytes[Size];
-  };
+  struct alignas(Align) type { unsigned char bytes[Size]; };
 };
 template <size_t Size, size_t Align = 16>
 using aligned_storage_t = typename aligned_storage<Size, Align>::type;
@@ -193,49 +191,49 @@ struct alignas(2 * sizeof(T)) complex {
 };
 
 // functions of complex numbers, in std and in thrust as well
-#define CUPYOPS_OF_COMPLEX                                                     \
-  template <typename T>                                                        \
-  __device__ inline T real(const c10::complex<T>& a) {                         \
-    return a.real_;                                                            \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline T imag(const c10::complex<T>& a) {                         \
-    return a.imag_;                                                            \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline T norm(const c10::complex<T>& a) {                         \
-    return a.real_ * a.real_ + a.imag_ * a.imag_;                              \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline T abs(const c10::complex<T>& a) {                          \
-    return ::hypot(a.real_, a.imag_);                                          \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline T arg(const c10::complex<T>& a) {                          \
-    return ::atan2(a.imag_, a.real_);                                          \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline c10::complex<T> conj(const c10::complex<T>& a) {           \
-    return c10::complex<T>(a.real_, -a.imag_);                                 \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline c10::complex<T> polar(const T& r, const T& angle = T()) {  \
-    return c10::complex<T>(r * ::cos(angle), r * ::sin(angle));                \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline c10::complex<T> exp(const c10::complex<T>& a) {            \
-    const T r = ::exp(a.real_);                                                \
-    return c10::complex<T>(r * ::cos(a.imag_), r * ::sin(a.imag_));            \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline c10::complex<T> log(const c10::complex<T>& a) {            \
+#define CUPYOPS_OF_COMPLEX                                                               \
+  template <typename T>                                                                  \
+  __device__ inline T real(const c10::complex<T>& a) {                                   \
+    return a.real_;                                                                      \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline T imag(const c10::complex<T>& a) {                                   \
+    return a.imag_;                                                                      \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline T norm(const c10::complex<T>& a) {                                   \
+    return a.real_ * a.real_ + a.imag_ * a.imag_;                                        \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline T abs(const c10::complex<T>& a) {                                    \
+    return ::hypot(a.real_, a.imag_);                                                    \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline T arg(const c10::complex<T>& a) {                                    \
+    return ::atan2(a.imag_, a.real_);                                                    \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline c10::complex<T> conj(const c10::complex<T>& a) {                     \
+    return c10::complex<T>(a.real_, -a.imag_);                                           \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline c10::complex<T> polar(const T& r, const T& angle = T()) {            \
+    return c10::complex<T>(r * ::cos(angle), r * ::sin(angle));                          \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline c10::complex<T> exp(const c10::complex<T>& a) {                      \
+    const T r = ::exp(a.real_);                                                          \
+    return c10::complex<T>(r * ::cos(a.imag_), r * ::sin(a.imag_));                      \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline c10::complex<T> log(const c10::complex<T>& a) {                      \
     return c10::complex<T>(::log(::hypot(a.real_, a.imag_)), ::atan2(a.imag_, a.real_)); \
-  }                                                                            \
-  template <typename T>                                                        \
-  __device__ inline c10::complex<T> sqrt(const c10::complex<T>& a) {           \
-    const T r = ::hypot(a.real_, a.imag_);                                     \
-    const T re = ::sqrt((r + a.real_) / 2), im = ::sqrt((r - a.real_) / 2);    \
-    return c10::complex<T>(re, a.imag_ < 0 ? -im : im);                        \
+  }                                                                                      \
+  template <typename T>                                                                  \
+  __device__ inline c10::complex<T> sqrt(const c10::complex<T>& a) {                     \
+    const T r = ::hypot(a.real_, a.imag_);                                               \
+    const T re = ::sqrt((r + a.real_) / 2), im = ::sqrt((r - a.real_) / 2);              \
+    return c10::complex<T>(re, a.imag_ < 0 ? -im : im);                                  \
   }
 
 }  // namespace c10
@@ -245,7 +243,7 @@ CUPYOPS_OF_COMPLEX
 namespace std {
 using namespace c10_complex_math;
 }
-namespace cub {}  // for `using namespace cub` of a file that launches what cub has for whole devices
+namespace cub {}  // namespace cub
 namespace thrust {
 using c10::complex;
 using namespace c10_complex_math;

@@ -38,13 +38,16 @@ def _planned(target: Any, form: tuple[Any, ...], count: int) -> Callable[..., An
     inside = registration.inside(target)
     assert inside is not None
 
-    shared: set[int] = set()  # places of results that share memory with an argument: these are copied
+    shared: set[int] = set()  # places of results that share memory with an argument or with another: these are copied
 
     def plain(*tensors: Any) -> Any:
         found = inside(*_filled(form, iter(tensors)))
         if not observed.recorder():  # the first call of a signature, which is not recorded, may look at addresses
-            given = {one.untyped_storage()._cdata for one in tensors}
-            shared.update(k for k, one in enumerate(found) if one.untyped_storage()._cdata in given)
+            seen = {one.untyped_storage()._cdata for one in tensors}
+            for k, one in enumerate(found):
+                if one.untyped_storage()._cdata in seen or 0 in one.stride():
+                    shared.add(k)
+                seen.add(one.untyped_storage()._cdata)
         return [one.clone() if k in shared else one for k, one in enumerate(found)]
 
     held = plans.Plans(str(target), plain, 0, lambda: [inside], suspends=True)

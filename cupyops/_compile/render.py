@@ -457,9 +457,9 @@ class Rendered:
             )
             if total is not None:
                 name, sum_ = self.trace.reductions[one.data[0]], self.trace.reductions[total]
-                fast = "" if self.trace.exact or total in self.trace.precise else "fast_"
+                exactness = "Precise" if self.trace.exact or total in self.trace.precise else "Fast"
                 room.append(f"{COMPUTED[total.dtype]} {name}_x[{self.vector}];")
-                after.append(f"{fast}online({name}_t, {sum_}_t, {name}_x);")
+                after.append(f"online<{exactness}>({name}_t, {sum_}_t, {name}_x);")
         return room, after
 
     def _accumulators(self, code: Sequence[Instruction]) -> list[str]:
