@@ -195,7 +195,7 @@ class Rendered:
     def _body(self) -> list[str]:
         trace, kind = self.trace, self.trace.space.kind
         self.hoisted: list[str] = []
-        self.keeping = True
+        self.within_rows = True
         self.kept: dict[Any, str] = {}
         out = [f"const int lane = threadIdx.x % {self.threads}, team = threadIdx.x / {self.threads};"]
         if kind == "column":
@@ -317,6 +317,13 @@ class Rendered:
                 parts.append(f"{text} < {high}")
         return " && ".join(f"({p})" for p in parts)
 
+    def _reads_where(self, buffer: Buffer, mask: Mask, each: bool) -> str:
+        """When an element is read: threads beyond the last row read nothing of what the others overwrite."""
+        condition = self._condition(mask, each)
+        if not (self.within_rows and self._ragged() and any(one.buffer is buffer for one in self.outputs)):
+            return condition
+        return f"live && {condition}" if condition else "live"
+
     def _same_for_all(self, plain: Affine, low: int, high: int) -> bool:
         """Whether a condition holds for all columns of a thread or for none."""
         v, inner = self.vector, self.inner
@@ -370,7 +377,7 @@ class Rendered:
 
     def _write_load(self, data: Any, each: bool) -> str:
         name, buffer, offset, mask = data
-        kind, condition = COMPUTED[buffer.dtype], self._condition(mask, each)
+        kind, condition = COMPUTED[buffer.dtype], self._reads_where(buffer, mask, each)
         value = f"load({self.pointer[buffer.name]}[{self._c(offset, each)}])"
         if condition:
             value = f"({condition}) ? {value} : ({kind})0"
@@ -490,10 +497,10 @@ class Rendered:
             return
         trace, stored, computed = self.trace, STORED[buffer.dtype], COMPUTED[buffer.dtype]
         vector = f"Vector<{stored}, {self.vector}>"
-        condition = self._condition(mask, False)
+        condition = self._reads_where(buffer, mask, False)
         read = f"*(const {vector}*)({self.pointer[buffer.name]} + {self._c(offset, False)})"
         keeps = self.static and (trace.space.kind == "row" or (trace.space.kind == "column" and one.level == 2))
-        keeps = keeps and self.keeping
+        keeps = keeps and self.within_rows  # what is read afterwards is read for the first time
         if not keeps:
             filled = (
                 f"if ({condition}) {name}_v = {read}; else {name}_v = {{}};" if condition else f"{name}_v = {read};"
@@ -505,7 +512,7 @@ class Rendered:
         if key not in self.kept:
             kept = self.kept[key] = f"k{len(self.kept)}"
             line = f"{kept}[it] = {read};"
-            if self.many_rows and one.level == 2 and not mask:
+            if self.many_rows and one.level == 2 and not condition:
                 self.hoisted += [f"{vector} {kept}[{self.iterations}];", *self._over_columns([line])]
             else:
                 before.append(f"{vector} {kept}[{self.iterations}];")
@@ -538,7 +545,7 @@ class Rendered:
             for one in self.sums:
                 op, name = OPERATION[one.op], trace.reductions[one]
                 out.append(f"over_rows<{op}, {t}, {v}, {rows}, {self.iterations}>({name}_a);")
-        self.keeping = False  # columns that are read now are read for the first time
+        self.within_rows = False
         first = [
             f"const {COMPUTED[r.dtype]} {trace.reductions[r]} = {trace.reductions[r]}_a[it][j];" for r in self.sums
         ]

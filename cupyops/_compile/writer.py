@@ -129,7 +129,8 @@ class Writer:
         self.groups = [u for u in self.units if isinstance(u, Group) and u.kernel]
         self.in_kernels = {b.name for g in self.groups for b in g.kernel.arguments}  # type: ignore[union-attr]
         self.targets = {s.target.name for s in self.lowering.stores if s.target is not None}
-        self.called = {u.target.name for u in self.lowering.calls if u.target is not None}  # which calls overwrite
+        # inputs that calls take as they were given: those that they overwrite, and those of whose storage they speak
+        self.called = {u.args[0].name for u in self.lowering.calls if u.target is not None or _by_storage(u)}
         self.overwritten = {s.buffer.name for s in self.lowering.stores if s.overwrites}
 
     def run(self) -> Callable[[list[Any]], Sequence[Any]]:
@@ -275,8 +276,9 @@ class Writer:
     def _call(self, unit: Call) -> None:
         reads: list[str] = []
         arguments = [self._argument(a, reads) for a in unit.args]
-        if unit.target is not None and unit.target.name in self.in_kernels:  # where kernels read a copy of it
-            arguments[0] = f"{unit.target.name}_given"
+        if unit.target is not None or _by_storage(unit):
+            name = unit.args[0].name
+            arguments[0] = f"{name}_given" if name in self.in_kernels else name  # kernels may read a copy of it
         arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
         function = f"f{self.number}"
         target = calls.function_of(unit)
@@ -360,6 +362,12 @@ class Writer:
             self.body.append((line, [buffer.name], [name]))
         reads.append(self.views[key])
         return self.views[key]
+
+
+def _by_storage(unit: Call) -> bool:
+    """Whether a call counts its offset from the start of an input's storage."""
+    x = unit.args[0] if unit.args else None
+    return unit.node.target is torch.ops.aten.as_strided.default and isinstance(x, Buffer) and x.unit is None
 
 
 def fitting(tensors: Sequence[torch.Tensor], strides: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:

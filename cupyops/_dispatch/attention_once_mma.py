@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
-from .attention import CELL, HALF, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, empty, section_of
+from .attention import CELL, HALF, Backward, Blocks, Gradients, Problem, attention_bwd_prepare, section_of
 from .attention_sums import attention_bwd_collect, collect
 from .forms import Launch
 from .gpu import Gpu
@@ -93,6 +93,10 @@ class MmaOnce(Backward):
         p, padded, shape = problem, self.padded(problem), shape_of(problem, gpu)
         assert shape is not None
         grad_q, grad_k, grad_v = p.grads
+        if not any(grad_k):  # not wanted: it is computed all the same, into memory of its own
+            grad_k = p.kv_heads * p.keys * p.width, p.keys * p.width, p.width
+        if not any(grad_v):
+            grad_v = p.kv_heads * p.keys * p.value_width, p.keys * p.value_width, p.value_width
         six = p.k, p.v, p.q, p.y, grad_k, grad_v
         return Launch(
             attention_bwd_once_mma,
@@ -118,7 +122,8 @@ class MmaOnce(Backward):
         columns, heads = launch.extra["columns"], of.lse.shape[:2]
         sums = of.lse.new_empty((*heads, self.padded(p), columns))
         lse2, delta, of_sinks = self.run_prepare(p, launch, of, sums, columns)
-        found = empty(of.k) if of.grad_k is None else of.grad_k, empty(of.v) if of.grad_v is None else of.grad_v
+        wanted = (of.k, of.grad_k), (of.v, of.grad_v)
+        found = [x.new_empty(x.shape) if grad is None else grad for x, grad in wanted]
         launch(of.k, of.v, of.q, of.grad_y, *found, lse2, delta, sums, of.scale)
         if of.grad_q is not None:
             launch.extra["collect"](sums, of.grad_q, of.scale)

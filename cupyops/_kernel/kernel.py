@@ -153,7 +153,8 @@ class Kernel(ByName, Template):
         self._code, self.extension = code, extension
         self._beside, self._defined_in = caller()
         super().__init__(name, domain, where)
-        if not (extension or source.is_own(self._beside)):  # ours are known, and read when they are first launched
+        is_named = isinstance(code, (str, os.PathLike))  # else reading it says what it is not
+        if is_named and not (extension or source.is_own(self._beside)):  # ours are read later
             refuse_unknown(code, self.base, self._beside)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         if extension:

@@ -116,10 +116,9 @@ def _data_parallel(rank, size, store):
         copies = dict(zip(dict(model.named_parameters()), twin))
         loss = sum(torch.func.functional_call(model, copies, (x,)).square().sum() for x in batches) / size
         loss.backward()
-        replica = nn.parallel.DistributedDataParallel(model)
-        compiled = torch.compile(replica, backend=backend)
+        replica = nn.parallel.DistributedDataParallel(torch.compile(model, backend=backend))
         with cupyops.simulate("sm_90"), cupyops.trace() as trace:
-            compiled(batches[rank]).square().sum().backward()
+            replica(batches[rank]).square().sum().backward()
         for one, other in zip(model.parameters(), twin):
             torch.testing.assert_close(one.grad, other.grad)
         assert "simulator" in trace.routes(), trace

@@ -124,6 +124,8 @@ class Definition:
         for index, usual, types, words in self._plain:
             value = args[index]
             if type(value) is not usual and not isinstance(value, types):
+                if isinstance(value, Tensor) and torch_private.is_jit_tracing():
+                    continue  # a size, as torch.jit.trace has it
                 arguments.fail(f"{self.name}: {self.parameters[index].name}", value, words)
 
     def roles(self) -> list[Any]:
