@@ -20,13 +20,15 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def flag(text: str) -> bool:
     """True or False. Raises `ValueError`."""
-    if text.lower() not in _ON + _OFF:
+    text = text.strip().lower()
+    if text not in _ON + _OFF:
         raise ValueError(text)
-    return text.lower() in _ON
+    return text in _ON
 
 
 def size(text: str) -> int | None:
     """Number of bytes, with a unit of 1024 if one is given: `500M`, `2 GiB`; None for `off`. Raises `ValueError`."""
+    text = text.strip()
     if text.lower() in _OFF[1:]:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.lower())
@@ -36,7 +38,7 @@ def size(text: str) -> int | None:
 
 
 def folder(text: str) -> Path:
-    """A folder, `~` being the home."""
+    """A folder, `~` being the home; a name may end in a space."""
     return Path(os.path.expanduser(text)).absolute()
 
 
@@ -46,7 +48,7 @@ def folders(text: str) -> list[Path]:
 
 
 def _architecture(text: str) -> bool | str:
-    return text if re.fullmatch(r"sm_\d+[af]?", text) else flag(text)
+    return text.strip() if re.fullmatch(r"sm_\d+[af]?", text.strip()) else flag(text)
 
 
 _FLAG = f"{', '.join(_ON)}, or {', '.join(_OFF)}"
@@ -70,8 +72,8 @@ class Setting:
 
     def read(self, environ: Mapping[str, str] | None = None, default: Any = None) -> Any:
         """The value, `default` where it is not set. Raises `InputError`."""
-        text = (os.environ if environ is None else environ).get(self.name, "").strip()
-        if not text:
+        text = (os.environ if environ is None else environ).get(self.name, "")
+        if not text.strip():
             return default
         try:
             return self.parse(text)

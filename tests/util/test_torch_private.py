@@ -265,9 +265,9 @@ def private(file):
 
 
 def test_no_other_file_names_what_is_private():
-    """But for what PyTorch documents."""
+    """But for what PyTorch documents, and the backend of torch.compile, which stands on Dynamo and AOTAutograd."""
     found = {file.relative_to(ROOT).as_posix(): names for file in ROOT.rglob("*.py") if (names := private(file))}
-    assert list(found) == ["_util/torch_private.py"]
+    assert [name for name in found if not name.startswith("_compile/")] == ["_util/torch_private.py"]
 
 
 def test_each_name_is_there():

@@ -85,7 +85,8 @@ def inside(op: Any) -> Callable[..., Any] | None:
 
     Unlike the op's, its results may share memory with the arguments.
     """
-    name = op._schema.name if isinstance(op, torch._ops.OpOverload) else ""
+    schema_of = getattr(op, "_schema", None)
+    name = "" if schema_of is None else schema_of.name
     for end in ("_backward", ""):
         found = _known.get(name.removesuffix(end))
         if found is not None and not found.of.mutated and name == f"{found.name}{end}":

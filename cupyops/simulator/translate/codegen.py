@@ -167,7 +167,9 @@ class _KernelWriter:
     ) -> None:
         self.products = products
         self.undefined = undefined  # registers whose value nothing may have written
-        every = (one for block in flow.blocks for one in block.instructions)
+        every = [one for block in flow.blocks for one in block.instructions]
+        # addresses that atom.cas compares: what a loop of it reads first may be old, for the comparison finds that out
+        self.compared = {str(one.operands[1]) for one in every if one.opcode == "atom" and "cas" in one.modifiers}
         self.written = {name for one in every for name in registers_of(destination_operands(one)[0])}
         self.worst = worst  # approximations have the error that they may have
         self.clusters = clusters  # addresses of shared memory bear the rank of the block
@@ -400,6 +402,10 @@ class BlockWriter:
     def may_be_undefined(self, name: str) -> bool:
         """Whether the value of a register may be one that nothing has written."""
         return name in self._kernel.undefined
+
+    def is_compared(self, address: Operand) -> bool:
+        """Whether an atom.cas of the kernel compares what lies at an address."""
+        return str(address) in self._kernel.compared
 
     def is_written(self, name: str) -> bool:
         """Whether any instruction of the kernel writes a register."""

@@ -121,7 +121,7 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
             value = f"m.parameter(int({address}) + {number * size_of(kind)}, {kind}, {size_of(kind)})"
             w.write(destination, value, kind, scalar=True)
         return
-    strong = bool(_STRONG & set(instruction.modifiers))
+    strong = bool(_STRONG & set(instruction.modifiers)) or w.is_compared(source)
     memory = _memory_of(instruction)
     shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}" + (
         ", True" if "nc" in instruction.modifiers else ""
