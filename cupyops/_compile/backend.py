@@ -8,6 +8,7 @@ program of is run by PyTorch, with a warning.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,15 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .._util import settings
 from . import cudagraphs, patterns
 from .decompositions import decompositions
 from .options import Options
 from .reuse import DONATED, donated
 from .runner import Kind, Runner
 from .runner import programs as programs
+
+log = logging.getLogger("cupyops.compile")
 
 EXACT = "cupyops_exact"  # in a graph's meta: what forward and backward both compute has the same bits
 LEAST_BUDGET = 1e-9  # of memory: with one of 0 PyTorch saves inputs alone, and never what must be saved
@@ -40,6 +44,18 @@ def backend(
         InputError: a mode or an option that this backend does not have.
     """
     chosen = Options.of(mode, options)
+    before = patterns.apply(graph)
+    try:
+        return _traced(graph, inputs, chosen)
+    except Exception as error:  # what follows a pattern may count on PyTorch's strides, say
+        if before is None or settings.STRICT.read(default=False):
+            raise
+        log.warning("a graph is compiled without patterns, with which PyTorch cannot trace it: %s", error)
+        return _traced(before, inputs, chosen)
+
+
+def _traced(graph: GraphModule, inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
+    """The graph through AOTAutograd."""
     compiled = functools.partial(_compile, options=chosen, held=cudagraphs.Held() if chosen.cudagraphs else None)
     return aot_autograd(  # type: ignore[no-any-return]
         fw_compiler=functools.partial(compiled, kind="forward"),
@@ -48,7 +64,7 @@ def backend(
         partition_fn=partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
-    )(patterns.apply(graph), inputs)
+    )(graph, inputs)
 
 
 backend.reset = cudagraphs.reset  # type: ignore[attr-defined]  # torch.compiler.reset() calls it

@@ -6,6 +6,7 @@ all that Python decided, so that a pattern in it holds for every call that reach
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 from collections.abc import Callable
@@ -25,14 +26,18 @@ log = logging.getLogger("cupyops.compile")
 LARGEST_CONSTANT = 1 << 28  # elements of a mask that is computed while compiling
 
 
-def apply(graph: GraphModule) -> GraphModule:
-    """Replace the patterns that the graph has, in place."""
+def apply(graph: GraphModule) -> GraphModule | None:
+    """Replace the patterns that the graph has, in place. Returns the graph as it was; None where it has no pattern."""
+    if not any(_calls(node, *BEGIN) for node in graph.graph.nodes):
+        return None
+    before = GraphModule(graph, copy.deepcopy(graph.graph))
+    before.meta = graph.meta
     found = [name for name, pattern in PATTERNS.items() for node in list(graph.graph.nodes) if pattern(node)]
     if found:  # what is dead now may write in place, so AOTAutograd drops it, which knows
         graph.graph.lint()
         graph.recompile()
         log.info("patterns: %s", ", ".join(f"{name} x {found.count(name)}" for name in dict.fromkeys(found)))
-    return graph
+    return before if found else None
 
 
 def _value(node: Any) -> Any:
@@ -69,6 +74,8 @@ def constant(node: Any) -> Tensor | None:
             return None
         stack.append((one, True))
         stack += [(before, False) for before in one.all_input_nodes]
+    if _are_written(node.graph, set(order)):
+        return None
     known: dict[Any, Any] = {}
     with unset_fake_temporarily(), torch.no_grad():
         for one in order:
@@ -86,11 +93,55 @@ def constant(node: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+IN_PLACE = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
+IN_PLACE |= {
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.ilshift,
+    operator.irshift,
+    operator.imatmul,
+    operator.setitem,
+}
+
+
+def _writes(node: Any) -> bool:
+    """Whether a call writes into a tensor that it is given."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator":
+        return node.target in IN_PLACE
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place
+        or name.startswith("__i")
+        or name == "__setitem__"
+        or "out" in node.kwargs
+        or bool(node.kwargs.get("inplace"))
+    )
+
+
+def _are_written(graph: Any, nodes: set[Any]) -> bool:
+    """Whether something in the graph writes into one of these tensors, or into what is made of one and may be a view."""
+    for writer in filter(_writes, graph.nodes):
+        seen: set[Any] = set()
+        stack = list(writer.all_input_nodes)
+        while stack:
+            one = stack.pop()
+            if one in nodes:
+                return True
+            if one not in seen:
+                seen.add(one)
+                stack += one.all_input_nodes
+    return False
+
+
 def _is_deterministic(node: Any) -> bool:
     """Whether a call gives the same at each call: it draws no numbers, and writes nowhere."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name.endswith("_") and not name.endswith("__") and name != "and_" and name != "or_" and name != "not_":
+    if _writes(node):
         return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     meta = _value(node)
     symbolic = isinstance(meta, Tensor) and any(not isinstance(n, int) for n in meta.shape)
     return not symbolic and not any(word in name for word in ("rand", "dropout", "bernoulli", "multinomial", "empty"))
@@ -174,8 +225,8 @@ def _repeated_heads(node: Any) -> Any:
     one, many = _value(x), _value(node)
     if not (isinstance(one, Tensor) and isinstance(many, Tensor) and one.dim() == many.dim() == 4):
         return None
-    same = one.shape[0] == many.shape[0] and one.shape[2:] == many.shape[2:]
-    return x if same and many.shape[1] % one.shape[1] == 0 else None
+    same = one.shape[0] == many.shape[0] and one.shape[2:] == many.shape[2:] and many.shape[1] % one.shape[1] == 0
+    return x if same and not _are_written(node.graph, {node, expanded, inserted, x}) else None
 
 
 def _replaced(node: Any, new: Any, *before: Any) -> bool:
@@ -256,6 +307,14 @@ def max_pool(node: Any) -> bool:
     return True
 
 
+# where patterns begin
+BEGIN = (
+    F.scaled_dot_product_attention,
+    torch._C._nn.scaled_dot_product_attention,
+    F.batch_norm,
+    F.max_pool2d,
+    torch.max_pool2d,
+)
 PATTERNS: dict[str, Callable[[Any], bool]] = {
     "attention": attention,
     "batch_norm_relu": batch_norm_relu,

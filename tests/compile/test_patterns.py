@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from compiled import compiled
 
 import cupyops
-from cupyops._compile import calls
+from cupyops._compile import calls, patterns
 from cupyops._compile.backend import programs
 from cupyops._operator.derivation import plans
 
@@ -131,3 +131,42 @@ def test_operators_of_this_library_are_replayed_from_plans():
             )
     replayed = {one.name for one in plans._all if one.plans}
     assert {"cupyops.batch_norm_act.default", "cupyops.batch_norm_act_backward.default"} <= replayed
+
+
+@pytest.mark.parametrize("how", ["fill_", "setitem", "through a view", "iand"])
+def test_a_mask_that_is_written_in_place_is_no_constant(how):
+    def attend(q, k, v, length):
+        mask = torch.ones(16, 16, dtype=torch.bool)
+        seen = torch.arange(16)[None, :] < length
+        if how == "fill_":
+            mask.masked_fill_(~seen, False)
+        elif how == "setitem":
+            mask[:, 1:] = seen[:, 1:]
+        elif how == "through a view":
+            mask[4:].logical_and_(seen)
+        else:
+            mask &= seen
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    tensors = [torch.randn(1, 2, 16, 16).to(HALF) for _ in range(3)]
+    length = torch.tensor(7)
+    with cupyops.simulate("sm_90"):
+        found = compiled(attend)(*tensors, length)
+    assert relative(found, attend(*tensors, length)) < 1e-2
+
+
+def test_a_graph_that_cannot_be_traced_with_a_pattern_is_traced_without(monkeypatch, caplog):
+    """As one that views the result of attention by strides that only PyTorch's has."""
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).view(1, 2, -1)
+
+    def refuse(*arguments, **options):
+        raise RuntimeError("view size is not compatible")
+
+    monkeypatch.setattr(patterns.ops, "attention", refuse)
+    tensors = [torch.randn(1, 2, 16, 16).to(HALF) for _ in range(3)]
+    with cupyops.simulate("sm_90"):
+        found = compiled(attend)(*tensors)
+    assert relative(found, attend(*tensors)) < 1e-2
+    assert "compiled without patterns" in caplog.text
