@@ -41,6 +41,12 @@ class Unsupported(Exception):
     """The whole graph is left to PyTorch; the text says why."""
 
 
+# arguments of which the FakeTensor of the result says all: shape, dtype, device, strides
+IMPLIED = frozenset(
+    ("size", "dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "requires_grad", "implicit")
+)
+
+
 class Name(str):
     """Name of something in the program that is no tensor that kernels know: a number, a list, a generator's state."""
 
@@ -224,6 +230,8 @@ class Lowering(Builder):
                 continue
             if name in accepted:
                 named[name] = value
+            elif name in IMPLIED:
+                continue
             elif value is not None and (not argument.has_default_value() or value != argument.default_value):
                 return f"argument {argument.name}"
         return named

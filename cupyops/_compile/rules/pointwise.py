@@ -350,16 +350,7 @@ def converted(build: Builder, result: Result, x: Any, *, rounds: bool) -> Any:
 
 
 @rule(aten._to_copy.default)
-def to_copy(
-    build: Builder,
-    result: Result,
-    x: Any,
-    dtype: Any = None,
-    device: Any = None,
-    layout: Any = None,
-    non_blocking: bool = False,
-    memory_format: Any = None,
-) -> Any:
+def to_copy(build: Builder, result: Result, x: Any) -> Any:
     """A copy in another dtype. One that the user wrote rounds; one of a decomposition need not."""
     original = build.node.meta.get("original_aten")  # by name: the partitioner copies overloads
     written = original is None or str(original).startswith("aten._to_copy")
@@ -367,19 +358,19 @@ def to_copy(
 
 
 @rule(prims.convert_element_type.default)
-def convert_element_type(build: Builder, result: Result, a: Any, dtype: Any) -> Any:
+def convert_element_type(build: Builder, result: Result, a: Any) -> Any:
     """A cast of a decomposition."""
     return converted(build, result, a, rounds=False)
 
 
 @rule(aten.clone.default)
-def clone(build: Builder, result: Result, x: Any, memory_format: Any = None) -> Any:
+def clone(build: Builder, result: Result, x: Any) -> Any:
     """A copy."""
     return converted(build, result, x, rounds=False)
 
 
 @rule(aten.copy.default)
-def copy(build: Builder, result: Result, x: Any, src: Any, non_blocking: bool = False) -> Any:
+def copy(build: Builder, result: Result, x: Any, src: Any) -> Any:
     """`src`, in the shape and dtype of x."""
     if not isinstance(src, Value):
         return NotImplemented
@@ -396,63 +387,14 @@ def _constant(number: Any, result: Result) -> Any:
     return Constant(number, result.shape, result.dtype)
 
 
-@rule(aten.full.default)
-def full(
-    build: Builder,
-    result: Result,
-    size: Any,
-    fill_value: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
-    """One number throughout."""
-    return _constant(fill_value, result)
-
-
-@rule(aten.full_like.default)
-def full_like(
-    build: Builder,
-    result: Result,
-    x: Any,
-    fill_value: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Any:
-    """One number throughout."""
-    return _constant(fill_value, result)
-
-
-@rule(aten.new_full.default)
-def new_full(
-    build: Builder,
-    result: Result,
-    x: Any,
-    size: Any,
-    fill_value: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+@rule(aten.full.default, aten.full_like.default, aten.new_full.default)
+def full(build: Builder, result: Result, fill_value: Any, x: Any = None) -> Any:
     """One number throughout."""
     return _constant(fill_value, result)
 
 
 @rule(aten.scalar_tensor.default)
-def scalar_tensor(
-    build: Builder,
-    result: Result,
-    s: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+def scalar_tensor(build: Builder, result: Result, s: Any) -> Any:
     """A tensor of no dimensions."""
     return _constant(s, result)
 
@@ -465,17 +407,7 @@ def fill(build: Builder, result: Result, x: Any, value: Any) -> Any:
 
 def _filled(number: int, *names: str) -> None:
     @rule(*(overload for name in names for overload in _overloads(name, "default")))
-    def filled(
-        build: Builder,
-        result: Result,
-        x: Any = None,
-        size: Any = None,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> Any:
+    def filled(build: Builder, result: Result, x: Any = None) -> Any:
         return Constant(number, result.shape, result.dtype)
 
 
@@ -484,17 +416,7 @@ _filled(1, "ones", "ones_like", "new_ones")
 
 
 @rule(*_overloads("arange", "default", "start", "start_step"))
-def arange(
-    build: Builder,
-    result: Result,
-    end: Any,
-    start: Any = 0,
-    step: Any = 1,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
+def arange(build: Builder, result: Result, end: Any, start: Any = 0, step: Any = 1) -> Any:
     """start, start + step, ... below end."""
     if not all(isinstance(one, (int, float)) for one in (start, step)):
         return NotImplemented
@@ -502,8 +424,6 @@ def arange(
 
 
 @rule(prims.iota.default)
-def iota(
-    build: Builder, result: Result, length: Any, start: Any, step: Any, dtype: Any, device: Any, requires_grad: bool
-) -> Any:
+def iota(build: Builder, result: Result, length: Any, start: Any, step: Any) -> Any:
     """start + step * i."""
     return Range(start, step, result.shape, result.dtype)
