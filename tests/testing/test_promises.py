@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import random
 
@@ -14,8 +13,6 @@ from faulty_operators import eager
 
 import cupyops
 from cupyops.testing import check, state
-
-KNOWS_WORST = "approximate" in inspect.signature(cupyops.simulate).parameters
 
 
 def failing(function, args, hazard, kwargs=None, **options):
@@ -475,7 +472,6 @@ FINE = {
 }
 
 
-@pytest.mark.skipif(not KNOWS_WORST, reason="this simulator rounds approximations exactly")
 @pytest.mark.parametrize("name", ROUGH)
 def test_approximations_that_are_too_rough(name):
     failing(ROUGH[name], [normal(3, 11, requires_grad=False)], "approximations", backends="simulator")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -151,11 +150,10 @@ RANGES: dict[str, Callable[[Tensor], Tensor]] = {
 @contextmanager
 def _inexact(case: Case) -> Iterator[str]:
     """Simulate the worst that approximate instructions may give, if the kernels of the call have any; in words."""
-    is_known = "approximate" in inspect.signature(simulate).parameters
-    if case.backend != "simulator" or not is_known or not _approximates(case):
+    if case.backend != "simulator" or not _approximates(case):
         yield ""
         return
-    with simulate(approximate="worst"):  # type: ignore[call-arg, unused-ignore]
+    with simulate(approximate="worst"):
         yield ", approximate instructions as inexact as PTX allows"
 
 
