@@ -41,6 +41,9 @@ class Unsupported(Exception):
     """The whole graph is left to PyTorch; the text says why."""
 
 
+LIBRARIES = frozenset(
+    f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
+)
 # arguments of which the FakeTensor of the result says all: shape, dtype, device, strides
 IMPLIED = frozenset(
     ("size", "dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "requires_grad", "implicit")
@@ -177,7 +180,8 @@ class Lowering(Builder):
         """(value, "") by the rule of the overload, or (None, why there is none)."""
         rule = rules.RULES.get(node.target)
         if rule is None:
-            return None, "no rule"
+            name = getattr(getattr(node.target, "_schema", None), "name", "")
+            return None, "computed by cuBLAS or cuDNN" if name in LIBRARIES else "no rule"
         metas = list(meta) if isinstance(meta, (tuple, list)) else [meta]
         if not any(isinstance(one, torch.Tensor) for one in metas):
             return None, "its result is no tensor"
