@@ -13,6 +13,8 @@ def by_torch(input, cos, sin, positions=None, *, interleaved=False, seq_dim=-2):
     moved = input.movedim(seq_dim, 0)  # (seq, batch, ..., head_dim)
     if positions is not None and positions.device.type == "cpu" and (positions < 0).any():
         raise IndexError("a position is negative")  # which indexing would count from the end
+    if 2 * cos.shape[-1] > input.shape[-1]:
+        raise IndexError("tables of more than half of head_dim")  # which broadcast against fewer pairs
     if cos.shape[0] < (1 if positions is not None else moved.shape[0]):
         raise IndexError("fewer rows of the tables than positions")  # which ends the process on a GPU
     if positions is None:
