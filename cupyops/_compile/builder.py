@@ -1,4 +1,4 @@
-"""What the rules of lowering build with: pointwise values, stores, writes to inputs."""
+"""The builder that rules of lowering use: pointwise values, stores, writes to inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .values import (
 
 
 class Result(NamedTuple):
-    """What a rule is to give: shape, dtype and strides of the call's result, or of one of its results."""
+    """Shape, dtype and strides of a result that a rule has to give."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

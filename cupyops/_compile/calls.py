@@ -18,7 +18,7 @@ from .values import Value
 
 
 def function_of(call: Call) -> Callable[..., Any]:
-    """What a program calls for a call of the graph: the operator, or for one of ours a function that replays plans."""
+    """Return the function for a call of the graph: the operator, or for one of ours a function that replays plans."""
     inside = registration.inside(call.node.target)
     if inside is None or call.kwargs:
         return call.node.target  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ log = logging.getLogger("cupyops.compile")
 
 
 class Held:
-    """What the graphs of one compiled function share.
+    """State that the graphs of one compiled function share.
 
     Attributes:
         device: index of the device of forward's CUDA graph; None where there is none.

@@ -1,4 +1,4 @@
-"""What AOTAutograd takes apart: PyTorch's own decompositions of composite operators, those aside that rules lower whole."""
+"""Decompositions for AOTAutograd: PyTorch's own, without those of operators that a rule lowers whole."""
 
 from __future__ import annotations
 

@@ -102,7 +102,6 @@ class Rendered:
         self.sums = [r for r in trace.reductions if is_column(r)]
         self.iterations, self.static, self.many_rows, self.tiles = 1, True, False, 1
         {"flat": self._shape_flat, "row": self._shape_rows, "column": self._shape_columns}[trace.space.kind]()
-        self.threads_of_block = self.block
 
     def _shape_flat(self) -> None:
         columns = self.trace.columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -299,8 +298,3 @@ def select_backward(build: Builder, result: Result, grad_output: Value, input_si
     dim %= len(result.shape)
     one = _row(build.used(grad_output, grad_output.shape), dim)
     return Placed(one, dim, index % result.shape[dim], result.shape, result.dtype)
-
-
-def summed_size(shape: Sequence[int], dims: Sequence[int]) -> int:
-    """Number of elements that share a result."""
-    return math.prod(shape[d] for d in dims)
