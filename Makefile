@@ -27,7 +27,9 @@ endif
 CUDA_FILES = $(shell find cuda_src -name '*.cu' -o -name '*.cuh')
 CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
 QUICK = --quick $(addprefix --base=,$(BASE))
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
+# A test that takes ten minutes hangs: the process that runs it ends with the stacks of its threads, and the test has failed.
+LIMIT = -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q $(LIMIT) -n $(JOBS) --dist worksteal
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json $(if $(STALE),--stale)
 
@@ -81,7 +83,7 @@ pytest: $(SETUP) ## Run the quick tests, JOBS at a time, and the slow ones of wh
 	$(PYTEST) $(QUICK)
 
 opdb: $(SETUP) ## Run PyTorch's own databases of samples (op_db, module_db, optim_db), in a process of its own
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb $(QUICK)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(LIMIT) tests/opdb $(QUICK)
 
 pytest-all: $(SETUP) ## Run all tests, JOBS at a time, and write which were slow into build/slow.csv
 	@mkdir -p build

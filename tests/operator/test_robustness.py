@@ -867,7 +867,7 @@ def test_fork_while_nvrtc_is_at_work(compiled):
         try:
             for _ in range(3):
                 before = len(texts)
-                while len(texts) == before:
+                while len(texts) == before and not any(thread.done() for thread in threads):
                     time.sleep(0.001)
                 assert answer(fork(lambda: compiler.compile(SOURCE, NAME, ARCH), seconds=30)) == compiled[NAME]
         finally:
@@ -987,7 +987,7 @@ def test_a_fork_while_another_thread_simulates():
 
     thread = threading.Thread(target=simulate, args=(40_000, torch.zeros(1)))
     thread.start()
-    begun.wait()
+    assert begun.wait(60)
     time.sleep(0.1)
 
     def work():

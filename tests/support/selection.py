@@ -197,7 +197,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 class Reporter:
-    """In the process that reports: what was selected, and which tests were slow."""
+    """In the process that reports: what was selected, what failed as soon as it has, and which tests were slow."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -208,6 +208,10 @@ class Reporter:
         node.workerinput["differing"] = self.config.option.differing
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.config.option.quick:  # a run that is cut off has no summary
+            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+            reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr))
+            terminal.write_line(f"\nFAILED {report.nodeid}: {reason.strip()[:300]}", red=True)
         if report.when == "teardown":
             taken = sum(value for name, value in report.user_properties if name == "cpu seconds")
             self.seconds[report.nodeid.partition("[")[0]].append(float(taken))
