@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._util import settings
-from . import cudagraphs, patterns
+from . import cudagraphs, inplace, patterns
 from .decompositions import decompositions
 from .options import Options
 from .reuse import DONATED, donated
@@ -129,6 +129,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
     graph.graph.eliminate_dead_code()
+    inplace.apply(graph)
     exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
     runner = Runner(graph, kind, exact=exact)
     runner.prepare_early()

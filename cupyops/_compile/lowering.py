@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import rules
+from . import inplace, rules
 from .builder import Builder, Result
 from .kernel_group import Call
 from .reuse import DONATED
@@ -246,11 +246,12 @@ class Lowering(Builder):
         """The call of the current node itself; `args` in the place of its positional ones."""
         node = self.node
         positional = self.get(list(node.args)) if args is None else list(args)
-        if _writes(node):
+        if _writes(node) and node.target not in inplace.OVERWRITING.values():
             return self._overwrite(*positional)
         self.left.append((node, reason))
         log.debug("%s stays PyTorch's: %s", node.format_node(), reason)
-        call = Call(node, self.order, positional, self.get(dict(node.kwargs)), serial=_is_serial(node))
+        target = positional[0] if _writes(node) else None
+        call = Call(node, self.order, positional, self.get(dict(node.kwargs)), serial=_is_serial(node), target=target)
         for one in tensors((call.args, call.kwargs)):
             self.in_memory(one)
         self.calls.append(call)

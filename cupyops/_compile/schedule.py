@@ -106,7 +106,7 @@ class Schedule:
                 found += at[k - 1 : k]
         else:
             found = [self._maker(leaf) for leaf in self.reads[one].values()]
-        if one.target is not None:
+        if one.target is not None and not getattr(one, "outputs", None):  # else nothing reads what was there before
             found += [r for r in self.readers.get(one.target.name, ()) if r is not one]
         return [f for f in found if f is not None]
 
