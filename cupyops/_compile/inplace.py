@@ -36,7 +36,7 @@ def apply(graph: GraphModule) -> None:
 
 
 def _is_made_of(made: Node, given: Node, copy: Node) -> bool:
-    """Return whether `made` is the input `given` with other elements, of which nothing else reads the old or keeps the new."""
+    """Return whether `made` is the input `given` with other elements, of which nothing else needs the old or the new."""
     if given.op != "placeholder" or made.target not in OVERWRITING or made.args[0] is not given:
         return False
     if set(given.users) != {made, copy} or made.all_input_nodes.count(given) != 1:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import io
 import json
 import multiprocessing
 import os
+import queue
 import runpy
 import signal
 import socket
@@ -45,8 +47,10 @@ def together(
     results = context.Queue()
     leader = context.Process(target=_lead, args=(checks, sizes, folder, preloaded, results))
     leader.start()
-    found = results.get(timeout=240)
-    leader.join()
+    try:
+        found = results.get(timeout=240)
+    finally:
+        _end(leader)
     assert not found, found
 
 
@@ -64,15 +68,27 @@ def _lead(
             workers = [context.Process(target=_work, args=(checks, rank, size, store, said)) for rank in range(size)]
             for worker in workers:
                 worker.start()
-            found += "\n".join(filter(None, [said.get(timeout=200) for _ in workers]))
-            for worker in workers:
-                worker.join()
+            try:
+                found += "\n".join(filter(None, [said.get(timeout=200) for _ in workers]))
+            finally:
+                for worker in workers:
+                    _end(worker)
+    except queue.Empty:
+        found += f"a process of {size} did not answer; its stacks are in the output"
     except BaseException as error:
         found += "".join(traceback.format_exception(error))
     results.put(found)
 
 
+def _end(process: Any) -> None:
+    """Wait for a process that has done its work; one that does not end by itself is killed."""
+    process.join(20)
+    process.kill()
+    process.join()
+
+
 def _work(checks: Callable[[int, int, Path], None], rank: int, size: int, store: Path, results: Any) -> None:
+    faulthandler.dump_traceback_later(150, file=sys.__stderr__, exit=True)
     try:
         checks(rank, size, store)
         results.put("")
