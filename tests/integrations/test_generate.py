@@ -36,10 +36,7 @@ MODES = {
     "without a cache": dict(use_cache=False),
 }
 CACHES = {"dynamic": {}, "static": dict(cache_implementation="static")}
-ROLLED = (
-    "mistral, a sliding window of 6",
-    "gemma2, full and sliding layers",
-)  # caches that are moved as a whole at each step
+ROLLED = ("mistral, a sliding window of 6", "gemma2, full and sliding layers")  # each step moves their whole caches
 
 
 @functools.cache
@@ -71,9 +68,7 @@ def supported(cache, mode):
 COMBINATIONS = [(cache, mode) for cache in CACHES for mode in MODES if supported(cache, mode)]
 
 
-@pytest.mark.parametrize(
-    "padded", [pytest.param(False, marks=pytest.mark.slow, id="whole"), pytest.param(True, id="padded")]
-)
+@pytest.mark.parametrize("padded", [True, *slow(False)], ids=["padded", "whole"])
 @pytest.mark.parametrize(("cache", "mode"), COMBINATIONS)
 def test_a_swapped_model(cache, mode, padded):
     model = built("llama")
