@@ -24,7 +24,7 @@ STAGES = 4  # at most: more hide nothing more
 
 
 class Shape(NamedTuple):
-    """What a forward kernel is made for: elements of a row of q and k, and of v; keys of a panel; consumer warpgroups."""
+    """Template values of a forward kernel: width of a row of q and k, and of v; keys of a panel; consumer warpgroups."""
 
     d: int
     values: int
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Of the ring."""
+        """Number of stages of the shared-memory ring."""
         return min(STAGES, (MOST - self.tiles) // self.panels)
 
     @property
@@ -72,7 +72,7 @@ FORWARD = (  # narrower ones first
 
 
 class Roles(NamedTuple):
-    """What kernels of backward are made for: elements of a row of q and k, and of v; rows of the panels of the two roles."""
+    """Template values of backward's kernels: width of a row of q and k, and of v; rows of a panel in either role."""
 
     d: int
     values: int
@@ -80,7 +80,7 @@ class Roles(NamedTuple):
     of_keys: int
 
     def parts(self, keys: bool) -> tuple[int, ...]:
-        """Of the widest rows the keys' role has a kernel for each result."""
+        """Return the parts of a role; for the widest rows the keys' role has a kernel for each of its results."""
         return (OF_KEYS, OF_VALUES) if keys and self.values == WIDE else (ALL,)
 
     def panel(self, keys: bool, part: int) -> int:
@@ -96,7 +96,7 @@ class Roles(NamedTuple):
         return self.panel(keys, part) * (line(self.d) + line(self.values))
 
     def stages(self, keys: bool, part: int) -> int:
-        """Of the ring."""
+        """Number of stages of the shared-memory ring."""
         return min(STAGES, (MOST - ROWS - self.owned(part)) // self.stage(keys, part))
 
     def shared(self, keys: bool, part: int) -> int:
@@ -173,7 +173,7 @@ L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
 
 
 def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
-    """Why a form cannot read or write a problem by TMA, or compute it by wgmma in so much shared memory."""
+    """Return why a form cannot move a problem by TMA, or compute it by wgmma in `shared` bytes of shared memory, or None."""
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
     if gpu.shared < shared:
@@ -189,7 +189,7 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
 
 
 def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
-    """Of which TMA copies a panel of so many rows at a time."""
+    """Return the tensor map by which TMA copies a panel of `rows` rows at a time."""
     if packed:
         return segment_map(x, (rows, PANEL), swizzle=128, written=written)
     return tensor_map(x, (1, 1, rows, PANEL), swizzle=128, written=written)
@@ -214,7 +214,7 @@ class WgmmaForward(Forward):
         return shape.tiles + shape.stages * shape.panels + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """As many blocks as run at once; of tiles that differ in length they draw one after the other."""
+        """Launch as many blocks as run at once; where tiles differ in length, the blocks draw them one after the other."""
         p, shape = problem, shape_of(problem)
         tiles = ceil_div(p.queries, shape.rows) * p.heads * p.batches
         blocks, bounded = min(tiles, gpu.multiprocessors), p.low is not None or p.high is not None
@@ -265,7 +265,7 @@ class WgmmaBackward(Backward):
     summary = "a block owns 128 keys, or queries, by which panels of the others pass, by WGMMA and TMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What prepares, and one for both roles."""
+        """Kernels: the preparation, and one kernel for both roles."""
         return attention_bwd_prepare, attention_bwd_wgmma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -274,7 +274,7 @@ class WgmmaBackward(Backward):
         return why_not_by_tma(problem, gpu, max(roles.shared(keys, ALL) for keys in (False, True)))
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """That of the keys' role; `extra` has the queries' role, of wide rows the part of values, and what prepares."""
+        """Launch of the keys' role; `extra` has the queries' role, the preparation and, for wide rows, the values' part."""
         found = super().launch(problem, gpu)
         if len(roles_of(problem).parts(True)) == 1:
             return found

@@ -110,7 +110,7 @@ class Channels(Form[Sums]):
 
 
 class ChannelsUnaligned(Channels):
-    """The same where a channel's elements begin and end within vectors."""
+    """Variant of `Channels` for channels whose elements begin and end within vectors."""
 
     name = "channels_unaligned"
     summary = "the same, of the part of a vector that lies in the channel"

@@ -55,13 +55,13 @@ class Columns(NamedTuple):
 
     @property
     def splits(self) -> int:
-        """Of the rows."""
+        """Number of blocks that share the rows of a tile."""
         return self.grid[1]
 
 
 @functools.lru_cache(maxsize=4096)
 def split(rows: int, size: int, itemsize: int, aligned: bool, matrices: int = 1) -> Columns:
-    """How blocks share the columns of `rows` by `size` elements; `aligned`: every tensor begins at 16 bytes.
+    """Divide the columns of `rows` by `size` elements among blocks; `aligned`: every tensor begins at 16 bytes.
 
     matrices: how many such there are, each of which has as many blocks.
 
@@ -78,7 +78,7 @@ def split(rows: int, size: int, itemsize: int, aligned: bool, matrices: int = 1)
 
 @functools.lru_cache(maxsize=4096)
 def cluster(rows: int, size: int, itemsize: int, gpu: Gpu) -> Columns | None:
-    """The same where a tile is a cluster's, which reads it twice; None: too many rows or blocks. Rows are whole vectors.
+    """Divide the columns among clusters, which read a tile twice; None: too many rows or blocks. Rows are whole vectors.
 
     A tile has whole lines of memory, where these are blocks enough; else as few columns as it can.
     """

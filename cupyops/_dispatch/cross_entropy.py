@@ -40,7 +40,7 @@ _LOOKING_BLOCKS = 1024  # of a backward that mostly finds its work done
 
 
 class Given(NamedTuple):
-    """What both directions get, as the kernels read it: a target of classes, or one of probabilities."""
+    """Arguments of both directions, as the kernels read them: a target of classes, or one of probabilities."""
 
     x: Tensor
     target: Tensor | None
@@ -52,7 +52,7 @@ class Given(NamedTuple):
     wide: bool = False  # the loss and its gradient are fp32, of logits of half types
 
     def problem(self, gradient: bool) -> Problem:
-        """What the choice of a form depends on; `gradient`: see `Problem`."""
+        """Problem by which a form is chosen; `gradient`: see `Problem`."""
         soft = self.probabilities is not None or self.label_smoothing > 0
         positions, classes = math.prod(losses.positions(self.x)), losses.classes(self.x)
         return Problem(positions, classes, losses.inner(self.x), self.x.dtype, soft, self.reduction, gradient)

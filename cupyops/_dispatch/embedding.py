@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Of backward: of the sizes alone, so the bits are too.
+    """Division of the lists of positions in backward: it depends on the sizes alone, and so do the bits.
 
     Attributes:
         piece: positions of a long list that are added at once.
@@ -80,7 +80,7 @@ class Lists(NamedTuple):
 
 
 def lists_of(count: int, linked: bool) -> Lists:
-    """As many pieces as one has positions, where all indices are one row."""
+    """Divide the lists so that, if all indices name one row, there are about as many pieces as positions in a piece."""
     return Lists(max(LEAST_PIECE, math.isqrt(count - 1) + 1), count // (LISTED + 1), LISTED if linked else 1)
 
 
@@ -185,7 +185,7 @@ BACKWARD = Forms("embedding", "backward", [Sums(True), Sums(False)])
 
 
 def too_many(count: int, rows: int, gpu: Gpu) -> str | None:
-    """Why the kernels cannot serve so many indices and rows, if they cannot."""
+    """Return why the kernels cannot serve so many indices and rows, or None."""
     if count > MANY and (count >= 1 << 31 or count > ((gpu.shared - STATIC_SHARED) // 4) ** 2):
         return "2^31 indices or more, or a piece of them larger than shared memory"
     return "2^31 rows or more" if rows >= 1 << 31 else None
@@ -198,5 +198,5 @@ def _each_index(kernel: Kernel, problem: Problem, linked: bool) -> Launch:
 
 
 def _threads(least: int) -> int:
-    """Of a row, at least: whole warps, or a part of one that divides it."""
+    """Number of threads of a row, at least `least`: whole warps, or a power of two within one."""
     return ceil_div(least, 32) * 32 if least > 32 else 1 << (max(least, 1) - 1).bit_length()

@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, size: int, taps: int, pad: int) -> Side:
-        """Of an image's size, which is whole blocks, and a convolution with steps of a block."""
+        """Return the side of an image whose size is whole blocks, for a convolution with steps of a block."""
         before = ceil_div(pad, STEP)
         shift = before * STEP - pad
         block_taps, out = ceil_div(taps + shift, STEP), (size + 2 * pad - taps) // STEP + 1

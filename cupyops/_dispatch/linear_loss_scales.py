@@ -60,7 +60,7 @@ def scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str
 
 
 def taken(saved: tuple[Tensor, ...], wanted: int) -> Gradients | None:
-    """What forward has saved; where it may be returned as it is, that once only, and None from then on.
+    """Return the saved gradients; if they may be returned as they are, only at the first call, and None from then on.
 
     The mark is a byte on the host beside the gradients, so that it goes wherever a hook on saved tensors takes them. It is
     written behind the back of its version counter, as they are when they are scaled, and returned with another counter:

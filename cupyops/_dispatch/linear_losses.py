@@ -57,7 +57,7 @@ X, WEIGHT, BIAS = 1, 2, 4  # bits of `wanted`: the gradients that are to be comp
 
 
 class Given(NamedTuple):
-    """What every launch gets, contiguous."""
+    """Arguments of every launch; tensors are contiguous."""
 
     x: Tensor
     weight: Tensor
@@ -132,7 +132,7 @@ ROWS = Forms("fused_linear_cross_entropy", "forward", (Persistent(), TwoPass()))
 
 
 class Scale(NamedTuple):
-    """What the rows' gradients are multiplied by: `factors` in the kernels, `alpha` in the GEMMs after them."""
+    """Scale of the rows' gradients: `factors` multiply in the kernels, `alpha` in the GEMMs after them."""
 
     factors: Tensor | None
     step: int = 0
@@ -140,7 +140,7 @@ class Scale(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of the input, the weight and the bias; None for one that is not wanted."""
+    """Gradients of the input, the weight and the bias; None for one that is not wanted."""
 
     x: Tensor | None
     weight: Tensor | None
@@ -313,7 +313,7 @@ class Work:
         return buffer[: (end - begin) * stride].view(end - begin, stride)
 
     def losses(self, begin: int, end: int, d: Tensor) -> None:
-        """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's."""
+        """Turn logits into their gradients, adding up losses; compute the input's and these rows' part of the bias's."""
         gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
         problem = Problem(rows, self.classes, dtype, self.given.label_smoothing > 0)
         launch, wanted = ROWS.launch(problem, gpu(device)), int(gradients != (None, None, None))
@@ -348,7 +348,7 @@ class Work:
     # --- products ---
 
     def logits(self, begin: int, end: int, first: int, last: int, out: Tensor) -> None:
-        """Of rows and classes; zeros where `out` is wider."""
+        """Compute the logits of rows and classes; fill with zeros where `out` is wider."""
         x, weight, bias = self.given.x[begin:end], self.given.weight, self.given.bias
         middle = min(last, self.tail.first)
         if first < middle:
@@ -366,7 +366,7 @@ class Work:
             _product(out, d[:, :first], self.given.weight[:first], alpha, int(self.tail.weight is not None))
 
     def weight_gradient(self, d: Tensor, first: int, last: int, rows: slice, beta: int) -> None:
-        """Of some classes, added to what is there where `beta`, from the gradients of their logits in some rows."""
+        """Compute the weight's gradient for some classes from logits' gradients of some rows; add to it if `beta`."""
         x, out, middle = self.given.x[rows], self.gradients.weight, min(last, self.tail.first)
         for begin, end in ((first, middle), (middle, last)):
             if out is not None and begin < end:

@@ -31,7 +31,7 @@ def domain(tensors: int, threads: tuple[int, ...] = tuple(BLOCKS)) -> dict[str, 
 
 
 def exists(tensors: int, threads: int, blocks: int, own: int) -> bool:
-    """Whether a kernel of `tensors` tensors has an instance of these template values."""
+    """Return True if a kernel of `tensors` tensors has an instance of these template values."""
     return (blocks, own) == (BLOCKS[threads], _own(threads, tensors))
 
 

@@ -62,12 +62,12 @@ class Product(Form[Any]):
 
 
 def is_channels_last(image: Tensor) -> bool:
-    """Whether an image, or a filter, has its channels contiguous, and no gaps."""
+    """Return True if an image or a filter has contiguous channels and no gaps."""
     return image.is_contiguous(memory_format=torch.channels_last)
 
 
 def serves(launch: Launch) -> bool:
-    """Whether a launch is that of products."""
+    """Return True if a launch is computed as products."""
     return Product.name in launch.extra
 
 

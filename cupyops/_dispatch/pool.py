@@ -33,7 +33,7 @@ NHWC_WINDOWS = ((3, 2),)  # and in vectors of channels
 
 
 def _has_nhwc(**template: Any) -> bool:
-    """Which instances over neighbouring channels there are: in vectors with a byte of index; one by one of all types."""
+    """Return True if there is an instance for neighbouring channels: vectors and byte indices, or single elements."""
     window = template["K"], template["S"]
     if not template["ALIGNED"]:
         return window == (0, 0)
@@ -236,7 +236,7 @@ Bytes = Callable[[int, int], int]  # that a block needs for (rows, planes)
 
 
 def _forward_bytes(problem: Problem) -> Bytes:
-    """What the outputs read, and the results that are staged."""
+    """Return a function of (rows, planes): bytes of the input that the outputs read, and of the results that are staged."""
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = problem.geometry
     sizes = (problem.dtype.itemsize, problem.places.itemsize) if problem.places else ()
 

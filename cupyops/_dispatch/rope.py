@@ -109,7 +109,7 @@ class Problem(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def is_walkable(problem: Problem) -> bool:
-    """Whether the kernels can read x where it is."""
+    """Return True if the kernels can read x where it is."""
     in_rows = problem.strides[-1] == 1 or problem.size <= 1
     return in_rows and _layout(problem.walked(with_y=True)) is not None
 

@@ -98,14 +98,14 @@ def pooled_input(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
 
 
 def direct(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Of conv2d."""
+    """Problem of conv2d."""
     return Problem(sizes, taps, dtype, _windows(*sizes[5:7]), sizes.channels, sizes.filters)
 
 
 def unsupported(
     x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> str | None:
-    """Why these kernels do not serve a convolution; None where they do."""
+    """Return why these kernels do not serve a convolution, or None."""
     if stride != [1, 1] or dilation != [1, 1] or groups != 1:
         return "not stride 1, dilation 1 and one group"
     images, channels, height, width = x.shape
@@ -335,7 +335,7 @@ def _shared(gpu: Gpu) -> int:
 
 
 def _fill(problem: Problem, gpu: Gpu) -> bool:
-    """Whether there is a tile for each block that the GPU runs at once."""
+    """Return True if there is a tile for each block that the GPU runs at once."""
     return problem.tiles >= MMA_BLOCKS_EACH * gpu.multiprocessors
 
 
@@ -346,12 +346,12 @@ def _no_tensor_cores(problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _windows(height: int, width: int) -> tuple[int, int]:
-    """Of 2 x 2 pixels, that cover an image."""
+    """Number of windows of 2 x 2 pixels that cover an image, along each side."""
     return ceil_div(height, 2), ceil_div(width, 2)
 
 
 def _units(tall: int, wide: int, taps: int, chunks: int) -> tuple[int, int, int]:
-    """Of a pixel of so many chunks of 16 channels, of a row of pixels, of a quarter of a tile, so that banks differ."""
+    """Strides of a pixel of 16 x `chunks` channels, a row and a quarter of a tile, padded so that banks differ."""
     up, reach = 2 * chunks + 1, taps // 2
     row = (wide + reach) * up
     row += (wide * up - row) % 8

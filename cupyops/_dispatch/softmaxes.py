@@ -36,7 +36,7 @@ _TINY_BLOCKS = 8  # of those for each multiprocessor, before a block takes more 
 
 
 class Problem(NamedTuple):
-    """What the choice of a form depends on. `dtype` is that of x and grad_x; `widen`: y and grad_y are float32."""
+    """Sizes and flags by which a form is chosen. `dtype` is that of x and grad_x; `widen`: y and grad_y are float32."""
 
     outer: int
     size: int
@@ -65,7 +65,7 @@ class _SoftmaxForm(Form[Problem]):
         return {"T": problem.dtype, **widen}
 
     def in_registers(self, problem: Problem) -> Share:
-        """How a row is divided among the registers of threads."""
+        """Division of a row among the registers of threads."""
         return share(problem.size, self.itemsize(problem), WIDEST)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -140,7 +140,7 @@ class Block(_SoftmaxForm):
         return 16 // self.itemsize(problem)
 
     def _division(self, problem: Problem) -> Share:
-        """Of the whole vectors of a row: 16 threads or more, since each element before and behind them needs one."""
+        """Division of the whole vectors of a row: 16 threads or more, since each element before and behind needs one."""
         width = self._width(problem)
         return share(max(problem.size // width, _WARP + 1) * width, self.itemsize(problem), WIDEST)
 
@@ -197,7 +197,7 @@ class TwoPass(_SoftmaxForm):
 
 
 def _threads(dtype: torch.dtype, backward: bool) -> tuple[int, ...]:
-    """Of a block of `persistent`: in backward, rows that fewer could keep are better in registers."""
+    """Block sizes of `persistent`: in backward, rows that smaller blocks could keep are better in registers."""
     return (1024,) if backward or dtype is torch.float32 else (512, 1024)
 
 
@@ -240,12 +240,12 @@ def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor
 
 
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
-    """Whether the kernels cast: from a half type to float32."""
+    """Return True if the kernels cast from `dtype` to `to`: from a half type to float32."""
     return to is torch.float32 and dtype in HALF
 
 
 def why_no_kernel(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
-    """Why the kernels do not cast from `dtype` to `to`; None where they do, or need not."""
+    """Return why the kernels cannot cast from `dtype` to `to`, or None."""
     return None if to in (None, dtype) or widens(dtype, to) else f"no kernel from {dtype} to {to}"
 
 

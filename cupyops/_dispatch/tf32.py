@@ -61,13 +61,13 @@ def asked(problem: gemm.Problem) -> gemm.Problem:
 
 
 def of_convolutions(x: Tensor) -> bool:
-    """Whether PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
+    """Return True if PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     return x.dtype is torch.float32 and precision == "tf32"
 
 
 def serves(launch: Launch) -> bool:
-    """Whether a launch is that of copies."""
+    """Return True if a launch works on copies."""
     return InVectors.name in launch.extra
 
 
