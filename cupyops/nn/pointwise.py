@@ -172,5 +172,5 @@ def moments_of(x: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _state(y: Tensor) -> tuple[Any, ...]:
-    """Its version and memory, and the stream, on another of which the moments would have to be waited for."""
+    """Key of cached moments: version and memory of `y`, and the stream, since those made on another would need a wait."""
     return y._version, y.data_ptr(), torch_private.current_stream(y.device.index) if y.is_cuda else None

@@ -103,7 +103,7 @@ def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing,
 
 
 def _to_bits(class_weight: Tensor) -> Tensor:
-    """As integers: an operator takes floating tensors of one dtype, and under autocast these weights keep theirs."""
+    """Return the weights' bits as integers: floating tensors must share one dtype, and autocast must not cast these."""
     wide = class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous()
     if is_tracing():  # PyTorch cannot trace a view in another dtype; the reference takes the weights as they are
         return wide

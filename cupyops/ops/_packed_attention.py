@@ -34,7 +34,7 @@ def parts_of(whole: Tensor, sizes: Sequence[int], strides: Sequence[int], offset
 
 
 def are_all_of(whole: Tensor, sizes: Sequence[int], strides: Sequence[int], offsets: Sequence[int]) -> bool:
-    """Whether three parts that lie alike, one after the other, are all of a tensor, and share no element."""
+    """Return True if three adjacent parts of one layout make up a whole tensor and share no element."""
     one, two, three = sorted(offsets)
     if one or two != three - two or 3 * math.prod(sizes) != whole.numel():
         return False

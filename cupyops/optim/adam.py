@@ -31,7 +31,7 @@ class _Adam(Fused):
     _counts = True
 
     def _set_options(self, **options: Any) -> None:
-        """What PyTorch's have not, in each group that does not say otherwise."""
+        """Set the options that PyTorch's optimizers lack, in each group that does not set them itself."""
         self.defaults.update(options)
         for group in self.param_groups:
             for name, value in options.items():
@@ -43,13 +43,13 @@ class _Adam(Fused):
         super().__setstate__({**state, "defaults": self.defaults})
 
     def add_param_group(self, param_group: Group) -> None:
-        """As PyTorch's, with the options of half types checked."""
+        """Add a parameter group as PyTorch does, after checking its options of half types."""
         super().add_param_group(param_group)
         if "seed" in self.defaults:
             half.check(self.param_groups[-1])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, which however has all state in the parameter's dtype: that of a master is fp32."""
+        """Load state as PyTorch does, which however casts it all to the parameter's dtype: that of a master stays fp32."""
         self._given = state_dict
         seen = self.register_load_state_dict_pre_hook(lambda _, given: setattr(self, "_given", given))
         try:
