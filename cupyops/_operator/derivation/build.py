@@ -24,7 +24,7 @@ machines: dict[str, Callable[[torch.device], Machine]] = {"cuda": Machine}
 
 
 class Plan:
-    """What is replayed for one signature.
+    """Function that replays one signature, with its recording.
 
     Attributes:
         entry: the function of the call's arguments; it gives MISS where they are of another signature.
@@ -117,7 +117,7 @@ class _Code:
         self.machine = None if make is None else make(device)
 
     def guard(self, authors: Sequence[Any]) -> None:
-        """What leaves the plan where the call is another one."""
+        """Write the conditions under which a call leaves the plan."""
         values(self.writer, self.names, self.args)
         tensors(self.writer, self.names, self.args)
         surroundings(self.writer, self.device, self.recording.asks_default_dtype)
@@ -230,7 +230,7 @@ def _forward(
 
 
 def _pools(op: Any, inner: Inner, steps: Sequence[Any], tensors_: set[int]) -> dict[int, str]:
-    """Which saved tensors share an allocation, by dtype: those that are memory of forward's own, seen by launches alone.
+    """Assign saved tensors to shared allocations, by dtype: memory of forward's own that launches alone see.
 
     None where hooks on saved tensors are open: they are to see as many tensors as the roles save, and of their sizes, since
     checkpoint compares them.

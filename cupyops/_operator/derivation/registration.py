@@ -50,7 +50,7 @@ register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torc
 
 
 ROLES = ("", "_backward", "_functional", "_functional_backward")
-"""What the names of an operator's ops end with."""
+"""Suffixes of the names of an operator's ops."""
 
 
 def _another(name: str) -> str:
@@ -60,7 +60,7 @@ def _another(name: str) -> str:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Of what ops of PyTorch our ops consist, as a table for `ExportedProgram.run_decompositions` and `make_fx`.
+    """Return decompositions of our ops into PyTorch's, for `ExportedProgram.run_decompositions` and `make_fx`.
 
     Returns a dictionary: an op of torch.ops, of each operator that PyTorch knows (after a graph with it has been made), and
     a function that computes it by the operator's reference. torch.onnx.export needs no table.
@@ -81,7 +81,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def inside(op: Any) -> Callable[..., Any] | None:
-    """What an op of ours does below autograd, on tensors that have memory; None for another op, and for one in place.
+    """Return the function of an op of ours below autograd, on tensors with memory; None for other ops and in-place ones.
 
     Unlike the op's, its results may share memory with the arguments.
     """
@@ -193,7 +193,7 @@ class Registration:
         return self.of.without_history(outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs]))
 
     def _updated(self, args: Sequence[Any]) -> list[int]:
-        """Where the arguments are that are updated. The op leaves them alone: their new values stand behind its outputs."""
+        """Indices of the updated arguments. The op leaves them alone, and returns their new values behind its outputs."""
         return [index for index in self.of.updated if args[index] is not None]
 
     def give_way(self) -> None:
@@ -284,7 +284,7 @@ class Registration:
         return [grad for grad in found if grad is not None]
 
     def _refused_now(self, args: Sequence[Any]) -> str | None:
-        """Why the kernels do not serve these sizes, which a graph may have been made for; None where they do."""
+        """Return why the kernels do not serve these sizes, which a graph may have been made for, or None."""
         known = self.of.refusal is not None and all(args[index] is not None for index in self.of.required)
         return self.of.refused(args) if known else None
 
@@ -371,7 +371,7 @@ class Registration:
 
 
 def _needed(ctx: Any) -> list[bool]:
-    """Of which arguments gradients are wanted. An empty list, of numbers too, PyTorch takes for one of tensors."""
+    """For each argument, True if its gradient is wanted. PyTorch takes an empty list, of numbers too, for one of tensors."""
     return [need is True for need in ctx.needs_input_grad]
 
 
@@ -403,5 +403,5 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    """What two tensors share that share memory; below autograd a view does not know its base."""
+    """Identity of a tensor's storage, by which views are recognised: below autograd a view does not know its base."""
     return tensor.untyped_storage()._cdata

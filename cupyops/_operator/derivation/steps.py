@@ -1,4 +1,4 @@
-"""What a recording holds: the allocations, views, calls and launches of one call, in order, with numbers for tensors.
+"""Steps of a recording: the allocations, views, calls and launches of one call, in order, with numbers for tensors.
 
 Tensors that come in have the numbers from 0 on; each step that makes tensors numbers them on. No step holds a tensor.
 """

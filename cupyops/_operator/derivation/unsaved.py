@@ -1,4 +1,4 @@
-"""What a forward by kernels would have saved, where the reference runs instead and a graph counts on so many tensors."""
+"""Stand-ins for tensors that a forward by kernels would have saved, where the reference runs and a graph expects them."""
 
 from __future__ import annotations
 
