@@ -20,7 +20,7 @@ _INSTANCE = re.compile(r"(\w+)(?:<(.+)>)?")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext cupyops` runs: makes the cell magic `%%cuda` known to IPython and Jupyter.
+    """Make the cell magic `%%cuda` known to IPython and Jupyter; `%load_ext cupyops` runs this.
 
     Args:
         shell: the `InteractiveShell`.
@@ -63,7 +63,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext cupyops` runs: `%%cuda` is gone, the kernels stay."""
+    """Remove the cell magic `%%cuda`; `%unload_ext cupyops` runs this. The kernels stay."""
     shell.magics_manager.magics["cell"].pop("cuda", None)
     if hasattr(CupyopsError, "_render_traceback_"):
         del CupyopsError._render_traceback_
@@ -136,7 +136,7 @@ def _check(kernel: Kernel, declared: Function) -> None:
 
 
 def _hangs_on_the_type(kernel: Kernel, error: CompileError) -> bool:
-    """Whether a template that does not compile for float32 may do so for another type."""
+    """Return True if a template that does not compile for float32 may do so for another type."""
     if "static assertion failed" in str(error):
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a CUDA text declares: its `__global__` functions, what they take, and their template parameters.
+"""Declarations in a CUDA text: its `__global__` functions, their parameters, and their template parameters.
 
 A text is gone through once, whatever is in it: a kernel's name is looked for from its `__global__` on, past no other.
 """
@@ -89,7 +89,7 @@ def refuse_unknown(code: str | Path, name: str, beside: Path | None) -> None:
 
 
 def told(source: Source, name: str) -> Function | None:
-    """As `function`; None where the compiler alone can tell, since a macro or a header of others may make the kernel.
+    """Find a kernel like `function`; None where only the compiler can tell, as a macro or another's header may define it.
 
     Raises `InputError` where the text has no such kernel, and nothing that could make it.
     """
@@ -137,7 +137,7 @@ def readable(one: Function) -> list[tuple[str, str]] | None:
 
 
 def _named(source: Source, name: str) -> list[Function]:
-    """Those of the name, in whichever namespace."""
+    """Functions of that name, in any namespace."""
     return [one for one in functions(source) if one.name == _short(name)]
 
 
@@ -188,7 +188,7 @@ def _heads(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis closes that was opened before `start`, or where the text goes on without that."""
+    """Position of the parenthesis that closes the one opened before `start`, or the end of the text."""
     depth = 1
     for match in _BRACKET.finditer(text, start):
         depth += {"(": 1, ")": -1}.get(match.group(), -depth)

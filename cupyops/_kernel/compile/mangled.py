@@ -1,4 +1,4 @@
-"""What a kernel takes, read from the name that the compiler gave it.
+"""Types of a kernel's parameters, read from the name that the compiler gave it.
 
 A C++ compiler writes the types of a function's parameters into its symbol, as the Itanium ABI has it: `_Z1fPKfi` is
 `f(const float*, int)`. Typedefs, macros and template parameters are resolved there, which no reading of the text can do.
@@ -46,11 +46,11 @@ class Type(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether it is written out in full; what a template makes of its parameters is not."""
+        """True if the type is written out in full; types that a template makes of its parameters are not."""
         return self.kind != "dependent" and all(one.is_known for one in self.of)
 
     def __str__(self) -> str:
-        """As this package writes C types: `const float*`; a pointer to an array is one to its elements."""
+        """Write the type as this package writes C types: `const float*`; a pointer to an array is one to its elements."""
         inside = str(self.of[0]) if self.of and self.kind != "function" else self.name
         if self.kind == "pointer":
             return f"{inside}*"

@@ -81,7 +81,7 @@ def note_use(folder: Path, stem: str) -> None:
 
 
 def limit() -> int | None:
-    """How many bytes the cache may take; None for any number. Raises `InputError`."""
+    """Largest size of the cache in bytes; None for no limit. Raises `InputError`."""
     found: int | None = settings.CACHE_LIMIT.read(default=DEFAULT_LIMIT)
     return found
 

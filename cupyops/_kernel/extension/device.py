@@ -1,4 +1,4 @@
-"""Which parts of a C++ extension's file are device code: the rest is blanked out, and lines keep their numbers.
+"""Split of a C++ extension's file: host code is blanked out, so that device code remains with its line numbers.
 
 A declaration stays where it is marked (`__global__`, `__device__`, a macro that stands for one), and where it is a type, a
 constant, an alias or a `constexpr` function that names nothing of the host's libraries. Functions without a mark are host
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass
 class Device:
-    """What `split` finds.
+    """Result of `split`.
 
     Attributes:
         text: the text with its host code blanked out.
@@ -369,14 +369,14 @@ def _made_by_macro(scan: _Scan, call: Sequence[Token]) -> str:
 
 
 def _is_host_namespace(code: Sequence[Token]) -> bool:
-    """Whether it is `using namespace at::cuda::detail;`, of a namespace that is not there."""
+    """Return True for `using namespace at::cuda::detail;` and the like, whose namespace device code lacks."""
     if [one.text for one in code[:2]] != ["using", "namespace"]:
         return False
     return is_host_namespace([one.text for one in code[2:] if one.kind == "name"])
 
 
 def _is_host(code: Sequence[Token], host: Set[str]) -> bool:
-    """Whether something of the host's libraries, or of what is left out of the file, is named."""
+    """Return True if the code names something of the host's libraries, or of the parts left out of the file."""
     for index, one in enumerate(code):
         if one.kind != "name" or (index and code[index - 1].text in ("::", ".", "->")):
             continue

@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any, new_slot: Any) -> tuple[Any, ...]:
-    """What a launch looks up by its template values: everything that differs between the instances of a kernel."""
+    """Tuple that a launch looks up by its template values: everything that differs between the instances of a kernel."""
     pack_into = struct.Struct(layout(arguments)[0]).pack_into
     pointers = [argument.dtype for argument in arguments if argument.kind == "pointer"]
     sizes = [argument.accessor or argument.size for argument in arguments if argument.kind == "struct"]
@@ -158,12 +158,12 @@ def key(values: Sequence[Any]) -> Any:
 
 
 def boundaries(arguments: Sequence[Argument]) -> tuple[tuple[str, int], ...]:
-    """What the generated checks assume of addresses, and which structs may be tensor maps; by the names of the arguments."""
+    """For each argument, its name and the alignment that the checks assume, which also marks possible tensor maps."""
     return tuple((argument.name, _checked_boundary(argument)) for argument in arguments)
 
 
 def _names(arguments: Sequence[Argument], template: Sequence[str]) -> list[str]:
-    """What the generated function calls its arguments: as the kernel does, where that is a name that means nothing else."""
+    """Names of the generated function's arguments: the kernel's, where a name is unique and means nothing else."""
     given = [argument.name for argument in arguments]
     return [
         f"_a{index}"
@@ -203,7 +203,7 @@ def _unanchored(names: Sequence[str], anchor: int | None, maps: Sequence[str]) -
 
 
 def _bits(argument: Argument) -> list[str]:
-    """Which notes of PyTorch's a tensor may carry, that its values are not those in memory; integers carry none."""
+    """Names of the bits by which a tensor's values may differ from its memory; integers have none."""
     if argument.dtype is None:
         return ["is_conj", "is_neg"]
     if not argument.template and not (argument.dtype.is_floating_point or argument.dtype.is_complex):

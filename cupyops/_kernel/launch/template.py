@@ -128,7 +128,7 @@ def _parse(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_parameter(part: str) -> bool:
-    """Whether what stands between the brackets is the name of a parameter; else it is a value, as C++ has it."""
+    """Return True if the text between the brackets is a parameter's name; else it is a value, as C++ has it."""
     return part.isidentifier() and not is_type(part) and part not in ("true", "false")
 
 

@@ -16,7 +16,7 @@ from .symbols import Symbol
 
 
 class Holder(Protocol):
-    """Where the variables of one instance of a kernel are."""
+    """Memory of the variables of one instance of a kernel."""
 
     def read(self, symbol: str, size: int) -> Tensor:
         """The bytes, as a new tensor of uint8."""

@@ -120,7 +120,7 @@ class Definition:
             plans.forget()
 
     def check_numbers(self, args: Sequence[Any]) -> None:
-        """Check that numbers and other arguments have their annotations' types, so that each route accepts the same calls."""
+        """Check that numbers and other arguments have their annotations' types, so that all routes accept the same calls."""
         for index, usual, types, words in self._plain:
             value = args[index]
             if type(value) is not usual and not isinstance(value, types):
