@@ -55,7 +55,7 @@ def check_assigned(body: Body, names: Iterable[str]) -> None:
 
 
 class Gradient:
-    """What a backward body reads, and the roles of the operator that are made of it.
+    """Inputs of a backward body, and the roles of the operator that are made of it.
 
     `inputs` and `scalars` are what the body mentions, `extra` those of the scalars that are no parameters. `names` is what
     the roles ask for, which is kept for them: with `shapes` every input, for the shapes.

@@ -1,4 +1,4 @@
-"""Where scores stand, in PyTorch: batch, head, query, key; packed sequences, each by itself; which weights are dropped."""
+"""Indices of scores in PyTorch: batch, head, query, key; packed sequences, each by itself; the weights that are dropped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unpacked(x: Tensor, starts: Tensor, longest: int) -> Tensor:
 
 
 def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
-    """What `unpacked` is undone by: (1, heads, tokens, ...), with `none` for the tokens of no sequence."""
+    """Undo `unpacked`: return (1, heads, tokens, ...), with `none` for the tokens of no sequence."""
     count, longest = y.shape[0], y.shape[2]
     begin, end = _begins_and_ends(starts, tokens)
     token = torch.arange(tokens, device=y.device)
@@ -43,7 +43,7 @@ def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
 def seen_in(
     scores: Tensor, starts: tuple[Tensor, Tensor], tokens: tuple[int, int], bounds: Sequence[int | None], last: bool
 ) -> Tensor:
-    """Which keys are seen in (sequences, heads, queries, keys): those of the sequence, within the bounds.
+    """Return a mask (sequences, heads, queries, keys): True for keys of the sequence, within the bounds.
 
     `last`: the bounds are those of the diagonal on which the last query is at the last key.
     """
@@ -82,5 +82,5 @@ def dropped(weights: Tensor, at: tuple[Tensor, ...], seed: Tensor, p: float) -> 
 
 
 def _group(x: Tensor) -> Tensor:
-    """Which pair of rows 8 apart a row is of."""
+    """Number of the pair of rows, 8 apart, to which a row belongs."""
     return x // 16 * 8 + x % 8

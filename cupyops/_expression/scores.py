@@ -63,7 +63,7 @@ def spelled(score: str | None, mask: str | None, names: Sequence[str]) -> str:
 
 
 class Scores:
-    """What a variant's text means: the expressions in PyTorch, and the kernels that are compiled for them at need."""
+    """Meaning of a variant's text: the expressions in PyTorch, and the kernels that are compiled for them at need."""
 
     def __init__(self, text: str, captured: Sequence[tuple[torch.dtype, int]]) -> None:
         score, mask, names = text.split("\f")
@@ -170,7 +170,7 @@ class Scores:
     # --- in the kernels ---
 
     def why_not(self, tensors: Sequence[Tensor]) -> str | None:
-        """Why kernels do not compute this."""
+        """Return why kernels do not compute the variant, or None."""
         for word, reason in _NOT_DIFFERENTIATED.items():
             if self.score is not None and word in self.score.words:
                 return reason

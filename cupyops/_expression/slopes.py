@@ -1,4 +1,4 @@
-"""What the derivatives of a body read, by its text: nothing else is kept for backward, and what is 1 is not computed."""
+"""Names that the derivatives of a body read: nothing else is kept for backward, and derivatives of 1 are not computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .syntax import Body
 
 @dataclass(frozen=True)
 class Slopes:
-    """Of an expression: the names that it depends on; the derivative by each, as the names that it reads.
+    """Dependencies of an expression: its names; for each, the names that the derivative by it reads.
 
     ones: those by which the derivative is 1.
     """
@@ -23,7 +23,7 @@ class Slopes:
 
 
 def slopes(body: Body, y: str, names: Sequence[str]) -> Slopes:
-    """Those of y, by `names`. Of anything but one assignment of sums and products they read all that there is."""
+    """Return the slopes of y by `names`. For anything but one assignment of sums and products they read every name."""
     try:
         statements = body.statements
     except InputError:  # the text has a reference of its own

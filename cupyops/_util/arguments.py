@@ -101,7 +101,7 @@ def in_range(where: str, values: Tensor, limit: int, expected: str, ignored: int
 
 
 def _is_wrapped(values: Tensor) -> bool:
-    """Whether it has no values of its own to read."""
+    """Return True if the tensor has no values of its own to read."""
     return is_dry(values) or bool(torch_private.is_functorch_wrapped(values) or torch_private.dispatch_modes())
 
 
@@ -140,10 +140,10 @@ def warn(message: str) -> None:
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether a frame is of a file of this package, or of code that it has generated."""
+    """Return True if a frame is of a file of this package, or of code that it has generated."""
     return filename.startswith((_PACKAGE, "<plans of ", "<recorded plan"))
 
 
 def autocast(device: torch.device) -> bool:
-    """Whether autocast is on for tensors there: PyTorch raises for devices that have none, such as "meta"."""
+    """Return True if autocast is on for a device's tensors; PyTorch itself raises for devices without it, such as "meta"."""
     return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)

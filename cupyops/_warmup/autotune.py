@@ -78,7 +78,7 @@ def autotune(
 
 
 class Autotuned(ByName):
-    """What `autotune` makes of a function."""
+    """Function with a choice of configurations, as made by `autotune`."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ def _dtypes_and_shapes(*args: Any, **kwargs: Any) -> Hashable:
 
 
 def _kernels(function: Callable[..., Any]) -> list[list[str]]:
-    """What is compiled for the function, as far as its code tells: the text, the name and the options of each kernel."""
+    """Identify the kernels that the function's code shows: the digest of the text, the name and the options of each."""
     try:
         found = kernels_of(function)
     except InputError:  # none that can be seen

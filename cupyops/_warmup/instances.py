@@ -1,4 +1,4 @@
-"""Which instances of kernels are wanted: by the values of their template parameters."""
+"""Selection of kernels' instances by the values of their template parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Instance = tuple[Kernel, dict[str, Any]]
 
 
 class Restriction:
-    """Some values of template parameters, for kernels of which only a part is wanted.
+    """Restriction of template parameters to some values, for kernels of which only a part is wanted.
 
     Args:
         dtypes: the floating-point types that are wanted; None for all.
