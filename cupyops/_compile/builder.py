@@ -136,6 +136,6 @@ class Builder:
 
 
 def _can_be_view(view: View) -> bool:
-    """Whether it is an `as_strided` of its base, with the strides that the graph has for both."""
+    """Return True if a view is an `as_strided` of its base, with the strides that the graph has for both."""
     base = view.base
     return view.alias and view.meta is not None and (isinstance(base, (Buffer, View)) or is_dense(base))

@@ -57,7 +57,7 @@ class Name(str):
 
 
 def plain(tensor: torch.Tensor) -> bool:
-    """Whether kernels know tensors of its dtype and layout."""
+    """Return True if kernels support the tensor's dtype and layout."""
     return (
         tensor.dtype in COMPUTED
         and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""What `torch.compile(model, backend="cupyops", options={...}, mode=...)` takes."""
+"""Options of `torch.compile(model, backend="cupyops", options={...}, mode=...)`."""
 
 from __future__ import annotations
 

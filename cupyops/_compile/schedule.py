@@ -1,4 +1,4 @@
-"""Which stores share a kernel, and the order in which all runs."""
+"""Assignment of stores to kernels, and the order in which all runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Schedule:
                     self.readers.setdefault(name, []).append(call)
 
     def _before(self, one: Store | Call) -> list[Store | Call]:
-        """What runs before a store or call."""
+        """Stores and calls that run before one."""
         if isinstance(one, Call):
             found = [self._maker(leaf) for v in tensors((one.args, one.kwargs)) for leaf in leaves(viewed(v))]
             found += [self._name_maker(name) for name in _names((one.args, one.kwargs))]
@@ -236,7 +236,7 @@ class Schedule:
 
     @staticmethod
     def _runs_after(unit: Unit, goal: Unit) -> bool:
-        """Whether `unit` waits for `goal`."""
+        """Return True if `unit` waits for `goal`."""
         seen: set[Unit] = set()
         stack = [unit]
         while stack:

@@ -1,4 +1,4 @@
-"""What one kernel computes: values as instructions, by stage and by loop level.
+"""Computation of one kernel: values as instructions, by stage and by loop level.
 
 A kernel runs over rows and columns; a thread has several neighbouring columns at a time. Level 0 and 1 instructions do not
 depend on the column, 2 on the column alone, 3 on row and column. Stage s can use the row reductions of the stages before.
@@ -109,7 +109,7 @@ class Trace:
         raise Reject("too many loops")
 
     def by_rows(self) -> None:
-        """Of a pointwise kernel that reads parameters of its innermost dimensions: go by rows, several to a thread."""
+        """Let a pointwise kernel that reads parameters of its innermost dimensions go by rows, several to a thread."""
         rows = self._rows_of_parameters()
         if rows is None:
             return

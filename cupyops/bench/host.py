@@ -15,7 +15,7 @@ ALLOWED = {"no gradient": 1.3, "gradient": 1.7}
 
 
 def times() -> dict[str, dict[str, float]]:
-    """us of relu on 1024 numbers, ours and PyTorch's: the least of many short turns, since a host has moods."""
+    """Time relu on 1024 numbers, ours and PyTorch's, in us: the least of many short turns, since a host has moods."""
     found = {}
     for name, wants in (("no gradient", False), ("gradient", True)):
         x = torch.randn(1024, device="cuda", requires_grad=wants)
@@ -26,7 +26,7 @@ def times() -> dict[str, dict[str, float]]:
 
 
 def too_slow(found: dict[str, dict[str, float]]) -> list[str]:
-    """What exceeds `ALLOWED`, as sentences."""
+    """List the times that exceed `ALLOWED`, as sentences."""
     problems = []
     for name, factor in ALLOWED.items():
         us = found[name]

@@ -70,7 +70,7 @@ def _algorithms_tried() -> Iterator[None]:
 
 
 def compiled(case: Case, against: Iterable[str]) -> dict[str, Callable[..., Any]]:
-    """What torch.compile makes of a case. Tuned as `max-autotune` is, but no graph: a graph's outputs are overwritten."""
+    """Compile a case by torch.compile, also tuned as by `max-autotune`; without a graph, whose outputs are overwritten."""
     modes = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
     return {
         name: torch.compile(case.eager, dynamic=False, mode=mode) for name, mode in modes.items() if name in against
@@ -180,7 +180,7 @@ def _right(case: Case, arguments: Any, calls: dict[str, Callable[..., Any]], row
 
 
 def _in_common(name: str) -> bool:
-    """Whether one of the calls works on the same tensors as ours: Liger writes gradients over what was saved."""
+    """Return True if a call works on the same tensors as ours: Liger writes gradients over what was saved."""
     return name in ("ours", *BASE)
 
 

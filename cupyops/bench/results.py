@@ -71,7 +71,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As a table and `--compare` name it."""
+        """Name in tables and for `--compare`."""
         return f"{self.op} {self.size} {self.dtype}"
 
     def ways(self) -> list[str]:
@@ -92,7 +92,7 @@ class Row:
         return min(others) / self.figures["ours"][way].us if others else None
 
     def whole(self, against: Iterable[str] = BASE) -> float | None:
-        """As `speedup`, of all ways in sum: what one way leaves for the other to do counts where it is done."""
+        """Speed-up of all ways in sum: what one way leaves for the other to do counts where it is done."""
         ways = self.ways()
         sums = [
             sum(found[way].us for way in ways)
@@ -120,7 +120,7 @@ class Row:
         return replace(self, figures=figures, beside=self.beside and self.beside.onto(old.beside))
 
     def reached(self, way: str) -> bool | None:
-        """Whether the wanted figure is reached, to a hundredth; None where none is wanted."""
+        """Return True if the wanted figure is reached, to a hundredth; None where none is wanted."""
         want, rate = self.want.get(way), self.rate("ours", way)
         if want is None or rate is None:
             return None

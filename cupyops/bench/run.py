@@ -169,7 +169,7 @@ def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str], bool]:
 
 
 def machine() -> dict[str, str]:
-    """What was measured on, and with what."""
+    """Describe the machine and the versions of the measurement."""
     from .._kernel.compile import backend
 
     properties = torch.cuda.get_device_properties(0)

@@ -81,7 +81,7 @@ def _compiled(module: nn.Module, device: str) -> Any:
 
 
 def why_not(model: Model, variant: str, device: str) -> str | None:
-    """Why a variant of a model cannot be had here; None where it can."""
+    """Return why a variant of a model is not available here, or None."""
     if model.needs is not None and importlib.util.find_spec(model.needs) is None:
         return f"{model.needs} is not installed"
     if variant == "liger" and model.liger is None:

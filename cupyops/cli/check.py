@@ -139,7 +139,7 @@ def _rows(report: Report) -> Table:
 
 
 def _families(report: Report) -> Table:
-    """How many hazards of each family had which verdict, on each backend."""
+    """Table of verdicts: hazards of each family, on each backend."""
     known = hazards()
     counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in report.rows:

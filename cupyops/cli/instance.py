@@ -1,4 +1,4 @@
-"""Which instance of a kernel template is meant: `relu_fwd<float>`, or `relu_fwd` and T=float32."""
+"""Instances of a kernel template, as the user names them: `relu_fwd<float>`, or `relu_fwd` and T=float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks of a kernel fit on one multiprocessor, as CUDA's occupancy calculation has it."""
+"""Number of blocks of a kernel that fit on one multiprocessor, by CUDA's occupancy calculation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full a multiprocessor can be."""
+    """Occupancy of a multiprocessor."""
 
     blocks: int
     warps: int

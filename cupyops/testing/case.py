@@ -101,7 +101,7 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        """Where the call's tensors are."""
+        """Device of the call's tensors."""
         return next((tensor.device for tensor in self.call.all_tensors()), torch.device("cpu"))
 
     def generator(self, number: int = 0) -> torch.Generator:
@@ -204,7 +204,7 @@ class Case:
         return {what: self._slack(mine, theirs, truth) for (what, mine), theirs, truth in named}
 
     def slack_of(self, what: str) -> float:
-        """That of an output or gradient; one where no gradient is wanted may have been the very same in the plain call."""
+        """Slack of an output or gradient; an output of the inference call without one has that of the plain call."""
         return self.slack.get(what, self.slack.get(wanted(what), 1.0))
 
     def excused(self, what: str) -> float:

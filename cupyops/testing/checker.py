@@ -131,7 +131,8 @@ def _frugally() -> Iterator[None]:
 
 
 def _unseen(of: Target, cases: Sequence[Case], asked: str | Iterable[str] | None) -> str:
-    """Why none of these cases shows kernels at work, though the function is one of which that is expected."""
+    """Return why no case shows kernels at work, though the function is expected to launch some; "" where there is no
+    reason."""
     with_kernels = [case for case in cases if case.backend in KERNELS]
     if with_kernels:
         reasons = [why_none(case) for case in with_kernels]

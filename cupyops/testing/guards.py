@@ -110,7 +110,7 @@ class Fenced:
         return f"written to {' and '.join(found)}; nothing outside its elements may be"
 
     def _own(self) -> Tensor:
-        """Which bytes are elements of the tensor."""
+        """Mask of the bytes that are elements of the tensor."""
         place = torch.tensor(self.offset)
         for extent, stride in zip(self.shape, self.strides):
             place = place.unsqueeze(-1) + torch.arange(extent) * stride

@@ -44,7 +44,7 @@ def minus_infinity(values: Tensor) -> None:
 
 
 def all_nan(values: Tensor) -> None:
-    """Nothing else."""
+    """Fill a tensor with NaN."""
     values.fill_(math.nan)
 
 
@@ -76,7 +76,7 @@ PLANTS: tuple[Plant, ...] = (one_nan, infinities, minus_infinity, all_nan, zeros
 
 
 def flushed(case: Case, call: Call) -> float:
-    """How far off a sum by atomics may be: a GPU adds floats in memory without denormals, as PyTorch's own sums there do."""
+    """Largest error of a sum by atomics on subnormals: a GPU flushes these in memory, as PyTorch's own sums there do."""
     if case.target.operator is None or not case.target.operator.definition.nondeterministic:
         return 0.0
     added = max((tensor.numel() for tensor in call.all_tensors()), default=0)

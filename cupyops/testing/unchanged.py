@@ -23,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def different_bits(a: Tensor, b: Tensor) -> str:
-    """Where two tensors of one shape and dtype differ in a bit, and how often; "" if nowhere."""
+    """Describe the first bit by which two tensors of one shape and dtype differ, and count them; "" if none."""
     wrong = _bits(a) != _bits(b)
     if not wrong.any():
         return ""

@@ -320,7 +320,7 @@ def _split(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torc
 def _rest(
     build: Builder, op: str, first: Value, x: Value, done: Sequence[int], dims: Sequence[int], dtype: torch.dtype
 ) -> Value:
-    """What is left of `dims` when `done` are reduced."""
+    """Reduce the rest of `dims` after `done`."""
     names = [d for d in range(len(x.shape)) if d not in done]
     rest = tuple(names.index(d) for d in dims if d not in done)
     return _split(build, op, first, rest, dtype, first)

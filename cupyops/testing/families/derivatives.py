@@ -209,7 +209,7 @@ def _tangents(case: Case, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _subsets(count: int) -> list[Dims]:
-    """Which inputs have a dimension of examples: all, and each alone."""
+    """Placements of a dimension of examples: in all inputs, and in each alone."""
     alone = [tuple(0 if i == k else None for i in range(count)) for k in range(count)]
     return [(0,) * count, *(alone if count > 1 else [])]
 

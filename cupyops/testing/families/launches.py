@@ -71,7 +71,7 @@ def _compiled(case: Case) -> None:
 
 
 def _arrive_late(tensors: Sequence[Tensor]) -> None:
-    """Their values, which come on the current stream in a while; until then they are NaN, and integers 0."""
+    """Refill tensors with their values a while later on the current stream; until then they hold NaN, and integers 0."""
     torch.cuda.synchronize()
     values = [tensor.detach().clone() for tensor in tensors]
     with torch.no_grad():

@@ -231,7 +231,7 @@ def _coarser(case: Case, call: Call) -> Case:
 
 
 def _near_truth(case: Case, outputs: list[Tensor], call: Call, what: str) -> None:
-    """Where PyTorch refuses a mix of dtypes, a result must still be right to the coarsest of them."""
+    """Check that a result for a mix of dtypes that PyTorch refuses is still right to the coarsest of them."""
     pairs = zip(call.all_tensors(), case.call.all_tensors())
     numbers = {id(tensor) for tensor, given in pairs if given.is_floating_point()}
     wide = call.map(lambda t: t.detach().double() if id(t) in numbers else t)
