@@ -22,7 +22,7 @@ _OF_THE_OUTPUT = re.compile(
 
 
 class Forward(Protocol):
-    """What a backward asks of its operator."""
+    """Parts of an operator that its backward uses."""
 
     name: str
     forward: Function
@@ -111,7 +111,7 @@ class Backward:
         return operator.need(name)
 
     def _of_results(self) -> list[str]:
-        """Of which input each result is the gradient; empty where names do not tell."""
+        """Name for each result the input whose gradient it is; empty where names do not tell."""
         operator, results = self.operator, self.results or self.allocated
         of = [_of(one, operator.tensors) for one in results]
         if not all(of) and len(results) == 1 and len(operator.differentiable) == 1:
@@ -204,7 +204,7 @@ def _plain(name: str) -> str:
 
 
 def _of(name: str, names: Mapping[str, str] | Sequence[str]) -> str:
-    """Of which of the names this is the gradient, by its own: `grad_x`, `dL_dx`, `gx`, `x_grad`; empty for none."""
+    """Return the name whose gradient this is, by its own: `grad_x`, `dL_dx`, `gx`, `x_grad`; empty for none."""
     known = {_plain(one): one for one in names}
     rest = name
     while (match := _OF.fullmatch(rest.strip("_"))) is not None:
@@ -215,7 +215,7 @@ def _of(name: str, names: Mapping[str, str] | Sequence[str]) -> str:
 
 
 def _defined(function: Function, name: str, operator: Forward) -> str:
-    """What the forward has under a name, in terms of its arguments: as a variable, or as what it passes on by that name."""
+    """Return the forward's value of a name, in terms of its arguments: a variable's, or that of an argument passed on."""
     for node in walk(function.body):
         value: Node | None = None
         if node.type == "init_declarator" and text(node.child_by_field_name("declarator")) == name:

@@ -19,7 +19,7 @@ _SIGNS = {"EQ": "==", "NE": "!=", "GT": ">", "GE": ">=", "LT": "<", "LE": "<="}
 
 
 def is_check(name: str) -> bool:
-    """Whether a macro is one of PyTorch's that checks, or C's."""
+    """Return True if a macro is one of PyTorch's checks, or C's."""
     return _ASSERTS.fullmatch(name) is not None
 
 

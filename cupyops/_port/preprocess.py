@@ -34,7 +34,7 @@ class Macro:
 
 @functools.cache
 def _given() -> dict[str, str]:
-    """What a compiler of host code and PyTorch's headers define, as numbers."""
+    """Macros that a compiler of host code and PyTorch's headers define, as numbers."""
     version = [re.sub(r"\D.*", "", one) or "0" for one in torch.__version__.split("+")[0].split(".")[:3]]
     cuda = [int(one) for one in (torch.version.cuda or "12.8").split(".")[:2]]
     names = dict(zip(("TORCH_VERSION_MAJOR", "TORCH_VERSION_MINOR", "TORCH_VERSION_PATCH"), version))
@@ -139,7 +139,7 @@ class Preprocessor:
             self.constants[name] = macro
 
     def _is_constant(self, macro: Macro) -> bool:
-        """Whether it is a number, or an expression of constants in brackets: one that is a whole wherever it stands."""
+        """Return True for a number, or an expression of constants in brackets, which is a whole wherever it stands."""
         if macro.parameters is not None or _NUMBER.fullmatch(macro.body):
             return macro.parameters is None
         run = tokens(macro.body)
@@ -166,7 +166,7 @@ class Preprocessor:
             active.append((holds, holds))
 
     def _holds(self, asked: str, file: str, line: int) -> bool:
-        """Whether the condition of an `#if` holds; a name that nothing defines is 0, as in C++."""
+        """Return True if the condition of an `#if` holds; a name that nothing defines is 0, as in C++."""
         given = _given()
 
         def defined(match: re.Match[str]) -> str:
@@ -336,7 +336,7 @@ def _blank(text: str) -> str:
 
 
 def _spaces(gap: str) -> str:
-    """What stands between two tokens: spaces and comments."""
+    """Blank out the text between two tokens: spaces and comments."""
     return gap if gap.isspace() or not gap else _blank(gap)
 
 

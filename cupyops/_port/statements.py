@@ -48,7 +48,7 @@ class Writer:
         self.lines.append(pad + code)
 
     def flush(self) -> None:
-        """What the statement under way does before it."""
+        """Write the lines that the statement under way needs before it."""
         self.lines += ["    " * self.depth + one for one in self.scope.before]
         self.scope.before = []
 
@@ -66,7 +66,7 @@ class Writer:
     # --- statements ---
 
     def block(self, nodes: Sequence[Node]) -> None:
-        """Some statements, in order, in a scope of their own."""
+        """Write statements, in order, in a scope of their own."""
         before = len(self.lines)
         self.scope.frames.append({})
         for node in nodes:
@@ -816,7 +816,7 @@ STATEMENTS = {
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether a `static` of a function keeps one value, so that it is a variable like others."""
+    """Return True if a `static` of a function keeps one value, so that it is a variable like others."""
     words = {text(one) for one in node.named_children if one.type == "type_qualifier"}
     return bool(words & {"const", "constexpr"})
 
@@ -827,7 +827,7 @@ def _has_initializer(node: Node) -> bool:
 
 
 def _elements(code: str) -> int:
-    """How many elements a written tuple has."""
+    """Number of elements of a written tuple."""
     depth, count = 0, 1
     inner = code[1:-1].rstrip(", ")
     for one in inner:

@@ -38,12 +38,12 @@ class Type:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer, or a truth value, which is one in arithmetic."""
+        """True for an integer, or a truth value, which is one in arithmetic."""
         return self.kind in ("int", "bool")
 
     @property
     def is_number(self) -> bool:
-        """Whether C++ computes with it."""
+        """True if C++ computes with it."""
         return self.kind in ("int", "bool", "float")
 
     @property
@@ -382,7 +382,7 @@ def _of_floats(sign: str, a: Value, b: Value, to: Type) -> Value:
 
 
 def _is_literal(value: Value) -> bool:
-    """Whether it is written as a number that is not 0."""
+    """Return True if the value is written as a number other than 0."""
     found = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value.code)
     return found is not None and float(value.code) != 0
 

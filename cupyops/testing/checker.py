@@ -131,8 +131,7 @@ def _frugally() -> Iterator[None]:
 
 
 def _unseen(of: Target, cases: Sequence[Case], asked: str | Iterable[str] | None) -> str:
-    """Return why no case shows kernels at work, though the function is expected to launch some; "" where there is no
-    reason."""
+    """Return why no case shows kernels at work, though some are expected of the function; "" where one does."""
     with_kernels = [case for case in cases if case.backend in KERNELS]
     if with_kernels:
         reasons = [why_none(case) for case in with_kernels]
