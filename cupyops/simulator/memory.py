@@ -81,11 +81,11 @@ class Allocation(Region):
         self.low, self.high, self.gaps = low, high, None
 
     def except_for(self, gaps: np.ndarray, told: str) -> None:
-        """Of these not the `gaps`, one bool for each byte of the buffer."""
+        """Exclude `gaps` from the bytes that may be touched: one bool for each byte of the buffer."""
         self.gaps, self.told = gaps, told
 
     def in_gaps(self, offset: np.ndarray, width: int) -> np.ndarray | None:
-        """Which of the accesses of `width` bytes touch one; None where none does."""
+        """Mask of the accesses of `width` bytes that touch a gap; None where none does."""
         if self.gaps is None:
             return None
         found: np.ndarray = self.gaps[offset]
@@ -138,7 +138,7 @@ class Memory:
 
 
 def number_of(address: np.ndarray) -> np.ndarray:
-    """Which allocation's window each address lies in."""
+    """Number of the allocation in whose window each address lies."""
     return (address >> np.uint64(_WINDOW_BITS)).astype(np.int64)
 
 

@@ -19,7 +19,7 @@ _BANKS = 32  # of 4 bytes
 
 @dataclass
 class Counts:
-    """What one instruction, or one line, did in the whole launch."""
+    """Counts of one instruction, or one line, in the whole launch."""
 
     warps: int = 0  # times that a warp ran it
     threads: int = 0
@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass
 class Line:
-    """What one line of the .cu file did."""
+    """Counts of one line of the .cu file."""
 
     own: Counts = field(default_factory=Counts)
     total: int = 0  # warp instructions, with those of the functions that were called, and inlined, on this line

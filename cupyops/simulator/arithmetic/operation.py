@@ -40,7 +40,7 @@ ANY_TYPE = ""
 
 @dataclass(frozen=True)
 class Operation:
-    """What an instruction computes: a function of NumPy arrays or scalars.
+    """Computation of an instruction: a function of NumPy arrays or scalars.
 
     The function never writes to its arguments; it returns a scalar when all of them are scalars, else an array. An
     argument may be returned as it is.

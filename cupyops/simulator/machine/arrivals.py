@@ -1,4 +1,4 @@
-"""What is on its way into shared memory beside the threads, and tells an mbarrier when it has come.
+"""Data under way to shared memory beside the threads; an mbarrier is told when it has arrived.
 
 Bulk copies, TMA tiles, stores and reductions of other blocks (st.async, cp.reduce.async.bulk). Bytes land when somebody asks
 the mbarrier, the last moment at which they may; with a seed, at any time until then and in any order. Who may use them is
@@ -36,7 +36,7 @@ class Arrival:
 
 
 class Arrivals:
-    """Those of a batch."""
+    """Arrivals of a batch."""
 
     def __init__(self, state: State, spaces: Spaces, barriers: MBarriers, chooser: random.Random | None) -> None:
         self._state, self._spaces, self._barriers, self._chooser = state, spaces, barriers, chooser

@@ -126,7 +126,7 @@ class Atomics:
 
 
 def _may_flush(old: np.ndarray, value: np.ndarray) -> bool:
-    """Whether a float32 sum may have to do with subnormal numbers, which global memory's units take and leave as zeros."""
+    """Return True if a float32 sum may involve subnormals, which global memory's units take and leave as zeros."""
     return any(bool(((np.abs(part) < 2.0**-100) & (part != 0)).any()) for part in (old, value))
 
 

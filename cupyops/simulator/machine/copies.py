@@ -31,7 +31,7 @@ class _Copy:
     serial: int  # of the instruction
 
     def part(self, mask: np.ndarray) -> _Copy:
-        """Some of the threads."""
+        """Return the copies of some of the threads."""
         return _Copy(self.threads[mask], self.position[mask], self.data[mask], self.number[mask], self.serial)
 
 
@@ -119,7 +119,7 @@ class Copies:
             self._land([copy for copy in landing if copy.data.shape[1] == size], size)
 
     def _land(self, copies: list[_Copy], size: int) -> None:
-        """Their bytes, `size` of each thread's, arrive in shared memory, in the order in which they were asked for."""
+        """Write the copies' bytes, `size` of each thread, to shared memory, in the order in which they were asked for."""
         threads = np.concatenate([copy.threads for copy in copies])
         position = np.concatenate([copy.position for copy in copies])
         data = np.concatenate([copy.data for copy in copies])
@@ -151,7 +151,7 @@ class Copies:
 
 
 def _is_tied(threads: np.ndarray, serial: int, copy: _Copy) -> np.ndarray:
-    """Of a copy's threads, those among `threads`, if it was begun before number `serial`."""
+    """Mask of a copy's threads that are among `threads`, if it was begun before number `serial`."""
     return threads[copy.threads] & (copy.serial < serial)
 
 

@@ -1,4 +1,4 @@
-"""Which threads touched each granule of an allocation, and when, for each way of touching it.
+"""Records of the threads that touched each granule of an allocation, and when, for each way of touching it.
 
 As long as no two blocks meet it is enough to know the one block of each granule, and who of it came last. That is how most
 launches end.
@@ -50,7 +50,7 @@ def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class Way(IntEnum):
-    """Of touching memory."""
+    """Way of touching memory."""
 
     WRITE = 0
     READ = 1
@@ -141,7 +141,7 @@ class Owners:
         return True
 
     def changed(self, position: np.ndarray, width: int) -> np.ndarray | None:
-        """When threads last wrote what is at each position, by a store or an atomic; None: nobody has."""
+        """Time of the last store or atomic at each position; None: there was none."""
         ways = [way for way in self._times if way is not Way.READ]
         granule = self._granules.of(position, max(width, self._granules.width))
         return np.max([self._times[way].take(granule).max(0) for way in ways], axis=0) if ways else None
@@ -152,7 +152,7 @@ class Owners:
             self._times = {way: split(time, pieces) for way, time in self._times.items()}
 
     def records(self) -> dict[Way, BlockRecord]:
-        """The same in the form that knows of several blocks, with the finest granules."""
+        """Convert to records that distinguish several blocks, with the finest granules."""
         self._split(self._granules.narrow_all())
         records = {way: BlockRecord(self._who, self._times.get(way)) for way in Way}
         for touch in self._log:
@@ -188,7 +188,7 @@ class BlockRecord:
         return [last, (block_of(self._previous.take(granule)), self._previous_time.take(granule))]
 
     def note(self, who: np.ndarray, granule: np.ndarray, now: int) -> None:
-        """This access is the last one now."""
+        """Record this access as the last one."""
         if not self.used:
             self._begin()
         before = self._who[granule]

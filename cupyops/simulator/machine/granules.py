@@ -11,7 +11,7 @@ COARSEST = 16  # bytes, of the widest access
 
 
 class Granules:
-    """How positions are counted in granules.
+    """Division of positions into granules.
 
     Args:
         finest: bytes of the narrowest access that the kernel may make.
@@ -41,7 +41,7 @@ class Granules:
 
 
 def split(of_each: np.ndarray, pieces: int) -> np.ndarray:
-    """What was known of each granule, for each of the pieces that it has become."""
+    """Copy what was known of each granule to the pieces that it has become."""
     parts = np.empty((len(of_each), pieces), of_each.dtype)
     for number in range(pieces):  # np.repeat takes three times as long
         parts[:, number] = of_each

@@ -42,7 +42,7 @@ class MBarriers:
         self.deliver: list[Callable[[int], bool]] = []  # each lands copies that report to an mbarrier; whether all have
 
     def position(self, group: Group, address: Any, pc: int, anywhere: bool = False) -> np.ndarray:
-        """Where in shared memory each thread's mbarrier lies: in the own block's, or `anywhere` in the cluster's."""
+        """Position in shared memory of each thread's mbarrier: in its own block's, or `anywhere` in the cluster's."""
         address = group.spread(address)
         return self._shared.positions(group, address, 8, "mbarrier access", pc, anywhere)
 
@@ -53,7 +53,7 @@ class MBarriers:
         return self._state.knowledge.series(Series.PHASES, block, offset)
 
     def count(self, position: int) -> int:
-        """Which of the series the current phase is."""
+        """Number of the current phase in its series."""
         phase = self._barriers.get(position)
         return 1 if phase is None else phase.earlier + phase.number + 1
 
@@ -164,7 +164,7 @@ class MBarriers:
         return f"offset {offset} of the shared memory of block {self._state.batch.block_name(block)}"
 
     def describe(self) -> list[str]:
-        """Who waits for which mbarrier, and what it still lacks."""
+        """Describe who waits for which mbarrier, and what it still lacks."""
         lines = []
         for position, (threads, pc) in sorted(self._asked.items()):
             threads = threads[~self._state.exited[threads]]

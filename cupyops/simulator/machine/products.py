@@ -18,7 +18,7 @@ from .state import State
 
 
 class Products:
-    """Of a batch's warpgroups."""
+    """Products under way of a batch's warpgroups."""
 
     def __init__(self, state: State, shared: Shared) -> None:
         self._state, self._shared = state, shared
@@ -33,7 +33,7 @@ class Products:
         self._sums: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _warpgroups(self, group: Group) -> np.ndarray:
-        """Of whole ones."""
+        """Numbers of the warpgroups of a group, which has them whole."""
         return self._warpgroup_of[group.get("warp")[::128]]
 
     # --- waiting ---

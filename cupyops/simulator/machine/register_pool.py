@@ -15,7 +15,7 @@ _MOST = 255  # of a thread
 
 
 class RegisterPool:
-    """That of each block of a batch.
+    """Register pool of each block of a batch.
 
     A block is launched with as many registers for each thread as .maxnreg says, or else with as many as there is room for.
     """

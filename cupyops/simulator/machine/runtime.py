@@ -1,4 +1,4 @@
-"""What the device runtime offers a kernel: printf, assert, malloc, trap."""
+"""Functions of the device runtime: printf, assert, malloc, trap."""
 
 from __future__ import annotations
 

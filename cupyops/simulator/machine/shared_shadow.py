@@ -1,4 +1,4 @@
-"""What is remembered of shared memory, to find races and reads of what nobody has written.
+"""Checks of shared memory: races, and reads of what nobody has written.
 
 Threads run in lockstep here, so a missing barrier would never show in the results. Instead each granule of memory keeps
 who touched it last and when; a barrier makes everything before it old.
@@ -111,7 +111,7 @@ class SharedShadow:
         self._beside.start(granule, series, pc)
 
     def arrived(self, position: np.ndarray, size: int, series: int, count: int) -> None:
-        """It has come: it is for those who know that `count` of the mbarrier's series are over."""
+        """Note that a copy has arrived, for those who know that `count` of the mbarrier's series are over."""
         assert self._beside is not None
         self._beside.arrived(self._spans(position, size), series, count)
 
@@ -225,14 +225,14 @@ class SharedShadow:
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def _against_reads(self, access: Access) -> bool:
-        """Whether any of it was read in this epoch, if that is no race."""
+        """Check an access against reads of this epoch; return True if there were any."""
         reads = self._reads.recent(access)
         if reads is not None:
             self._against(reads, reads.when.take(access.granule), "read", access)
         return reads is not None
 
     def _changes(self, access: Access, values: Sequence[Any]) -> np.ndarray:
-        """Where a store changes what is there, by granule and thread; everywhere, where its values are not known."""
+        """Mask of stores that change what is there, by granule and thread; True where the values are not known."""
         changed = np.ones(access.granule.shape, np.bool_)
         each, size = max(1, len(changed) // max(1, len(values))), 1 << self._granules.shift
         for row in range(len(changed) if len(values) else 0):
@@ -279,7 +279,7 @@ class SharedShadow:
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def _apart(self, access: Access, who: np.ndarray, when: np.ndarray) -> Any:
-        """Where lanes of one warp have met others since, but not each other."""
+        """Mask of accesses whose lanes, of one warp, have met others since, but not each other."""
         order, shape = self._state.lane_epochs, when.shape
         if not order:
             return False

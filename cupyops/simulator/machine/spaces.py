@@ -253,11 +253,11 @@ class Local(Space):
                 self.state.local_written[access.position + byte] = True
 
     def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
-        """Whether each thread has written none of the bytes from its address on; of addresses outside nothing is said."""
+        """Mask of threads that have written none of the bytes from their addresses on; False for addresses outside."""
         return ~np.any([self.state.local_written[place] for place in self._bytes(group, address, width)], axis=0)
 
     def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
-        """What these threads have stored there is no value."""
+        """Mark what these threads have stored there as undefined."""
         chosen = group.spread(undefined, np.bool_)
         for place in self._bytes(group, address, start + width)[start:]:
             self.state.local_written[place[chosen]] = False

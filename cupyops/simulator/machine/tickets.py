@@ -12,7 +12,7 @@ NONE = -1  # the series where there has been no such work
 
 
 class Tickets:
-    """Which of which series it is (`knowledge.py`), and what instruction began it."""
+    """Series, count and instruction (`knowledge.py`) of the last work at each granule."""
 
     def __init__(self, granules: int) -> None:
         self._series = np.full(granules, NONE, np.int32)
@@ -34,5 +34,5 @@ class Tickets:
             self.pc[granule] = pc
 
     def forget(self, granule: np.ndarray) -> None:
-        """Something else has come to these places."""
+        """Forget the work at these places, since something else has come to them."""
         self._series[granule], self._count[granule] = NONE, 0

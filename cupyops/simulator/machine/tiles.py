@@ -1,4 +1,4 @@
-"""Where the tile of a tensor map lies: the map that a kernel was given, and the coordinates at which a GPU takes a tile."""
+"""Locations of a tensor map's tiles: the map that a kernel was given, and the coordinates at which a GPU takes a tile."""
 
 from __future__ import annotations
 

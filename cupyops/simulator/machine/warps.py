@@ -79,7 +79,7 @@ class Warps:
     def shuffle_flags(
         self, group: Group, mode: str, undefined: np.ndarray, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same, and whether what is read is undefined: of a lane outside of the mask, or as it is in that lane."""
+        """Shuffle, and mark what is read as undefined: of a lane outside of the mask, or as it is in that lane."""
         result, inside = self.shuffle(group, mode, value, lane, clamp, mask, pc)
         other, _ = _source_lane(mode, group.get("laneid").astype(np.int64), lane, clamp)
         flags = self._of_lanes(group, undefined, other, group.spread(mask, np.uint32), np.True_)

@@ -24,7 +24,7 @@ class Format:
 
     @property
     def per_register(self) -> int:
-        """How many elements a register holds."""
+        """Number of elements that a register holds."""
         return 1 if self.register == "f64" else 32 // self.bits
 
 

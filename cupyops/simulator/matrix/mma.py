@@ -123,7 +123,7 @@ def _parse(modifiers: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str,
 
 
 def _known(shape: str, layouts: tuple[str, ...], types: tuple[str, ...]) -> bool:
-    """Whether the PTX ISA lists this shape with these types: (d, a, b, c)."""
+    """Return True if the PTX ISA lists this shape with these types: (d, a, b, c)."""
     d, a, b, c = types
     if not any({a, b} <= operands and shape in shapes and {c, d} <= sums for operands, shapes, sums in _KNOWN):
         return False

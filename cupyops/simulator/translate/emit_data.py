@@ -39,12 +39,12 @@ def _memory_of(instruction: Instruction) -> str:
 
 
 def kind_of(type_: str) -> str:
-    """How a value of a PTX type is loaded and stored: its signedness matters where it is widened."""
+    """Type by which a value of a PTX type is loaded and stored: its signedness matters where it is widened."""
     return type_ if type_ in ("s8", "s16", "s32", "s64") else storage_of(type_)
 
 
 def storage_of(type_: str) -> str:
-    """How the bits of a value of a PTX type are held."""
+    """Type that holds the bits of a value of a PTX type."""
     if type_ not in STORAGE:
         raise UnsupportedInstruction(f"the type .{type_}")
     return STORAGE[type_]

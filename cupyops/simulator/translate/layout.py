@@ -1,4 +1,4 @@
-"""Where the variables and parameters of a kernel lie, and through which parameters it writes."""
+"""Layout of a kernel's variables and parameters, and the parameters through which it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _parameter(number: int) -> int:
 
 
 class Extent(NamedTuple):
-    """Where a variable lies."""
+    """Extent of a variable."""
 
     name: str
     low: int
