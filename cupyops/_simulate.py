@@ -57,7 +57,7 @@ def launched() -> int:
 
 
 class Simulation:
-    """Simulator as returned by `simulate()`: a context manager, and while it is open the executor of launches on CPU tensors."""
+    """Simulator returned by `simulate()`: a context manager, and while it is open the executor of launches on the CPU."""
 
     _is_used = True  # until all that it is made of has been checked
 

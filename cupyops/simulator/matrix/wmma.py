@@ -32,7 +32,7 @@ _KNOWN: list[tuple[set[str], set[str], set[str]]] = [
 
 @dataclass(frozen=True)
 class WmmaMemory:
-    """Transfer by `wmma.load` or `wmma.store`: each lane moves items of `item_bytes`, an element or (below 8 bits) a word."""
+    """Transfer by `wmma.load` or `wmma.store`: each lane moves items of `item_bytes`, an element or (below 8 bits) words."""
 
     registers: int
     register_type: str  # how each register is viewed: "u32", "f32", "s32", "f64"
