@@ -328,7 +328,7 @@ class MmaForward(Forward):
     summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 where wide rows leave no room, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (attention_fwd_mma,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:

@@ -58,7 +58,7 @@ def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, c
 
 
 def _least(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
-    """From how many rows on kernels are as fast."""
+    """Number of rows from which kernels are as fast as PyTorch's."""
     needs = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
     if any(needs) and not all(needs):  # not measured
         return NEVER

@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        """Values of BOUNDS that have kernels; where not all have one, that of a window serves."""
         return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
 
     @property
@@ -129,7 +129,7 @@ class OnePass(Backward):
         return attention_bwd_prepare, attention_bwd_once_wgmma, attention_bwd_collect
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read; what it adds up is of whole batches."""
+        """Require Hopper, tensors that TMA can read, and whole batches, of which the sums are."""
         if problem.tokens is not None:
             return "of packed sequences the order is fixed"
         shape = shape_of(problem)

@@ -53,7 +53,7 @@ class Shape(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        """Values of BOUNDS that have kernels; where not all have one, that of a window serves."""
         return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
 
 
@@ -105,7 +105,7 @@ class Roles(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """For which BOUNDS there are kernels; a bound that is not there is far."""
+        """Values of BOUNDS that have kernels; a bound that a problem lacks is set far away."""
         return (0, 2) if self.d <= 128 else (2,)
 
 
@@ -202,11 +202,11 @@ class WgmmaForward(Forward):
     summary = "a persistent block owns 128 or 192 queries at a time; panels of keys pass, by WGMMA and TMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (attention_fwd_wgmma,)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """Require Hopper, and tensors that TMA can read."""
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
 
     def shared(self, shape: Shape) -> int:
@@ -269,7 +269,7 @@ class WgmmaBackward(Backward):
         return attention_bwd_prepare, attention_bwd_wgmma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """Require Hopper, and tensors that TMA can read."""
         roles = roles_of(problem)
         return why_not_by_tma(problem, gpu, max(roles.shared(keys, ALL) for keys in (False, True)))
 
@@ -311,7 +311,7 @@ class WgmmaBackward(Backward):
         )
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
-        """By maps; the queries' role has one result, whose map stands for both."""
+        """Launch a role with tensor maps; the queries' role has one result, whose map stands for both."""
         panel, packed = launch.template["BN"], launch.extra["packed"]
         first, second = (None if y is None else box_map(y, 64, True, packed) for y in six[4:])
         owned = (box_map(x, TILE, packed=packed) for x in six[:2])

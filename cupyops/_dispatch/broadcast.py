@@ -165,7 +165,7 @@ class Strided(Form[Broadcast]):
         return (self.kernel,)
 
     def _layout(self, problem: Broadcast) -> tuple[np.ndarray, int, int] | None:
-        """For as many inputs as the kernel's layout has: where one is left out, the last is walked once more."""
+        """Pack the layout for as many inputs as the kernel's has: where one is left out, the last is walked once more."""
         inputs = problem.inputs + problem.inputs[-1:] * (self.inputs - len(problem.inputs))
         return packed_layout(problem.shape, problem.output, 16 // problem.itemsize, *inputs)
 

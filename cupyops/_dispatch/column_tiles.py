@@ -38,7 +38,7 @@ class Matrix(NamedTuple):
         return self.size // (self.channels * self.pixels)
 
     def folded(self, itemsize: int, aligned: bool) -> Matrix:
-        """With so many rows read as one as are whole vectors together, where there are rows enough."""
+        """Return the matrix with enough rows read as one to make whole vectors, where there are rows enough."""
         folds = 16 // math.gcd(16, self.size * itemsize)
         enough = self.rows >= folds * FOLDED_ROWS and self.size >= FOLDED_SIZE
         if aligned and enough and self.rows % folds == 0 and self.size * folds < 1 << 31:

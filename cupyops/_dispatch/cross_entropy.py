@@ -276,7 +276,7 @@ def forward(given: Given, gradient: bool = False) -> tuple[Tensor, tuple[Tensor,
 
 
 def _weights(given: Given, problem: Problem, adds_few: bool) -> tuple[Tensor, int]:
-    """For the mean: the sums over the weights of the targets, and how many; none where the form adds few of them itself."""
+    """Sum the weights of the targets, for the mean: (sums, their number); no sums where the form adds few weights itself."""
     x, counted = given.x, 0
     counts = torch.empty(_WEIGHT_BLOCKS, dtype=losses.accumulator(x.dtype), device=x.device)
     if given.reduction == losses.REDUCTIONS["mean"] and not (adds_few and problem.positions <= _FEW_TARGETS):

@@ -107,7 +107,7 @@ class Rows(Form[Problem]):
         return Launch(embedding_fwd, ceil_div(problem.indices, block[1]), block, template=self._template(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_fwd,)
 
     def _template(self, problem: Problem) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Sums(Rows):
         return Launch(embedding_bwd, grid, block, 4 * piece, self._template(p), args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_bwd,)
 
 
@@ -160,7 +160,7 @@ class Linked(Form[Problem]):
         return _each_index(embedding_bwd_linked, problem, True)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_bwd_linked,)
 
 
@@ -175,7 +175,7 @@ class Sorted(Form[Problem]):
         return _each_index(embedding_bwd_sorted, problem, False)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_bwd_sorted,)
 
 

@@ -93,13 +93,13 @@ class Problem(NamedTuple):
 
     @property
     def in_vectors(self) -> tuple[bool, bool]:
-        """For each of a and b, True if its rows are whole vectors."""
+        """Flags of a and b: True if its rows are whole vectors."""
         width = 16 // self.dtype.itemsize
         return self.a.in_vectors(width), self.b.in_vectors(width)
 
     @property
     def worth_padding(self) -> tuple[bool, bool]:
-        """For each of a and b, True if a copy made by `padded` is worth its time."""
+        """Flags of a and b: True if a copy made by `padded` is worth its time."""
         large = self.batches == 1 and self.m * self.n * self.k >= PAD_FROM and min(self.m, self.n) >= 128
         return tuple(large and self.dtype != torch.float64 and not whole for whole in self.in_vectors)  # type: ignore
 
@@ -153,7 +153,7 @@ class Tile(Form[Any]):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 
@@ -239,7 +239,7 @@ def run_dense(
 
 
 def workspace(gemm: np.ndarray, like: Tensor) -> Tensor | None:
-    """For the partial sums of a `struct Gemm`; None where k is not split."""
+    """Allocate the partial sums of a `struct Gemm`; None where k is not split."""
     m, n, _, batches, ones, splits = (int(value) for value in gemm[:6])
     if splits == 1:
         return None

@@ -183,7 +183,7 @@ class Registers(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _registers(total: int, whole_planes: bool, clusters: bool) -> Registers | None:
-    """For groups of `total` vectors; None: too long."""
+    """Divide groups of `total` vectors among registers; None: too long."""
     if total <= WARP_VECTORS:
         vectors = 4 if whole_planes else 8
         threads = max(1 if whole_planes else ENDS, 1 << (ceil_div(total, vectors) - 1).bit_length())

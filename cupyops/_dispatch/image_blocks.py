@@ -26,7 +26,7 @@ conv2d_blocks_mend = Kernel("conv2d_blocks.cu", "conv2d_blocks_mend<T>", define=
 
 
 class Side(NamedTuple):
-    """Along one side of an image.
+    """Geometry of blocks along one side of an image.
 
     Attributes:
         before: blocks of zeros before those of the image, of which there are `own`; there are `blocks` in all.

@@ -231,7 +231,7 @@ class PatchTile(Tile):
     sizes = {**Tile.sizes, "mma": (gemm.ONE_TILE,)}
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
-        """With `struct Image`."""
+        """Launch of the product, with a `struct Image` as last argument."""
         launch = super().launch(problem, gpu)
         return replace(launch, args=(*launch.args, problem.packed))
 

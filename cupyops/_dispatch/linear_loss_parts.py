@@ -51,7 +51,7 @@ class Parts(wgmma.Tile):
         return super().why_not(problem, gpu)
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Beside PyTorch's products and a kernel for what they leave."""
+        """Compare with PyTorch's products and a kernel for what they leave."""
         full = self.full(problem.gemm, gpu)
         return f"{full:.0%} of the multiprocessors have work" if full < wgmma.FULL else None
 

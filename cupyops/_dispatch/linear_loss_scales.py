@@ -27,7 +27,7 @@ def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
 
 
 def _lift(dtype: torch.dtype, reduction: str, rows: Any) -> int:
-    """By how much the gradients that forward makes are too large: in fp16, before a loss scale, small ones would vanish."""
+    """Factor by which forward's gradients are too large: in fp16, before a loss scale, small ones would vanish."""
     return min(_unit(dtype, reduction, rows), 1024)
 
 

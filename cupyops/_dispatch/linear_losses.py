@@ -282,7 +282,7 @@ class Work:
             yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
 
     def first_buffer(self) -> tuple[Tensor, int]:
-        """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
+        """Buffer for logits that are computed again later, and the rows at a time that fit beside the tile."""
         scratch, weight, (_, stride, _, tile, _, _) = self.scratch, self.gradients.weight, self.division
         size = scratch.numel() - LINE
         most = size // (tile + stride)

@@ -27,7 +27,7 @@ loss_finalize = Kernel("loss_finalize.cu", "loss_finalize<T>", define=DEFINE, T=
 
 
 def classes(x: Tensor) -> int:
-    """C."""
+    """Number of classes, C."""
     return x.shape[1] if x.dim() > 1 else x.shape[0]
 
 
@@ -72,7 +72,7 @@ def contiguous(weight: Tensor | None) -> Tensor | None:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """In which the kernels compute."""
+    """Dtype in which the kernels compute."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -80,7 +80,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def buffer_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
-    """For the partial sums of at most `most` blocks, two numbers each, and for the sum of the weights; empty with no sum."""
+    """Allocate the partial sums of at most `most` blocks, two numbers each, and the weights' sum; empty with no sum."""
     acc = accumulator(x.dtype)
     partials = torch.empty(2 * most if chosen else 0, dtype=acc, device=x.device)
     return partials, torch.empty((), dtype=acc, device=x.device) if chosen else partials

@@ -77,7 +77,7 @@ class MovingTables:
         self.launches = tables(self._columns, sizes, CHUNK_BYTES // first[0].element_size())
 
     def move(self, index: int, tensors: Sequence[Tensor]) -> None:
-        """From now on the array of that index is `tensors`, of the sizes that it had."""
+        """Replace the array of that index by `tensors`, of the sizes that it had."""
         addresses = list(map(self._address, tensors))
         if addresses == self._columns[index]:
             return

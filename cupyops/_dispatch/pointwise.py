@@ -35,7 +35,7 @@ class Product(Form[Any]):
         return None if all(ends) else "an image is not in channels_last"
 
     def why_slower(self, problem: Correlation | PatchSums, gpu: Gpu) -> str | None:
-        """Beside cuDNN, and where that may not be taken beside the kernels that read patches."""
+        """Compare with cuDNN, and where that may not be taken with the kernels that read patches."""
         if gpu.capability != 9:
             return "it is measured on Hopper alone"
         if not gpu.library or isinstance(problem, PatchSums) or problem.transposed:
@@ -57,7 +57,7 @@ class Product(Form[Any]):
         return None
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
-        """That of linear, which it chooses by itself."""
+        """Leave the launch to linear, which chooses it itself."""
         return Launch(None, 0, 0, extra={self.name: True})  # type: ignore[arg-type]
 
 

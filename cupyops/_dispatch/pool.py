@@ -102,7 +102,7 @@ class Bands(Form[Problem]):
         return Launch(self.kernel, bands.grid, bands.block, bands.shared, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     def _bands(self, problem: Problem, gpu: Gpu) -> _Bands:
@@ -152,7 +152,7 @@ class Nhwc(Form[Problem]):
         return Launch(self.kernel, ceil_div(threads, BLOCK), BLOCK, template=template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 
@@ -207,7 +207,7 @@ class Global(Form[Problem]):
         return Launch(self.kernel, ceil_div(planes, each), BLOCK, shared if fits else 0, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 

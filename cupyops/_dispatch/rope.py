@@ -135,7 +135,7 @@ class Rows(Form[Problem]):
         return Launch(rope_rows, grid, block, template={"T": problem.dtype}, args=(rows, half, size, _layout(walked)))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_rows,)
 
 
@@ -167,7 +167,7 @@ class Even(Rows):
         return Launch(rope_even, ceil_div(rows * units, BLOCK), BLOCK, template=template, args=(_bytes(even),))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_even,)
 
 
@@ -217,7 +217,7 @@ class Staged(Form[Problem]):
         return Launch(rope_staged, grid, STAGED_THREADS, shared, {"T": problem.dtype}, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_staged,)
 
 
@@ -247,7 +247,7 @@ class Heads(Form[Problem]):
         return Launch(rope_heads, groups * ceil_div(heads, chunk), (threads, together), template=template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_heads,)
 
 

@@ -57,7 +57,7 @@ def summed(x: Any, dim: list[int], keepdim: bool, dtype: Any, size: list[int]) -
 
 
 def layer_norm(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float) -> str:
-    """Rows are whole."""
+    """Rule of layer_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
     return f"...{row}, {row}, {row} -> ...{row}"
 
@@ -81,19 +81,19 @@ def rms_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, eps: floa
 
 
 def rms_norm(x: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
-    """Rows are whole."""
+    """Rule of rms_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
     return f"...{row}, {row} -> ...{row}"
 
 
 def add_rms_norm(x: Any, residual: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
-    """Rows are whole."""
+    """Rule of add_rms_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
     return f"...{row}, ...{row}, {row} -> ...{row}, ...{row}"
 
 
 def group_norm(x: Any, *more: Any) -> str:
-    """Samples are whole."""
+    """Rule of group_norm: samples are whole."""
     dims = _dims(x.ndim, range(1, x.ndim))
     return f"{dims}, B, B -> {dims}"
 
@@ -105,7 +105,7 @@ def batch_norm(x: Any, *more: Any) -> str:
 
 
 def batch_norm_inference(x: Any, *more: Any) -> str:
-    """Statistics are given."""
+    """Rule of batch_norm with given statistics."""
     dims = _dims(x.ndim)
     return f"{dims}, b, b, b, b -> {dims}"
 
@@ -117,7 +117,7 @@ def batch_norm_act(x: Any, *more: Any) -> str:
 
 
 def batch_norm_act_inference(x: Any, *more: Any) -> str:
-    """Statistics are given."""
+    """Rule of batch_norm_act with given statistics."""
     dims = _dims(x.ndim)
     return f"{dims}, b, b, {dims}, b, b -> {dims}"
 
@@ -188,7 +188,7 @@ def nll_loss(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str
 def fused_linear_cross_entropy(
     x: Any, weight: Any, target: Any, bias: Any, class_weight: Any, ignore_index: int, reduction: str, *more: Any
 ) -> str:
-    """Rows, each with all classes."""
+    """Rule of fused_linear_cross_entropy: rows, each with all classes."""
     row = "R" if reduction == "mean" else "r"
     return f"{row}K, CK, {row}, C, C -> {row if reduction == 'none' else ''}"
 
@@ -222,7 +222,7 @@ def decode_attention(q: Any, k: Any, v: Any, lengths: Any, table: Any, *more: An
 
 
 def rope(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool, seq_dim: int, back: bool) -> str:
-    """Rows are whole, and so is what counts positions."""
+    """Rule of rope: rows are whole, and so is what counts positions."""
     dims = _dims(x.ndim, {seq_dim % x.ndim, x.ndim - 1})
     seq = dims[seq_dim % x.ndim]
     at = "*" if positions is None else seq if positions.ndim == 1 else f"a{seq}"

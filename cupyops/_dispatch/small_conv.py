@@ -120,7 +120,7 @@ def unsupported(
 
 
 class Fma(Form[Problem]):
-    """By FMAs: a thread has a window of some filters, and a share of the channels."""
+    """Form by FMAs: a thread has a window of some filters, and a share of the channels."""
 
     summary = "a thread has a window of {} filters and a share of the channels"
 
@@ -162,7 +162,7 @@ class Fma(Form[Problem]):
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     def _has(self, problem: Problem) -> bool:
@@ -174,7 +174,7 @@ class Fma(Form[Problem]):
 
 
 class Mma(Form[Problem]):
-    """By tensor cores: a warp has 8 windows and 8 filters of each of its fragments."""
+    """Form by tensor cores: a warp has 8 windows and 8 filters of each of its fragments."""
 
     summary = "a warp has 8 windows of {} filters, and a block its filters in shared memory for many tiles"
 
@@ -213,7 +213,7 @@ class Mma(Form[Problem]):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     def _plan(self, problem: Problem, gpu: Gpu) -> tuple[int, int, int, tuple[int, int, int]]:
@@ -262,7 +262,7 @@ class MmaWeight(Form[Problem]):
         return Launch(self.kernel, grid, 32 * taps * parts, shared, {"T": problem.dtype, "K": taps}, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 

@@ -194,7 +194,7 @@ class Tile(Form[Any]):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     @property
@@ -252,7 +252,7 @@ class Splits(Tile):
         return "there is too little of k" if p.k < 2 * LEAST_SHARE else None
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """Not measured; beside the kernels of this library a model of the time chooses."""
+        """Compare by a model of the time with this library's kernels; PyTorch's product is not measured against it."""
         p = gemm.gemm_of(problem)
         if gpu.library:
             return "it is not measured to be faster than cuBLAS"
@@ -323,7 +323,7 @@ def run(
 
 
 def _stored(p: Problem) -> tuple[bool, bool]:
-    """For each operand, True if it is stored with k outside."""
+    """Flags of the operands: True if it is stored with k outside."""
     return _k_outside(p.a, p.k), _k_outside(p.b, p.k)
 
 
