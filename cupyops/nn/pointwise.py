@@ -134,7 +134,7 @@ def _of_image(grad_y: Tensor, x: Tensor, half: Tensor, more: Tensor | None, adde
 
 
 def _of_weight(grad_y: Tensor, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:
-    """In float32 as a product, which is not rounded on the way, and not cast."""
+    """Compute the weight's gradient; for a wider weight as a float32 product, with no rounding or cast on the way."""
     if weight.dtype is x.dtype:
         found: Tensor = torch.ops.aten.convolution_backward(grad_y, x, half, *_GEOMETRY, [False, True, False])[1]
         return found

@@ -75,7 +75,7 @@ def backward(saved, grad_y, x, num_groups, weight, bias, keeps_format, needs_gra
 
 
 def _read_in(memory: torch.memory_format, x: Tensor, num_groups: int) -> torch.memory_format:
-    """In which format kernels read and write: that of the result where a form takes it, else contiguous."""
+    """Memory format in which kernels read and write: that of the result where a form takes it, else contiguous."""
     return memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
 
 

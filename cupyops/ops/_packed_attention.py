@@ -68,7 +68,7 @@ def backward(saved, grad_y, whole, sizes, strides, offsets, is_causal, scale, y)
 
 @_packed_attention.reference_backward
 def reference_backward(saved, grad_y, whole, sizes, strides, offsets, is_causal, scale):
-    """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    """Differentiate through scores in memory: PyTorch's fused functions have no second derivative."""
     with torch.enable_grad():
         given = whole.view_as(whole) if whole.requires_grad else whole.detach().requires_grad_()
         y = _in_steps(*parts_of(given, sizes, strides, offsets), is_causal, scale)

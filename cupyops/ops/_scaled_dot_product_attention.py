@@ -84,7 +84,7 @@ def backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale, y, n
 
 @_sdpa.reference_backward
 def reference_backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale):
-    """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    """Differentiate through scores in memory: PyTorch's fused functions have no second derivative."""
     floating = attn_mask is not None and attn_mask.dtype != torch.bool
     tensors = (query, key, value, attn_mask) if floating else (query, key, value)
     with torch.enable_grad():

@@ -82,7 +82,7 @@ class _Adam(Fused):
         return entries
 
     def _adopt(self, state: MutableMapping[Tensor, dict[str, Any]], groups: Sequence[Group]) -> None:
-        """With steps as PyTorch has them now, of a parameter each: older ones, Apex's too, have one for the group."""
+        """Give each parameter a step, as PyTorch has it now, in states with one for the group: older ones and Apex's."""
         for group in groups:
             for param in group["params"]:
                 if (of := state.get(param)) and ("step" in of or "step" in group):
@@ -160,7 +160,7 @@ class _Adam(Fused):
         return batch.bank is not None or batch.states[-1][0].dtype is torch.float32
 
     def _again(self, batch: Batch) -> bool:
-        """With the steps that have been taken now, which are to be the same still."""
+        """Update a batch's common step count; return True if all its parameters have the same still."""
         if batch.bank is not None:
             steps = batch.bank.tolist()
             batch.variant = steps[0]
@@ -206,7 +206,7 @@ class _Adam(Fused):
             half.by_rounding(step, *columns, scaled, self._seed(group))
 
     def _adam(self, group: Group, params: Any, grads: Any, states: Any, steps: Any) -> None:
-        """By PyTorch's function."""
+        """Update by PyTorch's function."""
         names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
         adam(
             params,

@@ -139,7 +139,7 @@ class Fused(torch.optim.Optimizer):
         return norm
 
     def _check_clipped(self, closure: Callable[[], Any] | None) -> None:
-        """In the step after `clip_grad_norm_`: whether these are the gradients."""
+        """Check, in the step after `clip_grad_norm_`, that the gradients are those that were clipped."""
         changed = self._clipped is None or self._clipped.changed(self._params())
         if changed is None:
             self._factor = None  # of others, which are gone

@@ -69,7 +69,7 @@ def widened_state(param: Tensor, given: Any) -> dict[str, Any]:
 
 
 def widened(param: Tensor) -> Tensor:
-    """In fp32, laid out as it is."""
+    """Copy to fp32, with the same layout."""
     return param.detach().to(torch.float32, copy=True, memory_format=torch.preserve_format)
 
 

@@ -168,7 +168,7 @@ def adjusted(how: str | None, shape: torch.Size) -> float:
 
 
 def _scale(params: list[Tensor], factor: float | Tensor) -> None:
-    """On a CPU one by one: all at once rounds the factor to a half type."""
+    """Multiply parameters by a factor; on a CPU one by one, as all at once would round the factor to a half type."""
     if params[0].is_cuda:
         torch._foreach_mul_(params, factor)
     else:

@@ -58,7 +58,7 @@ class Batch:
         self.owners, self.params, self.grads, self.states = [], [], [], []
 
     def launches(self, *states: list[Tensor] | None) -> list[TableLaunch]:
-        """Over parameters, gradients and these; in a later step the gradients alone are taken to have moved."""
+        """Launches over parameters, gradients and these; in a later step the gradients alone are taken to have moved."""
         if self._moving is None:
             self._moving = MovingTables((self.params, self.grads, *states))
         else:
