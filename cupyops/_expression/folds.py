@@ -34,12 +34,12 @@ class Fold:
 
     @classmethod
     def of(cls, name: str, **expressions: str) -> Fold:
-        """From what the user wrote of each."""
+        """Build the fold from what the user wrote of each role."""
         return cls(**{role: _assigning(f"{name}.{role}", text) for role, text in expressions.items()})
 
     @property
     def bodies(self) -> list[Body]:
-        """All four."""
+        """Bodies of all four expressions."""
         return [self.map, self.reduce, self.post, self.identity]
 
 

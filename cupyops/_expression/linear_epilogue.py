@@ -196,7 +196,7 @@ class Layer:
         return too_large(math.prod(call.input.shape[:-1]), *call.weight.shape)
 
     def forward(self, *args: Any) -> Any:
-        """By the product's own kernel, or by one that follows it."""
+        """Compute the layer by the product's own kernel, or by one that follows it."""
         call = self._call(args)
         rows, (weight, bias) = rows_of(call.input), contiguous(call.weight, call.bias)
         y = call.input.new_empty((*call.input.shape[:-1], weight.shape[0]))

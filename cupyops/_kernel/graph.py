@@ -125,8 +125,7 @@ class Graphed:
 
 
 def _leave(stream: torch.cuda.Stream) -> None:
-    """After a capture that failed: PyTorch's random numbers stay inside one that CUDA refuses to end, and the next would
-    raise. One that is ended takes them out."""
+    """Take PyTorch's random numbers out of a failed capture, by one that succeeds: else the next capture would raise."""
     with contextlib.suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is empty
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):

@@ -78,7 +78,7 @@ def kernels(folder: Path | None = None) -> list[Kernel]:
 
 
 def _after_fork() -> None:
-    """In the child: nobody will release a lock that another thread held, and nothing is loaded on a device."""
+    """Reset a child process: nobody will release a lock that another thread held, and nothing is loaded on a device."""
     for kernel in kernels():
         kernel._lock = threading.Lock()
         kernel._table.clear()
@@ -435,7 +435,7 @@ class Kernel(ByName, Template):
             return specialised.launch(anchor, configuration, args, record)
 
     def _make_fast(self, specialised: Specialised, loaded: Loaded) -> None:
-        """From now on these template values, on this device, take the fast path."""
+        """Let these template values, on this device, take the fast path."""
         with self._lock:
             if self._specialised.get(specialised.values) is not specialised:
                 return  # the file has been edited meanwhile

@@ -37,7 +37,7 @@ def call_when_settings_change(function: Callable[[], None]) -> None:
 
 
 def settings_changed() -> None:
-    """Such a setting has changed."""
+    """Call the functions that wait for a change of settings."""
     for function in _when_settings_change:
         function()
 

@@ -337,7 +337,7 @@ def has_tangent(value: Any) -> bool:
 
 @contextmanager
 def above_autograd() -> Iterator[None]:
-    """Inside, autograd records again in an op that the dispatcher has called below it."""
+    """Let autograd record inside, in an op that the dispatcher has called below it."""
     keys = torch._C.DispatchKey
     with (
         torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),

@@ -1,4 +1,4 @@
-"""Whose precompiled kernels are run.
+"""Trust in precompiled kernels: whose are run.
 
 A cubin is code, and a folder beside a .cu file may be anybody's: in a shared folder with the sticky bit each user can make
 what is not there yet. So a file counts only where it and its folder belong to us, to root or to the owner of the .cu file,

@@ -96,7 +96,7 @@ def _blanked(text: str, spans: Sequence[tuple[int, int]], kept: Sequence[tuple[i
 
 
 def closing(code: Sequence[Token], at: int, end: int) -> int:
-    """Behind the bracket that closes the one at `at`; alternatives behind an `#else` are passed over."""
+    """Position after the bracket that closes the one at `at`; alternatives behind an `#else` are passed over."""
     depth, branch = 0, code[at].branch
     for index in range(at, end):
         one = code[index]
@@ -108,7 +108,7 @@ def closing(code: Sequence[Token], at: int, end: int) -> int:
 
 
 def _past_alternatives(code: Sequence[Token], opening: int, at: int, end: int) -> int:
-    """Behind a closing bracket, and what closes the same under an `#else`, where the opening one is before the `#if`."""
+    """Position after a closing bracket and its alternatives under an `#else`, where the opening one is before the `#if`."""
     one, after = code[at], at + 1
     if one.depth > code[opening].depth:
         while after < end and code[after].depth >= one.depth and code[after].branch > one.branch:
@@ -117,7 +117,7 @@ def _past_alternatives(code: Sequence[Token], opening: int, at: int, end: int) -
 
 
 def angle(code: Sequence[Token], at: int, end: int) -> int:
-    """Behind the `>` that closes the `<` at `at`."""
+    """Position after the `>` that closes the `<` at `at`."""
     depth = 0
     while at < end:
         text = code[at].text
@@ -239,7 +239,7 @@ def read(code: Sequence[Token], start: int, end: int, macros: frozenset[str]) ->
 
 
 def _behind(code: Sequence[Token], at: int, end: int) -> int:
-    """Behind the `;` of a type's declaration."""
+    """Position after the `;` of a type's declaration."""
     while at < end and code[at].text != ";":
         at = closing(code, at, end) if code[at].text in _OPENS else at + 1
     return min(at + 1, end)

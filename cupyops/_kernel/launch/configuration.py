@@ -79,7 +79,7 @@ class Configuration:
         cluster: Any = None,
         overlap: Any = False,
     ) -> Configuration:
-        """From ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
+        """Read ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
         grid3, block3 = _triple("grid", grid), _triple("block", block)
         if any(g < 0 or g > limit for g, limit in zip(grid3, _MAX_GRID)):
             raise LaunchError(f"grid {grid3} is outside CUDA's limits {_MAX_GRID}; take fewer blocks, each doing more")

@@ -29,7 +29,7 @@ Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
 
 
 class Refused(Exception):
-    """Inside a generated launch: the full path is to look at this call."""
+    """Signal of a generated launch that the full path is to look at this call."""
 
 
 def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any, new_slot: Any) -> tuple[Any, ...]:
@@ -158,7 +158,7 @@ def key(values: Sequence[Any]) -> Any:
 
 
 def boundaries(arguments: Sequence[Argument]) -> tuple[tuple[str, int], ...]:
-    """For each argument, its name and the alignment that the checks assume, which also marks possible tensor maps."""
+    """Name and assumed alignment of each argument; the alignment also marks possible tensor maps."""
     return tuple((argument.name, _checked_boundary(argument)) for argument in arguments)
 
 

@@ -64,7 +64,7 @@ def told(where: str) -> Iterator[None]:
 
 @contextmanager
 def awaited(where: str, device: int) -> Iterator[None]:
-    """With `CUPYOPS_DEBUG=1`, wait for the launch made inside, and for what came before it."""
+    """Wait for the launch made inside, and for what came before it, if `CUPYOPS_DEBUG=1`."""
     if not debug or torch.cuda.is_current_stream_capturing():
         yield
         return

@@ -21,7 +21,7 @@ class Holder(Protocol):
     """Memory of the variables of one module."""
 
     def read(self, symbol: str, size: int) -> Any:
-        """The bytes."""
+        """Return the bytes."""
 
     def write(self, symbol: str, content: Any) -> None:
         """Set all bytes."""

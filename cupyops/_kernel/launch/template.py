@@ -74,7 +74,7 @@ class Template:
         )
 
     def _or_a_type(self, name: str) -> str:
-        """For who writes `f<float, Add>` and means the type: where one argument has a value, the others may."""
+        """Advise on `f<float, Add>` where a type is meant: if one argument has a value, the others may have one."""
         return f", or write ::{name} where a type of the source is meant" if self.template != self._written else ""
 
     def combinations(self) -> list[tuple[Any, ...]]:

@@ -268,7 +268,7 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """In bytes, innermost first but without it. That of a dimension of one element does not matter: any that will do."""
+    """Strides in bytes, innermost first but without it. A dimension of one element may have any stride."""
     if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
         arguments.fail("x.stride()", x.stride(), "1 in the last dimension, as .contiguous() has it")
     found: list[int] = []

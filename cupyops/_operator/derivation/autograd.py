@@ -46,7 +46,7 @@ class ForwardCall:
         )
 
     def needs(self, asked: Sequence[bool]) -> list[bool]:
-        """For each parameter, True if its gradient is wanted."""
+        """Flags of the parameters: True if its gradient is wanted."""
         return _needs(self.of, asked)
 
     def chooses(self, values: Sequence[Any]) -> bool:
@@ -56,7 +56,7 @@ class ForwardCall:
         return sum(one.numel() for one in values if one is not None) >= _LARGE
 
     def asked(self, ctx: Any, values: Sequence[Any]) -> tuple[bool, ...]:
-        """For each argument of the autograd.Function, True if its gradient is wanted.
+        """Flags of the arguments of the autograd.Function: True if its gradient is wanted.
 
         Those are all that forward knew of. Of large tensors those that the backward under way will use, since
         `torch.autograd.grad` may ask for one alone: autograd is asked for each, which small calls would notice.

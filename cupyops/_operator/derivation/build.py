@@ -1,4 +1,4 @@
-"""From two equal recordings to a plan: the function that checks a call's signature and replays it."""
+"""Conversion of two equal recordings to a plan: the function that checks a call's signature and replays it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .replay import Body, Retry, Unfit, leave_on_error, needed
 from .steps import Alloc, Inner, Recording, filled, numbers_in
 
 machines: dict[str, Callable[[torch.device], Machine]] = {"cuda": Machine}
-"""By type of device, what generated code runs on; where there is none, recordings are interpreted."""
+"""Functions that generated code calls, by type of device; where there are none, recordings are interpreted."""
 
 
 class Plan:

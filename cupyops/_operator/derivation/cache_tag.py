@@ -33,7 +33,7 @@ _tag = ""
 
 
 def enter(name: str, roles: Sequence[Any]) -> None:
-    """From now on the tag holds a digest of an operator's roles; those of this package are in its own."""
+    """Add the digest of an operator's roles to the tag; those of this package are in its own digest."""
     global _tag
     if not all(_is_ours(role) for role in roles if callable(role)) or not name.startswith(f"{_PACKAGE}::"):
         _digests[name] = _digest(roles)

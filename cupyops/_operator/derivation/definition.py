@@ -467,7 +467,7 @@ class Definition:
         self._choose_kept()
 
     def _choose_kept(self) -> None:
-        """For backward by kernels, what its roles name is kept; all the inputs, where the reference is differentiated."""
+        """Choose what is kept: for kernels what the roles name, and all inputs where the reference is differentiated."""
         roles = [role for role in (self.launch_backward, self.gradient) if role is not None]
         named = {i for role in roles for i in role.inputs}
         everything = self.gradient is None or self.launch_backward is None

@@ -88,7 +88,7 @@ class Maps:
         self.addresses: tuple[int, ...] = ()
 
     def move(self, addresses: tuple[int, ...]) -> None:
-        """From now on they are those of tensors at `addresses`."""
+        """Point the maps at tensors at `addresses`."""
         before, self.addresses = self.addresses, ()  # should one of them fail, all are made anew
         if before:
             for one, old, new in zip(self._maps, before, addresses):

@@ -293,7 +293,7 @@ class PlannedCall(ForwardCall):
 
     @classmethod
     def of_recording(cls, recording: Recording) -> PlannedCall | None:
-        """For the operator that a recording runs with a gradient, if there is one."""
+        """Make the record for the operator that a recording runs with a gradient; None where there is none."""
         inner = recording.inner
         if inner is None:
             return None
@@ -322,7 +322,7 @@ class PlannedCall(ForwardCall):
     def gradients(
         self, tensors: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool], last: bool
     ) -> list[Tensor | None]:
-        """By the roles. What forward saved in a shared allocation is returned as a copy, and has its own from then on."""
+        """Compute the gradients by the roles; copy one in forward's shared memory, and share that no more from then on."""
         found = super().gradients(tensors, grads, needs, last)
         pooled = {place: one for place, one in enumerate(self.saved or ()) if not isinstance(one, int)}
         if pooled and not batched(grads):  # of a batch the reference makes all anew
@@ -401,7 +401,7 @@ def off_if_asked() -> None:
 
 
 def _after_fork() -> None:
-    """In the child: nobody will release a lock that another thread held, and nothing is loaded on a device."""
+    """Reset a child process: nobody will release a lock that another thread held, and nothing is loaded on a device."""
     global _changing
     _changing = threading.RLock()
     forget_all()

@@ -119,7 +119,7 @@ class Registration:
             )
 
     def _wait(self, name: str) -> None:
-        """From now on the ops are to be registered under this name."""
+        """Announce the ops under this name, to be registered when they are first asked for."""
         self.name = name
         _waiting[name] = self
         namespace, _, short = name.partition("::")
@@ -371,7 +371,7 @@ class Registration:
 
 
 def _needed(ctx: Any) -> list[bool]:
-    """For each argument, True if its gradient is wanted. PyTorch takes an empty list, of numbers too, for one of tensors."""
+    """Flags of the arguments: True if its gradient is wanted. PyTorch takes an empty list, of numbers too, for tensors."""
     return [need is True for need in ctx.needs_input_grad]
 
 

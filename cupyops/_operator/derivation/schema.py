@@ -1,4 +1,4 @@
-"""From the reference's annotations to the schema by which torch.library knows an operator."""
+"""Schema of an operator for torch.library, from the reference's annotations."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Tensor:
 
 
 def choose(tensors: Sequence[Tensor], mesh: Sequence[int]) -> list[Label | None]:
-    """Along which label each dimension of a mesh splits the work: where the least has to be sent. None: nowhere.
+    """Choose the label along which each dimension of a mesh splits the work, to send the least. None: no split.
 
     Where nothing is split, nothing becomes so: the work is done on every device, as PyTorch does it.
     """

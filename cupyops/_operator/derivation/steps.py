@@ -32,7 +32,7 @@ class Alloc:
 
     @property
     def nbytes(self) -> int:
-        """From the first element to the last."""
+        """Bytes from the first element to the last."""
         if 0 in self.size:
             return 0
         return (1 + sum((size - 1) * step for size, step in zip(self.size, self.stride))) * self.dtype.itemsize
