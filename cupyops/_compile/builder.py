@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, meta: torch.Tensor, sizes: Sizes) -> Result:
-        """From the FakeTensor of a node."""
+        """Describe a result by the FakeTensor of its node."""
         return cls(sizes.numbers(meta.shape), meta.dtype, sizes.numbers(meta.stride()), meta)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""With `CUPYOPS_DEBUG=1` each program runs beside PyTorch, and the first result that differs is an error."""
+"""Check of programs with `CUPYOPS_DEBUG=1`: each runs beside PyTorch, and the first result that differs is an error."""
 
 from __future__ import annotations
 

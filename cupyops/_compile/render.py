@@ -265,7 +265,7 @@ class Rendered:
         return lines
 
     def _reduce(self, reductions: Sequence[Reduction], stage: int) -> list[str]:
-        """From the values of threads to those of rows."""
+        """Write the reduction of threads' values to those of rows."""
         names = [(self.trace.reductions[r], COMPUTED[r.dtype], OPERATION[r.op]) for r in reductions]
         threads = self.threads
         if threads <= 32:

@@ -78,7 +78,7 @@ class Runner:
     # -- programs ------------------------------------------------------------------------------------------------------
 
     def prepare_early(self) -> None:
-        """On a GPU, compile the kernels of a graph without symbols while PyTorch compiles."""
+        """Compile the kernels of a graph without symbols while PyTorch compiles, on a GPU."""
         if self.device.type == "cuda" and not self.symbols.places and self.reason is None:
             self.only = self.prepare(Sizes())
 

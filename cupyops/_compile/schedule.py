@@ -186,7 +186,7 @@ class Schedule:
         return None
 
     def _operands_first(self, store: Store) -> None:
-        """Too much for one kernel: its operands are stored first."""
+        """Store the operands of a value first, which is too much for one kernel."""
         for one in store.value.inputs:
             base = viewed(one)
             if isinstance(base, (Buffer, Constant, Range)) or base.store is not None:
@@ -321,7 +321,7 @@ class Schedule:
             yield bundle
 
     def _sorted(self) -> list[Unit]:
-        """In the order of the graph, as far as what waits for what allows."""
+        """Sort units in the order of the graph, as far as their dependencies allow."""
         units: list[Unit] = [*self.lowering.calls, *self.groups]
         alive = set(units)
         number = {u: k for k, u in enumerate(sorted(units, key=lambda u: u.order))}

@@ -157,7 +157,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _step(writer: Writer, update: Node, name: str) -> int | None:
-    """By how much the update counts; None where it does something else."""
+    """Step by which the update counts; None where it does something else."""
     if update.type == "update_expression" and text(update.child_by_field_name("argument")) == name:
         return 1 if text(update.child_by_field_name("operator")) == "++" else -1
     if update.type == "assignment_expression" and text(update.child_by_field_name("left")) == name:

@@ -107,7 +107,7 @@ class Operator:
         return f"    # check this ({place or self.place}): {what}"
 
     def need(self, what: str) -> str:
-        """In the place of what has to be given: it raises until it is."""
+        """Return a placeholder for what the user has to give: it raises until it is replaced."""
         self.missing = True
         return f"_missing({what!r})"
 
@@ -151,7 +151,7 @@ class Operator:
         return f"{name}: {annotation}{optional}" + (f" = {default}" if default is not None else "")
 
     def _unsupported(self, without: Sequence[str]) -> None:
-        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken.
+        """Write the `unsupported` role: without elements the grid of the C++ is empty, and CUDA refuses to launch it.
 
         So it is where a gradient is wanted that the C++ has not.
         """

@@ -107,7 +107,7 @@ class Scope:
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """While a text of its own is translated, whose tokens are not those of the function."""
+        """Translate a text of its own inside, whose tokens are not those of the function."""
         done, self._done = self._done, set()
         try:
             yield

@@ -53,7 +53,7 @@ class Writer:
         self.scope.before = []
 
     def fail(self, error: NotTranslated) -> None:
-        """In the place of what has no translation."""
+        """Write an error in place of what has no translation."""
         place = f"{self.function.file}:{error.line}"
         self.scope.notes, self.scope.written, self.scope.before = [], [], []
         self.problems.append(f"{place}: not translated: {error.why}")

@@ -32,7 +32,7 @@ class Figure:
 
     @staticmethod
     def of(time: Time) -> Figure:
-        """From a time."""
+        """Make a figure of a time."""
         return Figure(rounded(time.median), rounded(time.low), rounded(time.high), time.samples)
 
 
@@ -79,7 +79,7 @@ class Row:
         return [way for way in WAYS if way in self.figures.get("ours", {})]
 
     def rate(self, who: str, way: str) -> float | None:
-        """In the unit of the row; None where there is no figure."""
+        """Rate in the unit of the row; None where there is no figure."""
         figure = self.figures.get(who, {}).get(way)
         if figure is None:
             return None

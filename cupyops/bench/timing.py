@@ -29,7 +29,7 @@ class Time:
 
     @staticmethod
     def of(samples: Sequence[float]) -> Time:
-        """From single samples, at least one."""
+        """Summarise single samples, at least one."""
         ordered = sorted(samples)
         low, high = (ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] for q in (0.25, 0.75))
         return Time(statistics.median(ordered), low, high, len(ordered))

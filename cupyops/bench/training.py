@@ -170,7 +170,7 @@ def measure(timed: Sequence[Timed]) -> list[Figures]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """With nothing left of what ran before, on the host or on the GPU."""
+    """Remove all that earlier runs have left on the host and on the GPU."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()

@@ -49,7 +49,7 @@ class Occupancy:
 
 
 def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy | None:
-    """For blocks of `threads` threads with `shared` bytes of shared memory; None for an architecture not known here."""
+    """Occupancy by blocks of `threads` threads with `shared` bytes of shared memory; None for an unknown architecture."""
     match = re.fullmatch(r"sm_(\d+)[af]?", arch)
     limits = _LIMITS.get(match.group(1)) if match is not None else None
     if match is None or limits is None:

@@ -77,7 +77,7 @@ class Allocation(Region):
         self.written = Region(written) if written is not None else None
 
     def restrict(self, low: int, high: int) -> None:
-        """For the launch to come, only bytes `low` to `high` may be touched."""
+        """Restrict the next launch to bytes `low` to `high`."""
         self.low, self.high, self.gaps = low, high, None
 
     def except_for(self, gaps: np.ndarray, told: str) -> None:
@@ -124,7 +124,7 @@ class Memory:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """From now on its addresses are nobody's."""
+        """Remove an allocation: its addresses are nobody's."""
         self.allocations.pop(allocation.number, None)
 
     def at(self, address: int) -> Allocation | None:

@@ -135,7 +135,7 @@ class TensorMap:
 
     @property
     def element_size(self) -> int:
-        """Bytes."""
+        """Bytes of an element."""
         return element_size(self.element)
 
     @property

@@ -196,7 +196,7 @@ class Case:
 
     @cached_property
     def slack(self) -> dict[str, float]:
-        """By how much the plain call itself is worse than allowed, 1 where it is not.
+        """Factor by which the plain call itself is worse than allowed, 1 where it is not.
 
         `accuracy` reports that. The other hazards judge what they vary by this measure, so that one fault shows in one row.
         """

@@ -136,7 +136,7 @@ class Poison:
             flat.set_(storage, 0, (storage.nbytes() // size,), (1,)).fill_(self.value(tensor.dtype))
 
     def value(self, dtype: torch.dtype) -> Any:
-        """For tensors of a dtype."""
+        """Poison for tensors of a dtype."""
         if dtype.is_complex:
             return complex(self.floating(dtype), self.floating(dtype))
         if dtype.is_floating_point:

@@ -27,7 +27,7 @@ def planted(tensor: Tensor, plant: Plant) -> Tensor:
 
 
 def one_nan(values: Tensor) -> None:
-    """In the middle."""
+    """Plant a NaN in the middle."""
     values.view(-1)[values.numel() // 2] = math.nan
 
 
@@ -61,7 +61,7 @@ def nearly_zero(values: Tensor) -> None:
 
 
 def denormals(values: Tensor) -> None:
-    """Too small for a normal number, with the smallest of these between."""
+    """Make values too small for a normal number, with the smallest of these between."""
     tiny = torch.finfo(values.dtype).tiny
     values.copy_(values.double().clamp(-1, 1) * (0.99 * tiny))
     values.view(-1)[::3] = tiny

@@ -327,7 +327,7 @@ def _rest(
 
 
 def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch.dtype, inner: list[int]) -> Value:
-    """Over the innermost dimensions in memory, then over the rest."""
+    """Reduce over the innermost dimensions in memory, then over the rest."""
     rest = [d for d in dims if d not in inner and x.shape[d] > 1]
     rows = math.prod(s for d, s in enumerate(x.shape) if d not in inner)
     columns = math.prod(x.shape[d] for d in inner)

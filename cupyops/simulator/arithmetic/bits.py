@@ -26,7 +26,7 @@ def count_ones(instruction: Instruction) -> Operation:
 
 
 def _ones_by_halves(a: Any) -> Any:
-    """For NumPy before 2.0: neighbouring counts are added, in fields that grow."""
+    """Count ones by adding neighbouring counts, in fields that grow; for NumPy before 2.0."""
     word = a.astype(_U64)
     masks = (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
     for shift, mask in zip((1, 2, 4), masks):

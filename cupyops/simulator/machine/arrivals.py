@@ -44,7 +44,7 @@ class Arrivals:
         barriers.deliver.append(self.deliver)
 
     def start(self, arrival: Arrival, reduces: bool = False) -> None:
-        """From now on its place belongs to it."""
+        """Begin an arrival, to which its place belongs until it has landed."""
         if (shadow := self._spaces.shared.shadow) is not None:
             series = self._barriers.series(arrival.barrier)
             shadow.start_copy(arrival.group, arrival.start, arrival.size, arrival.pc, series, reduces)

@@ -47,7 +47,7 @@ class _Tied:
 
 
 class Copies:
-    """All of a batch."""
+    """Copies of a batch."""
 
     def __init__(self, state: State, spaces: Spaces, barriers: MBarriers) -> None:
         self._state = state

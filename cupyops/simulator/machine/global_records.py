@@ -78,7 +78,7 @@ Check = Callable[[np.ndarray, np.ndarray, dict[Way, np.ndarray]], np.ndarray]
 
 
 class Owners:
-    """For each granule, the one block that has touched it: who last did, and when in each way.
+    """Record of the one block that has touched each granule: which thread last did, and when in each way.
 
     Where several blocks read what none has written, their reads are kept as they come, until one writes.
 
@@ -162,13 +162,13 @@ class Owners:
 
 
 class BlockRecord:
-    """For each granule, who last touched it in one way and when, and the last one before that of another block.
+    """Record of the last access to each granule in one way, and of the last one before that by another block.
 
     Blocks run the same text: where one fences, so do the others. Two of them are enough to find whether one is missing.
     """
 
     def __init__(self, who: np.ndarray, time: np.ndarray | None) -> None:
-        """From the last one of each granule and when that was, `NEVER` where it was not in this way; None: nobody."""
+        """Begin with each granule's last access and its time, `NEVER` where it was not in this way; None: nobody's."""
         self._granules = len(who)
         self.used = self._shared = False  # by several blocks
         self._who = self._time = self._previous = self._previous_time = np.empty(0, np.int64)

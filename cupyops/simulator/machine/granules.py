@@ -22,7 +22,7 @@ class Granules:
         self.width, self.shift = COARSEST, COARSEST.bit_length() - 1
 
     def narrow(self, width: int) -> int:
-        """From now on a granule has at most `width` bytes. Returns how many each one becomes, 1 where they stay."""
+        """Narrow granules to at most `width` bytes. Returns the number of pieces that each becomes, 1 where they stay."""
         width = max(width, self._finest)
         if width >= self.width:
             return 1
@@ -31,7 +31,7 @@ class Granules:
         return pieces
 
     def narrow_all(self) -> int:
-        """From now on they are as narrow as they can be."""
+        """Narrow granules as far as they can be."""
         return self.narrow(self._finest)
 
     def of(self, position: np.ndarray, width: int) -> np.ndarray:

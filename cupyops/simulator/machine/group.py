@@ -128,7 +128,7 @@ class Group:
         return Group(self.batch, threads, len(threads))
 
     def lanes_present(self) -> np.ndarray:
-        """For each warp of the batch, a bit for each lane that is in this group."""
+        """Bits of each warp of the batch: one for each lane that is in this group."""
         found = self._cache.get("present")
         if found is None:
             found = self._cache["present"] = lane_bits(self.batch, self.get("slot"))
@@ -171,7 +171,7 @@ class Selection:
 
 
 def lane_bits(batch: Batch, slots: np.ndarray) -> np.ndarray:
-    """For each warp, a bit for each lane among `slots`."""
+    """Bits of each warp: one for each lane among `slots`."""
     flags = np.zeros(batch.warps * 32, np.bool_)
     flags[slots] = True
     return np.packbits(flags, bitorder="little").view(np.uint32)

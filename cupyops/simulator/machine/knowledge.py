@@ -70,7 +70,7 @@ class Knowledge:
         return self._known[:, threads].max(1)
 
     def tell(self, threads: np.ndarray, told: np.ndarray) -> None:
-        """Now they know that too."""
+        """Add to what these threads know what others have told them."""
         rows = self._room[: len(told)]
         rows[:, threads] = np.maximum(rows[:, threads], told[:, None])
 

@@ -47,7 +47,7 @@ class MBarriers:
         return self._shared.positions(group, address, 8, "mbarrier access", pc, anywhere)
 
     def series(self, position: int) -> int:
-        """By which the phases of an mbarrier are counted."""
+        """Number of the series that counts the phases of an mbarrier."""
         assert self._state.knowledge is not None
         block, offset = divmod(position, self._state.shared_stride)
         return self._state.knowledge.series(Series.PHASES, block, offset)

@@ -70,7 +70,7 @@ class Scheduler:
         self.steps = 0
 
     def run(self) -> None:
-        """Until every thread has left. Raises `Deadlock` or `StepLimit`."""
+        """Run until every thread has left. Raises `Deadlock` or `StepLimit`."""
         while self._ready or self.barriers.waiting or self._halfway:
             if not self._ready and not self._halfway:
                 raise self._deadlock()
@@ -134,8 +134,10 @@ class Scheduler:
         return min(candidates), _Urgency.NONE
 
     def _last_resort(self) -> tuple[int, _Urgency] | None:
-        """Every group waits. Warps that are complete go on without the others, then lanes that stand at different copies
-        of one instruction; then spinning groups take their turns.
+        """Choose what runs when every group waits.
+
+        Warps that are complete go on without the others, then lanes that stand at different copies of one instruction; then
+        spinning groups take their turns.
         """
         for number in sorted(self._lacking & self._ready.keys()):
             complete = self._complete(self._state.code.blocks[number], self._gather(self._ready[number]))

@@ -105,7 +105,7 @@ class Access:
 
 
 class Record:
-    """For each granule, who made the last access of one kind, and when."""
+    """Record of the last access of one kind to each granule: who made it, and when."""
 
     def __init__(self, granules: int) -> None:
         self.who = np.zeros(granules, np.int64)

@@ -341,7 +341,7 @@ class Generic(Space):
 
 @dataclass(frozen=True)
 class Spaces:
-    """All of them."""
+    """State spaces of one launch."""
 
     global_: Global
     shared: Shared

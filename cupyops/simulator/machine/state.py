@@ -137,7 +137,7 @@ class State:
         self.registers = [None if dtype is None else np.zeros(batch.threads, dtype) for dtype in dtypes]
 
     def live_lanes(self) -> np.ndarray:
-        """For each warp, a bit for each lane that has not left."""
+        """Bits of each warp: one for each lane that has not exited."""
         return lane_bits(self.batch, self.batch.per_thread["slot"][~self.exited])
 
     def now(self, pc: int) -> int:

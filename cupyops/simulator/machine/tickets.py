@@ -1,4 +1,4 @@
-"""For each granule of shared memory the last work of one kind that goes on beside the threads."""
+"""Records of the last work of one kind at each granule of shared memory that goes on beside the threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tickets:
         return self._series.take(granule), self._count.take(granule)
 
     def note(self, granule: np.ndarray, series: Any, count: Any, pc: int | None = None) -> None:
-        """Such work begins there, or it is known now when it will be over."""
+        """Note work that begins there, or the count with which it will be over, once that is known."""
         self._series[granule], self._count[granule] = series, count
         if pc is not None:
             self.pc[granule] = pc

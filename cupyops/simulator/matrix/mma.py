@@ -84,7 +84,7 @@ def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def count_of_xor(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """For rows of bits: the number of places where a row of A and a row of B differ."""
+    """Number of places where a row of A and a row of B differ, for rows of bits."""
     return a.sum(-1)[..., :, None] + b.sum(-1)[..., None, :] - 2 * dot(a, b)
 
 

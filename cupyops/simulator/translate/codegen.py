@@ -340,7 +340,7 @@ class BlockWriter:
         return lines
 
     def _watch(self) -> None:
-        """In a kernel that may read the sums of a product too early: whose sums are in which registers."""
+        """Write the tracking of products' sums in registers, in a kernel that may read them too early."""
         step = self._kernel.products.steps.get(self.pc)
         if step is None:
             return

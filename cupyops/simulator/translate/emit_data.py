@@ -33,7 +33,7 @@ def space_of(instruction: Instruction) -> str:
 
 
 def _memory_of(instruction: Instruction) -> str:
-    """Through which of the machine's spaces an instruction reaches memory."""
+    """Name of the machine's space through which an instruction reaches memory."""
     reaches_all = "shared::cluster" in instruction.modifiers
     return _SPACES["shared::cluster" if reaches_all else space_of(instruction)]
 

@@ -69,7 +69,7 @@ class Layout:
         return {number for number in range(len(self.parameter_names)) if written & _parameter(number)}
 
     def _origins(self, instructions: list[Instruction]) -> dict[str, int]:
-        """For each register where it may come from: `_MEMORY` and `_parameter` bits."""
+        """Possible origins of each register's value: `_MEMORY` and `_parameter` bits."""
         sources: dict[str, int] = {}
         passed_on = []  # (the registers written, the registers read) of what is no load
         for instruction in instructions:

@@ -37,7 +37,7 @@ class Products:
 
 @dataclass
 class _State:
-    """At one place of the kernel, over all paths that lead there."""
+    """State at one place of the kernel, over all paths that lead there."""
 
     under_way: dict[str, int]  # register -> groups committed since its product, the fewest
     touched: set[str]  # since the last fence

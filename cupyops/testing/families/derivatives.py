@@ -66,7 +66,7 @@ def gradient_penalty(case: Case) -> None:
 
 @hazard("forward-mode AD gives the right tangents")
 def forward_ad_tangents(case: Case) -> None:
-    """With dual tensors; a tangent that is lost counts as zero."""
+    """Compare with dual tensors; a tangent that is lost counts as zero."""
     case.needs_gradient()
 
     def tangents(function: Function, call: Call) -> list[Tensor]:
@@ -100,7 +100,7 @@ def jvp(case: Case) -> None:
 
 @hazard("torch.func.vmap gives what a loop gives")
 def vmap(case: Case) -> None:
-    """Over a new dimension of every input that wants a gradient (or is floating-point), and of each of them alone."""
+    """Map over a new dimension of every input that wants a gradient (or is floating-point), and of each of them alone."""
     case.needs_known_sizes()
     case.needs_new_outputs()
     old = case.call.tensors() or case.needs_floating()

@@ -99,7 +99,7 @@ def special_values(case: Case) -> None:
 
 @hazard("values near 1, near 0 and in the thousands give PyTorch's answer, as inexact as fast instructions may be")
 def approximations(case: Case) -> None:
-    """In the simulator each approximate instruction errs as far as the PTX manual allows.
+    """Let each approximate instruction err as far as the PTX manual allows, in the simulator.
 
     Near 1 a fast logarithm is wrong, near 0 what is a difference, far from 0 a fast sine.
     """
