@@ -85,7 +85,7 @@ def dim(name: str, value: Any, ndim: int) -> int:
 
 
 def in_range(where: str, values: Tensor, limit: int, expected: str, ignored: int | None = None) -> None:
-    """Check that the integers are in [0, limit), where they can be read: on the CPU, by nobody who records or transforms the call.
+    """Check that integers are in [0, limit), where they can be read: on the CPU, while nobody records or transforms a call.
 
     `where` has {} for the number of an element; the words are those that the kernels print before they stop.
     """
