@@ -63,7 +63,7 @@ def layer_norm(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps:
 
 
 def layer_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float, dtype: Any) -> str:
-    """As layer_norm."""
+    """Rule of layer_norm with another dtype of its result."""
     return layer_norm(x, normalized_shape, weight, bias, eps)
 
 
@@ -76,7 +76,7 @@ def add_norm_lowered(
 
 
 def rms_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, eps: float | None, dtype: Any) -> str:
-    """As rms_norm."""
+    """Rule of rms_norm with another dtype of its result."""
     return rms_norm(x, normalized_shape, weight, eps)
 
 
@@ -171,7 +171,7 @@ def cross_entropy(x: Any, target: Any, weight: Any, ignore_index: int, reduction
 
 
 def cross_entropy_fp32(x: Any, target: Any, ignore_index: int, reduction: str, label_smoothing: float) -> str:
-    """As cross_entropy, without weights."""
+    """Rule of cross_entropy without weights."""
     return cross_entropy(x, target, None, ignore_index, reduction, label_smoothing)
 
 

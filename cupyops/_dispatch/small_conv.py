@@ -88,12 +88,12 @@ class Problem(NamedTuple):
 
 
 def pooled(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Of conv2d_relu_max_pool2d, forward and the gradient of weight."""
+    """Problem of conv2d_relu_max_pool2d, forward and the gradient of weight."""
     return Problem(sizes, taps, dtype, sizes[5:7], sizes.channels, sizes.filters)
 
 
 def pooled_input(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Of its gradient of x: a correlation of what grad_y is before the pooling, by filters turned round."""
+    """Problem of its gradient of x: a correlation of grad_y before the pooling, by filters turned round."""
     return Problem(sizes, taps, dtype, _windows(*sizes[2:4]), sizes.filters, sizes.channels)
 
 
