@@ -20,7 +20,7 @@ _ELEMENTWISE, _BLOCKS = 256, 1 << 12
 
 
 def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
-    """About what a mean divides by: in fp16 the gradients of the logits would vanish if they were divided so early."""
+    """Approximate divisor of a mean: in fp16 the gradients of the logits would vanish if they were divided so early."""
     if dtype is not torch.float16 or reduction != "mean" or type(rows) is not int:
         return 1
     return 1 << min(max(rows, 1).bit_length() - 1, 15)

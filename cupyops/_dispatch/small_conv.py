@@ -314,7 +314,7 @@ class FmaWeight(Form[Problem]):
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One, and that which adds what blocks found."""
+        """Kernels: the gradient, and the sum over what blocks found."""
         return self.kernel, conv2d_direct_sum
 
 

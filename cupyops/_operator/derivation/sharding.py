@@ -118,7 +118,7 @@ class Tensor:
         return index if self.shape[index] != 1 else None
 
     def cost(self, label: Label | None, mesh_dim: int) -> int:
-        """About how many bytes a device has to be sent, where the tensor is to be split at `label` on a mesh dimension."""
+        """Approximate bytes to be sent to a device if the tensor is to be split at `label` on a mesh dimension."""
         placement, place = self.placements[mesh_dim], self.place(label)
         if placement.is_replicate():
             return 0

@@ -28,7 +28,7 @@ _REDUCED = {"tf32": "f32", "u8": "u32", "u16": "u32"}  # types by which elements
 
 
 class Bulk:
-    """All of them, of a batch."""
+    """Bulk copies and TMA tiles of a batch."""
 
     def __init__(
         self,
