@@ -188,7 +188,7 @@ def use_form(*names: str) -> Iterator[None]:
     """
     wanted = dict(_asked)
     for name in names:
-        wanted |= _found(name)
+        wanted |= _forms_named(name)
     before = dict(_asked)
     _asked.clear()
     _asked.update(wanted)
@@ -201,7 +201,7 @@ def use_form(*names: str) -> Iterator[None]:
         _asked.update(before)
 
 
-def _found(name: str) -> dict[tuple[str, str], str]:
+def _forms_named(name: str) -> dict[tuple[str, str], str]:
     """The lists of which `name` asks a form, each with the form's name."""
     by_need.load()
     place, _, form = name.partition(":")

@@ -192,7 +192,7 @@ class Scores:
                     extra[name] = of(extra[name], maps)
             if maps is not None:
                 extra["map"] = lists
-            args = *launch.args, *places, lists, self._given(numbers, tensors, strides)
+            args = *launch.args, *places, lists, self._pack_given(numbers, tensors, strides)
             return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 
         by_batch, by_head, dense = self._uses.differ(self.tensors, tensors)
@@ -200,11 +200,11 @@ class Scores:
             return of, None
 
         def look(grid: int, block: int, *args: Any) -> None:
-            self._looking[grid, block](*args, *places, None, self._given(numbers, tensors))
+            self._looking[grid, block](*args, *places, None, self._pack_given(numbers, tensors))
 
         return of, Masked(look, by_batch, by_head)
 
-    def _given(self, numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
+    def _pack_given(self, numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
         """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
         given = np.zeros(_GIVEN + 3, dtype=np.int64)
         given[_GIVEN:][: len(strides)] = strides

@@ -31,7 +31,7 @@ def slopes(body: Body, y: str, names: Sequence[str]) -> Slopes:
     if len(statements) == 1 and type(statements[0]).__name__ == "Assignment":
         (one,) = statements
         if one.op == "=" and getattr(one.lvalue, "name", "") == y:
-            return _of(one.rvalue, frozenset(names))
+            return _slopes_of(one.rvalue, frozenset(names))
     return _any(frozenset(names) & body.words)
 
 
@@ -39,17 +39,17 @@ def _any(names: frozenset[str]) -> Slopes:
     return Slopes(names, dict.fromkeys(names, names))
 
 
-def _of(node: Any, known: frozenset[str]) -> Slopes:
+def _slopes_of(node: Any, known: frozenset[str]) -> Slopes:
     kind = type(node).__name__
     if kind == "ID":
         own = frozenset({node.name} & known)
         return Slopes(own, dict.fromkeys(own, frozenset()), own)
     if kind == "BinaryOp" and node.op in "+-*/":
-        return _of_two(node.op, _of(node.left, known), _of(node.right, known))
+        return _of_two(node.op, _slopes_of(node.left, known), _slopes_of(node.right, known))
     if kind == "UnaryOp" and node.op == "-":
-        one = _of(node.expr, known)
+        one = _slopes_of(node.expr, known)
         return Slopes(one.names, one.reads)
-    return _any(frozenset().union(*(_of(child, known).names for _, child in node.children())))
+    return _any(frozenset().union(*(_slopes_of(child, known).names for _, child in node.children())))
 
 
 def _of_two(op: str, a: Slopes, b: Slopes) -> Slopes:

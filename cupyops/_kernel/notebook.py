@@ -99,7 +99,7 @@ def _kernels(line: str, cell: str) -> dict[str, Kernel]:
         found[name]._beside = None  # like a Kernel made in the notebook: includes are looked for in the working folder
     if not found:
         raise InputError(f"the cell has no __global__ function; {_HINT}")
-    instances = _asked(asked.instance, found)
+    instances = _instances_named(asked.instance, found)
     for kernel, values in instances:
         kernel.instance(**values).binary(_arch())
     for name, kernel in found.items():
@@ -108,7 +108,7 @@ def _kernels(line: str, cell: str) -> dict[str, Kernel]:
     return found
 
 
-def _asked(names: list[str], found: dict[str, Kernel]) -> list[tuple[Kernel, dict[str, Any]]]:
+def _instances_named(names: list[str], found: dict[str, Kernel]) -> list[tuple[Kernel, dict[str, Any]]]:
     """The instances that the line names."""
     chosen = []
     for text in names:

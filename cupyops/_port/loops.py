@@ -61,7 +61,7 @@ def for_statement(writer: Writer, node: Node) -> None:
     begin, until, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
     body = node.child_by_field_name("body")
     writer.scope.frames.append({})
-    if not _counted(writer, begin, until, update, body, node):
+    if not _write_range(writer, begin, until, update, body, node):
         if begin is not None:
             writer.statement(begin) if begin.type == "declaration" else writer.effect(begin)
             writer.scope.read(begin)
@@ -77,7 +77,7 @@ def for_statement(writer: Writer, node: Node) -> None:
     writer.scope.read(node)
 
 
-def _counted(
+def _write_range(
     writer: Writer, begin: Node | None, until: Node | None, update: Node | None, body: Node, node: Node
 ) -> bool:
     """Write a loop that counts as a range, whose limits are taken once; return False for other loops."""

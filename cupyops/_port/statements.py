@@ -655,7 +655,7 @@ class Writer:
         elif base.startswith(("AT_DISPATCH_", "TORCH_DISPATCH_")):
             self._dispatch(node, base, given)
         elif base in ALIKE:
-            self._alike(node, given)
+            self._write_dtype_check(node, given)
         elif base in ("AT_ERROR", "TORCH_ERROR"):
             self.scope.read(function)
             self.put(f"raise ValueError({message(arguments(given, self.scope))})", node)
@@ -695,7 +695,7 @@ class Writer:
                         raise NotTranslated(node, f"{text(node)[:60]!r}")
         self.scope.read(given)
 
-    def _alike(self, node: Node, given: Node) -> None:
+    def _write_dtype_check(self, node: Node, given: Node) -> None:
         """Checks that tensors have one dtype."""
         parts = [
             part for one in children(given) for part in (children(one) if one.type == "initializer_list" else [one])

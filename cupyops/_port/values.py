@@ -278,12 +278,12 @@ def _sides(a: Value, b: Value, binds: int) -> tuple[str, str]:
 
 def compared(sign: str, a: Value, b: Value) -> Value:
     """A comparison of two numbers."""
-    a, b = _alike(promoted(a), promoted(b))
+    a, b = _in_common_type(promoted(a), promoted(b))
     left, right = a.at(COMPARE + 1), b.at(COMPARE + 1)
     return Value(f"{left} {sign} {right}", BOOL, COMPARE, 0, 1)
 
 
-def _alike(a: Value, b: Value) -> tuple[Value, Value]:
+def _in_common_type(a: Value, b: Value) -> tuple[Value, Value]:
     """Both sides in the type in which C++ computes with them, where that changes a value."""
     to = common(a.type, b.type)
     if to.kind == "int":
@@ -311,7 +311,7 @@ def computed(sign: str, a: Value, b: Value) -> Value:
     if sign in ("<<", ">>"):
         return _shifted(sign, a, b)
     to = common(a.type, b.type)
-    a, b = _alike(a, b)
+    a, b = _in_common_type(a, b)
     if to.kind == "float":
         return _of_floats(sign, a, b, to)
     sized = (a.sized or b.sized) and all(one.sized or one.type.bits <= 32 for one in (a, b))

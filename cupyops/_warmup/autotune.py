@@ -118,7 +118,7 @@ class Autotuned(ByName):
         stem = self._stem(device, repr(key))
         observed.refuse("its configuration has not been chosen yet", passing=True)
         with _locks.setdefault(stem, threading.Lock()):
-            choice = self.choices.get((device, key)) or self._kept(stem)
+            choice = self.choices.get((device, key)) or self._stored_choice(stem)
             if choice is None:
                 if torch.cuda.is_current_stream_capturing():
                     return first
@@ -169,7 +169,7 @@ class Autotuned(ByName):
                 bound.arguments[name] = bound.arguments[name].detach().clone()
         return bound.args, bound.kwargs
 
-    def _kept(self, stem: str) -> str | None:
+    def _stored_choice(self, stem: str) -> str | None:
         """The choice of another process; a damaged file, or one of another's making, is a miss."""
         folder = cache.own_folder("autotune")
         record = None if folder is None else cache.read_record(folder, stem, private=True)

@@ -37,7 +37,7 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         del calls[name]
     grads: Gradients = {}  # the same for all who have the arguments in common
     runs = {
-        name: samples(case, call, _given(name, arguments), grads if _in_common(name) else {})
+        name: samples(case, call, _arguments_for(name, arguments), grads if _in_common(name) else {})
         for name, call in calls.items()
     }
     if case.beside is not None and "ours" in runs:
@@ -171,7 +171,7 @@ def _right(case: Case, arguments: Any, calls: dict[str, Callable[..., Any]], row
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = _results(call, _given(name, arguments))
+                found = _results(call, _arguments_for(name, arguments))
             if truth is not None and theirs is not None:
                 _judge(case, name, found, theirs, truth)
         except Exception as error:  # whatever a peer raises: its place in the table says so
@@ -184,7 +184,7 @@ def _in_common(name: str) -> bool:
     return name in ("ours", *BASE)
 
 
-def _given(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _arguments_for(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments for one of the calls."""
     return arguments if _in_common(name) else _own(arguments)
 

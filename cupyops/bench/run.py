@@ -176,21 +176,23 @@ def machine() -> dict[str, str]:
     found = {
         "gpu": properties.name,
         "multiprocessors": str(properties.multi_processor_count),
-        "driver": _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "clocks now, SM and memory": _asked("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"),
+        "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "clocks now, SM and memory": _output_of(
+            "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"
+        ),
         "python": sys.version.split()[0],
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "cupy": str(backend.cupy().__version__),
         "nvrtc": ".".join(map(str, backend.nvrtc_version())),
         "liger": _version("liger-kernel"),
         "cupyops": _version("cupyops") or "from source",
-        "commit": _asked("git", "rev-parse", "--short", "HEAD"),
+        "commit": _output_of("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
     return {name: value for name, value in found.items() if value}
 
 
-def _asked(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -221,7 +221,7 @@ def _facts(directions: Sequence[Direction], on: Card, compiled: bool) -> list[li
             if compiled and one.instance not in known:
                 known[one.instance] = _resources(one, on)
             bar.update(index + 1, len(planned))
-    return [[_of(one, on, known.get(one.instance)) for one in direction.launches] for direction in directions]
+    return [[_facts_of(one, on, known.get(one.instance)) for one in direction.launches] for direction in directions]
 
 
 def _resources(planned: Planned, on: Card) -> tuple[int, int, int] | None:
@@ -235,7 +235,7 @@ def _resources(planned: Planned, on: Card) -> tuple[int, int, int] | None:
     return found.registers, found.stack, found.shared
 
 
-def _of(planned: Planned, on: Card, resources: tuple[int, int, int] | None) -> Facts:
+def _facts_of(planned: Planned, on: Card, resources: tuple[int, int, int] | None) -> Facts:
     launch = planned.configuration
     registers, stack, static = resources or (None, None, 0)
     fits = None

@@ -31,10 +31,10 @@ def why_none(case: Case) -> str:
 
     Of a function that is no operator of cupyops nobody can tell on a GPU, where it may launch by other means.
     """
-    return case.once(why_none, partial(_found, case))
+    return case.once(why_none, partial(_find_reason, case))
 
 
-def _found(case: Case) -> str:
+def _find_reason(case: Case) -> str:
     if case.backend == "gpu" and case.target.operator is None or case.failing:
         return ""
     with running(case.backend), tracing.trace() as trace:

@@ -164,10 +164,10 @@ def split(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=64)  # the kernels of a file are many, its text is one
 def _functions(text: str) -> tuple[Function, ...]:
-    return tuple(_found(strip_comments(text)))
+    return tuple(_scan_functions(strip_comments(text)))
 
 
-def _found(text: str) -> Iterator[Function]:
+def _scan_functions(text: str) -> Iterator[Function]:
     before = 0
     for mark in _MARK.finditer(text):
         heads = list(_heads(text, mark.end()))

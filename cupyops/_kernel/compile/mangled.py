@@ -103,7 +103,7 @@ class _Reader:
 
     def _name_of_function(self) -> bool:
         """Go past the function's own name; whether it is an instance of a template."""
-        if self._taken("N"):
+        if self._accept("N"):
             is_template = self._nested(own=True)
             self.seen.pop()  # the function itself is not among what is repeated
             return is_template
@@ -119,7 +119,7 @@ class _Reader:
         self._match(r"[rVK]*")
         whole: Type | None = None
         ends = False
-        while not self._taken("E"):
+        while not self._accept("E"):
             ends = False
             if self._peek("S"):
                 whole = self._substitution()
@@ -157,8 +157,8 @@ class _Reader:
         """`I...E`."""
         self._match("I")
         found = []
-        while not self._taken("E"):
-            if self._taken("L"):
+        while not self._accept("E"):
+            if self._accept("L"):
                 self._type()
                 found.append(Type("name", self._match(r"[^E_]*")))
                 self._match("E")
@@ -181,9 +181,9 @@ class _Reader:
         if letter in _BUILT_IN:
             self.at += 1
             return Type("name", _BUILT_IN[letter])
-        return self._kept(letter)
+        return self._repeatable_type(letter)
 
-    def _kept(self, letter: str) -> Type:
+    def _repeatable_type(self, letter: str) -> Type:
         """A type that may be repeated."""
         if letter == "S":
             found = self._substitution()
@@ -199,16 +199,16 @@ class _Reader:
         elif letter in "rVK":
             qualifiers, inside = self._match(r"[rVK]+"), self._type()
             found = Type("const", of=(inside,)) if "K" in qualifiers else inside
-        elif self._taken("P"):
+        elif self._accept("P"):
             found = Type("pointer", of=(self._type(),))
-        elif self._taken("A"):
+        elif self._accept("A"):
             self._match(r"\d*_")
             found = Type("array", of=(self._type(),))
-        elif self._taken("F"):
+        elif self._accept("F"):
             self._match(r"Y?")
             self._type()
-            found = Type("function", "a function", self._types(lambda: self._taken("E")))
-        elif self._taken("N"):
+            found = Type("function", "a function", self._types(lambda: self._accept("E")))
+        elif self._accept("N"):
             self._nested()
             found = self.seen.pop()
         elif letter.isdigit():
@@ -223,7 +223,7 @@ class _Reader:
 
     def _substitution(self) -> Type:
         self._match("S")
-        if self._taken("t"):
+        if self._accept("t"):
             return Type("name", "std")
         number = self._match(r"[0-9A-Z]*")
         self._match("_")
@@ -240,7 +240,7 @@ class _Reader:
     def _peek(self, letter: str) -> bool:
         return self.text.startswith(letter, self.at)
 
-    def _taken(self, letter: str) -> bool:
+    def _accept(self, letter: str) -> bool:
         if self.at >= len(self.text):
             raise _Unknown
         found = self._peek(letter)

@@ -91,7 +91,7 @@ def configure(
     parameters = [f"{name}=_missing" for name in names] + ["*_extra"] + [f"{one}=_missing" for one in template]
     maps = [name for name, argument in zip(names, arguments) if argument.takes_map]
     written = [name for name, argument in zip(names, arguments) if argument.is_written]
-    raise_versions = f"if not _this_thread.in_role: _raise_versions({_given(written)})" if written else ""
+    raise_versions = f"if not _this_thread.in_role: _raise_versions({_without_none(written)})" if written else ""
     if maps:
         given = f"[_one.tensor for _one in ({', '.join(maps)},) if _one.__class__ is _TensorMap and _one.written]"
         raise_versions += f"\n            if not _this_thread.in_role: _raise_versions({given})"
@@ -211,7 +211,7 @@ def _bits(argument: Argument) -> list[str]:
     return ["is_conj", "is_neg"] if argument.dtype.is_complex else ["is_neg"]
 
 
-def _given(names: Sequence[str]) -> str:
+def _without_none(names: Sequence[str]) -> str:
     """The expression of those that are not None."""
     every = "".join(f"{name}, " for name in names)
     present = " and ".join(f"{name} is not None" for name in names)

@@ -200,7 +200,7 @@ def _forward(
         if isinstance(inner.args[index], Ref):
             names.setdefault(inner.args[index].number, f"_i{index}")
     roots = addresses.roots(steps)
-    made = {number for step in steps for number in _made(step)}
+    made = {number for step in steps for number in _tensors_made(step)}
     passed = sorted({addresses.of(number)[0] for number in given} & roots)
     if not roots <= made | set(passed):
         raise Unfit("its forward uses a tensor that is none of the operator's arguments")
@@ -268,7 +268,7 @@ def _laid_out(
     return stored, places
 
 
-def _made(step: Any) -> list[int]:
+def _tensors_made(step: Any) -> list[int]:
     """The numbers of the tensors that a step makes."""
     if isinstance(step, Alloc):
         return [step.number]

@@ -314,13 +314,13 @@ class Registration:
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         count = self.of.outputs
         ctx.by_kernels = self.of.why_not(inputs) is None and self.of.launch_backward is not None
-        kept = self._kept(ctx)
+        kept = self._choose_kept(ctx)
         ctx.values = kept.values(inputs)
         ctx.strides = [y.stride() for y in output[:count]]
         saved = output[count + len(self._updated(inputs)) :]
         ctx.save_for_backward(*kept.pack(inputs, output, saved if ctx.by_kernels else ()))
 
-    def _kept(self, ctx: Any) -> Kept:
+    def _choose_kept(self, ctx: Any) -> Kept:
         if not ctx.by_kernels:
             return self.of.kept_by_reference
         # of trailing arguments that equal their defaults nothing is said, since they need no gradient
@@ -332,7 +332,7 @@ class Registration:
         given = len(ctx.needs_input_grad)
         needs = [*_needed(ctx), *[False] * (self.of.arity - given)]
         grads = grads[: self.of.outputs]
-        args, outputs, saved = self._kept(ctx).unpack(ctx.values, ctx.saved_tensors)
+        args, outputs, saved = self._choose_kept(ctx).unpack(ctx.values, ctx.saved_tensors)
         if not ctx.by_kernels:
             return _returned(ctx, self.of.reference_gradient(grads, args, needs)[:given])
         args = by_reference(args) if torch.is_grad_enabled() else by_kernels(args)

@@ -93,7 +93,7 @@ class Products:
         """A product adds to these registers."""
         warps = np.unique(group.get("warp"))
         for register in registers:
-            number, begun = self._of(register)
+            number, begun = self._product_of(register)
             number[warps], begun[warps] = self._committed[self._warpgroup_of[warps]] + 1, pc
 
     def copy_sums(self, group: Group, to: list[int], from_: list[int]) -> None:
@@ -103,25 +103,25 @@ class Products:
         for register, source in zip(to, sources):
             if source is None and register not in self._sums:
                 continue
-            number, begun = self._of(register)
+            number, begun = self._product_of(register)
             if source is None:
                 number[warps] = 0
             else:
-                other, other_begun = self._of(source)
+                other, other_begun = self._product_of(source)
                 number[warps], begun[warps] = other[warps], other_begun[warps]
 
     def read_sums(self, group: Group, registers: list[int], pc: int) -> None:
         """Registers are read that may hold sums: those of products that are over."""
         warp = group.get("warp")
         for register in registers:
-            number, begun = self._of(register)
+            number, begun = self._product_of(register)
             bad = number[warp] > self._done[self._warpgroup_of[warp]]
             if bad.any() and self._state.check:
                 what = "read of a matrix product's sum that may not be there yet, with no wgmma.wait_group in between"
                 also = int(begun[warp[int(np.argmax(bad))]])
                 raise fault(Race, self._state.listing, group, bad, what, pc, also=also)
 
-    def _of(self, register: int) -> tuple[np.ndarray, np.ndarray]:
+    def _product_of(self, register: int) -> tuple[np.ndarray, np.ndarray]:
         found = self._sums.get(register)
         if found is None:
             shape = self._state.batch.warps

@@ -240,7 +240,7 @@ class BlockWriter:
                 if self._kernel.undefined:
                     TRACKERS["branch"](self, instruction)
                 continue
-            self._one(instruction)
+            self._write_instruction(instruction)
         epilogue = self._epilogue()
         lines = [*self._prologue(), *self._lines, *epilogue]
         if self._result:
@@ -283,7 +283,7 @@ class BlockWriter:
         count = self.read(operands[1], "u32") if len(operands) > 1 else "None"
         self._result = f"{number}, {count}, {predicate}"
 
-    def _one(self, instruction: Instruction) -> None:
+    def _write_instruction(self, instruction: Instruction) -> None:
         if self._kernel.products.early:
             self._watch()
         if self._kernel.undefined:
