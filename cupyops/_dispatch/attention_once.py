@@ -131,7 +131,7 @@ class OnePass(Backward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Require Hopper, tensors that TMA can read, and whole batches, of which the sums are."""
         if problem.tokens is not None:
-            return "of packed sequences the order is fixed"
+            return "the order of sums is fixed for packed sequences"
         shape = shape_of(problem)
         if shape is None:
             return "rows are too wide"

@@ -77,7 +77,7 @@ class MmaOnce(Backward):
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Refuse packed sequences, since sums are of whole batches, and rows too wide for shared memory."""
         if problem.tokens is not None:
-            return "of packed sequences the order is fixed"
+            return "the order of sums is fixed for packed sequences"
         if shape_of(problem, gpu) is None:
             return f"it takes more than {gpu.shared} bytes of shared memory"
         return None

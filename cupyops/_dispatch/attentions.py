@@ -141,7 +141,7 @@ def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Var
         return "two passes leave out what is not needed"
     if variant is None or (card.capability == 9 and min(p.queries, p.keys) >= VARIANT_FASTER.get(p.d, math.inf)):
         return ""
-    return "of such scores one pass was not measured as faster"
+    return "one pass was not measured to be faster for such scores"
 
 
 def _problem(

@@ -81,7 +81,7 @@ class _LossForm(Form[Problem]):
         if problem.inner > 1:
             return "the classes of a position do not lie side by side"
         if problem.dtype is torch.float64:
-            return "of fp64 there is one kernel, strided"
+            return "fp64 has one kernel, strided"
         return None
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:

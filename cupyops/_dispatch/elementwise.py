@@ -12,7 +12,7 @@ from .._kernel.kernel import Kernel, ceil_div
 from .._util.strides import alike, laid_out_alike
 
 BLOCK = 128
-# What the specialised forms of an operator serve. Double precision has one form in each direction, the most general one.
+# Dtypes of the specialised forms of an operator. Double precision has one form in each direction, the most general one.
 UP_TO_FLOAT32 = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -123,7 +123,7 @@ class Computed(Fused):
         if p.m * p.n * p.k < self.work:
             return "it is measured to be faster than a product and a kernel for what follows in larger ones alone"
         if p.out.i % 8 or p.k % 8:
-            return "of rows off 16-byte boundaries a product and a kernel for what follows are as fast"
+            return "a product and a kernel for what follows are as fast for rows off 16-byte boundaries"
         return self._why_cublas(p, gpu)
 
 

@@ -47,8 +47,8 @@ class Gpu:
         return self.capability >= 9
 
 
-# What launches on the CPU are planned for: in the simulator the multiprocessors do not matter, and the shared memory is that
-# of the smallest GPU since Ampere.
+# The GPU for which launches on the CPU are planned: in the simulator the multiprocessors do not matter, and the shared
+# memory is that of the smallest GPU since Ampere.
 _SIMULATED = Gpu(capability=0, multiprocessors=64, shared=101376, shared_total=102400, threads=2048, l2=32 << 20)
 
 _assumed: dict[str, Any] = {}

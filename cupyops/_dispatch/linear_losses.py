@@ -97,7 +97,7 @@ class Persistent(Form[Problem]):
         if problem.smoothed:
             return "with label smoothing the target is not the class alone"
         if problem.dtype is torch.float64:
-            return "of fp64 there is one kernel, two_pass"
+            return "fp64 has one kernel, two_pass"
         return None if self._plan(problem, gpu) else "the shared memory of a block, or of a cluster, holds no row"
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:

@@ -43,7 +43,7 @@ class _Tile(wgmma.Tile):
         waves, tiles = self._waves(problem, gpu), self._tiles(problem)
         if tiles < wgmma.FULL * waves * gpu.multiprocessors:
             return "some of the multiprocessors have no work in the last wave"
-        return "so few elements are not measured" if problem.m * problem.n < LEAST else None
+        return "it is not measured for so few elements" if problem.m * problem.n < LEAST else None
 
     def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
         """Launch of the product, with the kernel's own arguments."""
@@ -99,7 +99,7 @@ class Added(_Tile):
     def why_slower(self, problem: gemm.Problem, gpu: Gpu) -> str | None:
         """Return why PyTorch's functions are faster, as far as was measured, or None."""
         if gpu.library and problem.k > MOST_ADDED_K:
-            return "of so much k it is not measured"
+            return "it is not measured for so large a k"
         return super().why_slower(problem, gpu)
 
 

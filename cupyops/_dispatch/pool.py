@@ -41,7 +41,7 @@ def _has_nhwc(**template: Any) -> bool:
     return not unsupported and window in ((0, 0), *NHWC_WINDOWS)
 
 
-# What the kernels are compiled for.
+# Template values that the kernels are compiled for.
 BANDS: dict[str, Any] = dict(
     define=DEFINE, T=BELOW_FP64, K=(2, 3), S=(1, 2), where=lambda K, S, **_: (K, S) in BAND_WINDOWS
 )

@@ -109,7 +109,7 @@ class RowForm(Form[Reduction]):
             return "the input is not contiguous"
         kept, reduced = longer_dims(problem.shape, problem.dims)
         if kept and reduced and kept[-1] > reduced[0]:
-            return "what is reduced is not the last dimensions"
+            return "the reduced dimensions are not the last ones"
         return self.why_not_row(problem, problem.count(reduced))
 
     def why_not_row(self, problem: Reduction, size: int) -> str | None:
@@ -249,7 +249,7 @@ class Contiguous(Fold):
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
         if not problem.in_rows or problem.layout_reduced()[2] > 1:  # type: ignore[index]
-            return "what is reduced is not one run of neighbours"
+            return "the reduced elements are not one run of neighbours"
         first = problem.order[0]
         alike = all(one and one[first] == 1 for one in problem.inputs)
         return None if alike else "neighbours are apart in an input"
@@ -281,7 +281,7 @@ class Rows(Fold):
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
         if not problem.in_rows:
-            return "what is innermost in memory is kept"
+            return "the innermost dimension in memory is kept"
         if reason := why_no_vectors(problem, problem.kept, problem.count(problem.dims)):
             return reason
         whole = problem.layout_reduced(problem.vector)[1] > 1  # type: ignore[index]
@@ -302,7 +302,7 @@ class Columns(Fold):
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
         if problem.in_rows:
-            return "what is innermost in memory is reduced"
+            return "the innermost dimension in memory is reduced"
         if self._fits(problem):
             return None
         if not problem.aligned or not _contiguous_columns(problem):

@@ -11,9 +11,9 @@ from .._kernel.kernel import ceil_div
 from .gemm import divisor
 from .gpu import Gpu
 
-# How many blocks share a segment decides the order in which it is summed. So the numbers of blocks below are multiples of
-# the multiprocessors of the GPUs that they were tuned on, H100 and H200, and not of those of the card: results are the same
-# bits on every card that has the same forms.
+# The number of blocks that share a segment decides the order in which it is summed. So the numbers of blocks below are
+# multiples of the multiprocessors of the GPUs that they were tuned on, H100 and H200, and not of those of the card: results
+# are the same bits on every card that has the same forms.
 TUNED_MULTIPROCESSORS = 132
 THREADS = 256  # of a block, at most
 BLOCKS = TUNED_MULTIPROCESSORS * 16  # of a launch, at most, unless there are more segments

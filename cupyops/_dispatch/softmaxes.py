@@ -72,7 +72,7 @@ class _SoftmaxForm(Form[Problem]):
         if problem.inner > 1:
             return "the elements of a row do not lie side by side"
         if problem.dtype is torch.float64:
-            return "of fp64 there is one kernel, two_pass"
+            return "fp64 has one kernel, two_pass"
         if problem.widen and "WIDEN" not in self.kernel.template:
             return "no kernel of this form casts"
         return None

@@ -154,7 +154,7 @@ class Tile(Form[Any]):
         if full < FULL:
             return f"cuBLAS splits k, or has smaller tiles: {full:.0%} of the multiprocessors have work"
         if self.split > 1:
-            return "of few rows cuBLAS takes as long, and half of that where the weight lies in L2"
+            return "cuBLAS takes as long for few rows, and half of that where the weight lies in L2"
         if waves <= FEW_WAVES and waves * p.k < LITTLE:
             return "cuBLAS begins and ends sooner, which counts in so little work"
         if p.k < LITTLE_K:

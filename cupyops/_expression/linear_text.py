@@ -17,7 +17,7 @@ from .slopes import slopes as slopes_of
 from .syntax import Body
 from .values import KNOWN
 
-# What a Dual is not: of such a body the gradient is that of the reference.
+# Words that Dual numbers do not support: a body with one has the gradient of the reference.
 _UNDERIVED = {"lgamma", "double", "int", "long", "bool", "_Bool", "goto", "return", "struct", "for", "while", "do"}
 _UNDERIVED |= {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _DERIVED = {*(name.removesuffix("f") for name in KNOWN), "i", "A", "T", "float"}  # "i": if, without its f

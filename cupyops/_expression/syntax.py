@@ -22,7 +22,7 @@ _WITH_F = re.compile(
 )
 _TOKEN = re.compile(r'(?P<number>\.?\d(?:[eE][+-]|[\w.])*)|(?P<word>[A-Za-z_]\w*)|"(?:\\.|[^"\\])*"')
 _CAST = re.compile(r"\b(A|T|double|int|bool)\s*(?=\()")
-# What is no C, and what to write.
+# Patterns of Python and C++ that are no C, and what to write instead.
 _NOT_C = tuple(
     (re.compile(pattern), message)
     for pattern, message in (

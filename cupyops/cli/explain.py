@@ -154,7 +154,7 @@ def _positions(x: Tensor) -> Tensor:
     return torch.zeros((*x.shape[:1], *x.shape[2:]), dtype=torch.int64)
 
 
-# What operators take beside one tensor, where they take more.
+# Arguments of operators that take more than one tensor.
 _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     "add": lambda x: (x, _like(x, *x.shape)),
     "add_rms_norm": lambda x: (x, _like(x, *x.shape), x.shape[-1:], _like(x, x.shape[-1])),

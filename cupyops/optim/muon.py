@@ -16,7 +16,7 @@ from ..errors import LaunchError
 from .fused import Entry, local_part
 from .plan import Group
 
-# Of the matrices in one product, of which there are three such buffers. Large ones fill a GPU alone.
+# Limit for the matrices of one product, which has three such buffers. Large ones fill a GPU alone.
 MOST_ELEMENTS = 2**26
 
 

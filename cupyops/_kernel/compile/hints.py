@@ -10,7 +10,7 @@ from .source import cuda_src, strip_comments
 
 NAMES = "__nv_name_map"  # the file, of NVRTC's making, with the name of the kernel that is asked for
 
-# What C's headers define, as it can be written without them.
+# Constants of C's headers, as they can be written without them.
 CONSTANTS = {
     "INFINITY": "__int_as_float(0x7f800000)",
     "HUGE_VALF": "__int_as_float(0x7f800000)",

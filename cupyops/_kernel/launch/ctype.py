@@ -73,7 +73,7 @@ _UNSIGNED = {
 VARIABLE_DTYPES = DTYPES | {name: dtype for dtype, names in _UNSIGNED.items() for name in names} | {"char": torch.int8}
 _FROM_NUMPY = {np.dtype(str(dtype).removeprefix("torch.")): dtype for dtype in C_NAMES if dtype is not torch.bfloat16}
 
-# What CUDA's vector types are aligned to: those of 2 and 4 elements as a whole, up to 16 bytes; those of 3 as one element.
+# Alignment of CUDA's vector types: 2 and 4 elements are aligned as a whole, up to 16 bytes; 3 as one element.
 _VECTOR = re.compile(r"(u?)(char|short|int|long|longlong|float|double)([1-4])")
 _ELEMENT_SIZES = {"char": 1, "short": 2, "int": 4, "long": 8, "longlong": 8, "float": 4, "double": 8}
 _PACKED = {"__half2": 4, "half2": 4, "__nv_bfloat162": 4}

@@ -22,7 +22,7 @@ def asked_for() -> bool:
 
 debug = asked_for()
 
-# What ends a CUDA context, in the words of the driver and of PyTorch: how a kernel that has run can end.
+# Errors that end a CUDA context, in the words of the driver and of PyTorch: faults of a kernel that has run.
 _LASTING = (
     "illegal memory access",
     "illegal instruction",
