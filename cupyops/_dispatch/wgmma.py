@@ -214,7 +214,7 @@ class Tile(Form[Any]):
         return _START + self._waves(p, gpu) * self.m * self.n * ceil_div(p.k, self.split) / (_RATE * share)
 
     def full(self, p: Problem, gpu: Gpu) -> float:
-        """Useful fraction of the tiles' work and of the waves; of the waves alone where memory bounds the time."""
+        """Useful part of the tiles' work, times the filled part of the waves; the latter alone if memory is the limit."""
         blocks, tiles = self.cluster * self.split, self._tiles(p)
         filled = tiles * blocks / (self._waves(p, gpu) * (gpu.multiprocessors // blocks * blocks))
         if self.split > 1:

@@ -25,7 +25,7 @@ def unpacked(x: Tensor, starts: Tensor, longest: int) -> Tensor:
     tokens = x.shape[2]
     begin, end = _begins_and_ends(starts, tokens)
     rows = begin[:, None] + torch.arange(longest, device=x.device)
-    return _followed(x.squeeze(0), 0.0)[:, torch.where(rows < end[:, None], rows, tokens)].transpose(0, 1)
+    return _append_row(x.squeeze(0), 0.0)[:, torch.where(rows < end[:, None], rows, tokens)].transpose(0, 1)
 
 
 def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
@@ -37,7 +37,7 @@ def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
     row = token - begin[of]
     held = (row >= 0) & (row < longest) & (token < end[of])
     at = torch.where(held, of * longest + row, count * longest)
-    return _followed(y.transpose(0, 1).flatten(1, 2), none)[:, at].unsqueeze(0)
+    return _append_row(y.transpose(0, 1).flatten(1, 2), none)[:, at].unsqueeze(0)
 
 
 def seen_in(
@@ -62,7 +62,7 @@ def _begins_and_ends(starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return within[:-1], within[1:].contiguous()
 
 
-def _followed(x: Tensor, value: float) -> Tensor:
+def _append_row(x: Tensor, value: float) -> Tensor:
     """(heads, rows, ...), with a row of `value` behind the others."""
     return torch.cat([x, x.new_full((x.shape[0], 1, *x.shape[2:]), value)], 1)
 

@@ -199,18 +199,18 @@ def _name(node: Node) -> str:
     return text(node) if node.type == "identifier" else "?"
 
 
-def _plain(name: str) -> str:
+def _simplify(name: str) -> str:
     return name.replace("_", "").lower()
 
 
 def _gradient_of(name: str, names: Mapping[str, str] | Sequence[str]) -> str:
     """Return the name whose gradient this is, by its own: `grad_x`, `dL_dx`, `gx`, `x_grad`; empty for none."""
-    known = {_plain(one): one for one in names}
+    known = {_simplify(one): one for one in names}
     rest = name
     while (match := _OF.fullmatch(rest.strip("_"))) is not None:
         rest = match[1] or match[2]
-        if _plain(rest) in known:
-            return known[_plain(rest)]
+        if _simplify(rest) in known:
+            return known[_simplify(rest)]
     return ""
 
 

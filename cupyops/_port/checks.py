@@ -68,9 +68,9 @@ def message(parts: list[Value]) -> str:
     if all(one.type.kind == "string" for one in parts) and len(parts) == 1:
         return parts[0].code
     if all(one.type.kind == "string" and one.code[0] in "'\"" for one in parts):
-        return repr("".join(_plain(one.code) for one in parts))
+        return repr("".join(_literal_text(one.code) for one in parts))
     return f"''.join(map(str, ({', '.join(one.code for one in parts)},)))"
 
 
-def _plain(code: str) -> str:
+def _literal_text(code: str) -> str:
     return str(ast.literal_eval(code))

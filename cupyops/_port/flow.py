@@ -41,7 +41,7 @@ def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) ->
 
 def launched(functions: Sequence[Function], program: Program) -> set[str]:
     """The names of the kernels that functions launch, themselves or through others."""
-    nodes = (node for function in _reached(functions, program) for node in walk(function.body))
+    nodes = (node for function in _reachable(functions, program) for node in walk(function.body))
     return {
         bare(text(node.parent).partition("<<<")[0])
         for node in nodes
@@ -52,7 +52,7 @@ def launched(functions: Sequence[Function], program: Program) -> set[str]:
 def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[str]:
     """The dtypes that each dispatch takes which functions reach, themselves or through others; none where there is none."""
     found: list[str] | None = None
-    for function in _reached(functions, program):
+    for function in _reachable(functions, program):
         for node in walk(function.body):
             if node.type == "call_expression" and "DISPATCH" in (name := text(node.child_by_field_name("function"))):
                 before = text(node.child_by_field_name("arguments")).partition('"')[0].lstrip("( ").rstrip(", \n")
@@ -62,7 +62,7 @@ def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[s
     return found or []
 
 
-def _reached(functions: Sequence[Function], program: Program) -> Iterator[Function]:
+def _reachable(functions: Sequence[Function], program: Program) -> Iterator[Function]:
     """Functions, and those that they call."""
     pending, seen = list(functions), set()
     while pending:

@@ -59,7 +59,7 @@ def function(source: Source, name: str) -> Function:
 
     Raises `InputError`, which names those that there are.
     """
-    same = _named(source, name)
+    same = _functions_named(source, name)
     defined = next((one for one in same if one.is_defined), None)
     if defined is None:
         names = ", ".join(sorted({one.name for one in functions(source)}))
@@ -112,7 +112,9 @@ def parameters(source: Source, name: str, binary: Binary) -> list[tuple[str, str
         CompileError: neither the text nor the compiler tells.
     """
     types, count = binary.types, len(binary.parameters)
-    readings = list(filter(None, map(readable, sorted(_named(source, name), key=lambda one: not one.is_defined))))
+    readings = list(
+        filter(None, map(readable, sorted(_functions_named(source, name), key=lambda one: not one.is_defined)))
+    )
     fitting = [reading for reading in readings if len(reading) == count]
     if (
         fitting
@@ -136,7 +138,7 @@ def readable(one: Function) -> list[tuple[str, str]] | None:
         return None
 
 
-def _named(source: Source, name: str) -> list[Function]:
+def _functions_named(source: Source, name: str) -> list[Function]:
     """Functions of that name, in any namespace."""
     return [one for one in functions(source) if one.name == _short(name)]
 

@@ -162,13 +162,13 @@ def wgmma(modifiers: tuple[str, ...]) -> Wgmma:
         raise unsupported("wgmma", modifiers)
     n, k, (d, a, b) = int(shape[1]), int(shape[2]), rest[1:]
     saturate = "satfinite" in modifiers
-    if not _known(n, k, d, a, b) or (saturate and d != "s32"):
+    if not _is_listed(n, k, d, a, b) or (saturate and d != "s32"):
         raise unsupported("wgmma", modifiers)
     held = FORMATS[d]
     return Wgmma(n, k, n // 2 // held.per_register, held.register, a, b, 4, held, saturate)
 
 
-def _known(n: int, k: int, d: str, a: str, b: str) -> bool:
+def _is_listed(n: int, k: int, d: str, a: str, b: str) -> bool:
     """Return True if the PTX ISA lists it. Integers have fewer widths: beyond 32 columns only multiples of 16."""
     if not any({a, b} <= operands and k == depth and d in sums for operands, depth, sums in _KNOWN):
         return False

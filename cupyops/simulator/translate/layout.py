@@ -113,7 +113,7 @@ def function_addresses(module: Module) -> dict[str, int]:
 def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:
     """Give every variable that the function may name its place."""
     symbols = dict(globals_at) | function_addresses(module)
-    used = _named(function)
+    used = _symbols_named(function)
     shared, local, dynamic = _Room(), _Room(), []
     for variable in [*module.variables.values(), *function.variables.values()]:
         if variable.name not in used:
@@ -190,7 +190,7 @@ def _aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
-def _named(function: Function) -> set[str]:
+def _symbols_named(function: Function) -> set[str]:
     """Every symbol that an instruction names."""
     names = set()
     for item in function.body:
