@@ -554,7 +554,7 @@ class Rendered:
     # -- bundles -------------------------------------------------------------------------------------------------------
 
     def as_run(self) -> str | None:
-        """The loop body for one run over memory, of a length that the launch says; None for what is no such run."""
+        """Write the loop body over one contiguous range, whose length the launch gives; None for other kernels."""
         loops = self.order["c"]
         if self.trace.space.kind != "flat" or len(loops) > 1 or self.wide or self.trace.columns > 1 << 24:
             return None

@@ -249,7 +249,7 @@ class Schedule:
         return False
 
     def _drop_unneeded(self) -> None:
-        """Mark what is read outside of its kernel; drop what nobody reads."""
+        """Mark stores that other kernels read; drop those that nobody reads."""
         for store in self.lowering.stores:
             for name in self.reads[store]:
                 made = self.store_of.get(name)

@@ -174,7 +174,7 @@ def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: i
 
 
 def packed(p: Problem, sequences: int, queries: int, keys: int, low: int | None, high: int | None) -> Problem:
-    """The problem of packed sequences, of that of all their tokens as one: so many, the longest with so many rows."""
+    """Problem of packed sequences, from that of all their tokens as one; `queries` and `keys` are the longest sequence's."""
     low, high = (None if bound is None else max(-_FAR, min(bound, _FAR)) for bound in (low, high))
     return p._replace(batches=sequences, queries=queries, keys=keys, low=low, high=high, tokens=p.queries)
 
@@ -311,7 +311,7 @@ class Forward(Form[Problem]):
         sinks: Tensor | None,
         scale: float,
     ) -> None:
-        """Launch what `launch` gives."""
+        """Run a launch of this form."""
         launch(q, k, v, y, lse, sinks, scale)
 
 
@@ -409,7 +409,7 @@ class Backward(Form[Problem]):
         return lse2, delta, *(of_sinks or [None])
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> Tensor | None:
-        """Launch what is wanted; returned is what each row adds to the gradient of its sink."""
+        """Launch the roles that are wanted; return what each row adds to the gradient of its sink."""
         lse2, delta, of_sinks = self.run_prepare(p, launch, of, None, 0)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
@@ -419,7 +419,7 @@ class Backward(Form[Problem]):
         return of_sinks
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
-        """Launch one role: what is owned, what passes, what is written."""
+        """Launch one role on six tensors: those that a block owns, those that pass, and the gradients written."""
         launch(*six, lse2, delta, scale)
 
 

@@ -88,7 +88,7 @@ class Roles(NamedTuple):
         return VALUES if part == OF_VALUES else self.of_keys if keys else self.of_queries
 
     def owned(self, part: int) -> int:
-        """Bytes of what is owned."""
+        """Bytes of the rows that a block owns."""
         return TILE * (line(self.d) + (0 if part == OF_VALUES else line(self.values)))
 
     def stage(self, keys: bool, part: int) -> int:

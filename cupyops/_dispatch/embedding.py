@@ -122,7 +122,7 @@ class Sums(Rows):
         self.summary = "blocks for pieces of long lists, for short lists, and for rows of zeros"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """Blocks by what they do."""
+        """Launch blocks in three roles: for pieces of long lists, for short lists, and for rows of zeros."""
         p = problem._replace(aligned=self.aligned)
         piece, pieces, stride = lists_of(p.indices, p.linked)
         along = _threads(ceil_div(p.units, ceil_div(p.units, THREADS)))

@@ -188,7 +188,7 @@ def gemm_of(problem: Any) -> Problem:
 
 
 def prepared(problem: Problem, launch: Launch, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """a and b, of which is copied what is worth it or what the wide tile cannot read; None if neither is."""
+    """Return a and b, copied where that is worth its time or the wide tile cannot read them; None if neither is copied."""
     wide, pads = launch.template.get("TILE", WIDE) == WIDE, problem.worth_padding  # those by wgmma too
     if not wide and not any(pads):
         return None
@@ -213,7 +213,7 @@ def divisor(value: int) -> tuple[int, int, int]:
 def run(
     launch: Launch, a: Tensor, b: Tensor, y: Tensor | None, bias: Tensor | None = None, column: Tensor | None = None
 ) -> None:
-    """Launch a GEMM of kernels of its own, as conv2d's, and what adds up partial sums; `column` is that of the sums of a."""
+    """Launch a GEMM, and the kernel that adds up its partial sums; `column`: the sums of the rows of a."""
     gemm = launch.args[0]
     partials = workspace(gemm, a)
     launch(a, b, bias, y, column, partials)

@@ -77,7 +77,7 @@ class Grouped(wgmma.Tile):
         return problem.k, problem.n
 
     def grid(self, tiles: int, gpu: Gpu) -> dict[str, Any]:
-        """Blocks for so many tiles at most, and what each takes."""
+        """Launch parameters for at most `tiles` tiles."""
         return dict(kernel=self.kernel, grid=min(tiles, gpu.multiprocessors), block=THREADS, shared=self.shared)
 
     def together(self, gpu: Gpu) -> int:

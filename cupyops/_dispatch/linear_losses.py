@@ -193,7 +193,7 @@ def _even(count: int, most: int, step: int) -> int:
 
 
 def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Rows, at most so many at a time, and alike in number but the first, which are what is left."""
+    """Divide rows into parts of equal size, at most `most`; the first part is what is left over."""
     size = _even(end - begin, most, ROW_STEP)
     first = (end - begin) % size
     if first:
@@ -233,7 +233,7 @@ def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
 
 
 class Work:
-    """One call: what its parts share."""
+    """State that the parts of one call share."""
 
     def __init__(self, given: Given, each: Tensor, scale: Scale, gradients: Gradients) -> None:
         self.given, self.scale, self.gradients = given, scale, gradients

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 def forward(operator: Operator, tensors: Rows, rows: int, size: int, eps: float) -> None:
-    """y, and what else of `tensors` is written."""
+    """Compute y and the other outputs among `tensors`."""
     x = tensors.x
     if is_symbolic(rows, size) or is_dry(x) or not x.numel():
         return

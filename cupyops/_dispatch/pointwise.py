@@ -72,7 +72,7 @@ def serves(launch: Launch) -> bool:
 
 
 def correlate(out: Tensor, image: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
-    """The pixels of `out` from those of `image`; transposed: from the gradient of a result that of its image."""
+    """Compute `out` from the pixels of `image`; transposed: an image's gradient from that of the result."""
     linear.multiply(_pixels(image), _matrix(weight), bias, _pixels(out), turn_b=not transposed)
 
 

@@ -267,7 +267,7 @@ def _heads(walked: list[Walk], rows: int, together: int) -> tuple[int, int, int]
 
 
 def _blocks(units: int, rows: int) -> tuple[int, tuple[int, int]]:
-    """(grid, block) where a row is so many units."""
+    """Return (grid, block) for `rows` rows of `units` units."""
     threads = min(max(units, 1), BLOCK)
     together = max(1, BLOCK // threads)
     return ceil_div(rows, together), (threads, together)

@@ -180,7 +180,7 @@ class TwoPass(_SoftmaxForm):
         return Launch(self.kernel, grid(blocks), block, template=template, extra=extra)
 
     def _rows(self, problem: Problem) -> tuple[int, tuple[int, int]]:
-        """Blocks, as many as rows, and the threads of each: for short rows only as many as have a vector."""
+        """Return (grid, block) with a block for each row: for short rows only as many threads as vectors."""
         vectors = -(-problem.size * self.itemsize(problem) // 16)
         threads = -(-vectors // (PACKS[-1] * _WARP)) * _WARP
         return problem.outer, (min(threads, DEFINE["TWO_PASS_THREADS"]), 1)

@@ -61,7 +61,7 @@ def give_roles(op: Any, *, mean: bool) -> None:
 
 
 def total(x: Tensor, dims: Sequence[int], dtype: torch.dtype, keepdim: bool = True, divisor: int = 1) -> Tensor:
-    """The sum over `dims`, divided once and rounded once to `dtype`, that of `x` or what it is summed in."""
+    """Compute the sum over `dims`, divided and rounded once; `dtype` is that of `x` or of the accumulator."""
     y, strides = empty_results(x, dims, keepdim, dtype)
     reduce(SUM, sum_fwd_finalize, x, dims, strides, (y,), (y.dtype is not x.dtype, divisor))
     return y

@@ -84,7 +84,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:
 
 
 def _filled(matrix: Tensor) -> Tensor:
-    """A matrix whose rows, or columns if those are contiguous, are whole vectors, and so many as are; itself if it is."""
+    """Return the matrix padded to whole vectors in both dimensions, or itself if it has them."""
     if matrix.stride(0) == 1 and matrix.stride(1) != 1:
         return _filled(matrix.T).T
     rows, columns = matrix.shape

@@ -260,7 +260,7 @@ def packed(variant: Variant, y: Tensor, lse: Tensor, tokens: int) -> tuple[Tenso
 def bound(
     variant: Variant, low: int | None, high: int | None
 ) -> tuple[int | None, int | None, attentions.Variant | None]:
-    """(low, high, what makes launches those of the variant): bounds that the mask says, and the rest for the kernels."""
+    """Return (low, high, variant): the bounds that the mask sets, and the variant for the rest of it."""
     if variant.text is None:
         return low, high, None
     found, numbers = scores(variant.text, variant.given), variant.numbers or []

@@ -49,7 +49,7 @@ class Formula(Body):
 
 
 class Indexed(Translation):
-    """A translation in which `indexed`, tensors by name, of so many dimensions and such a C type, have indices."""
+    """Translation in which the tensors of `indexed`, {name: (dimensions, C type)}, have indices."""
 
     def __init__(
         self,

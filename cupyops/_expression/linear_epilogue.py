@@ -123,7 +123,7 @@ def _check_form(declaration: Declaration) -> None:
 
 
 class Call(NamedTuple):
-    """The arguments of the operator: those of the layer, what is captured, and whether backward will read z."""
+    """Arguments of the operator: those of the layer, captured tensors and numbers, and whether backward reads z."""
 
     input: Tensor
     weight: Tensor
@@ -246,7 +246,7 @@ class Layer:
         return role
 
     def backward(self, values: dict[str, Any]) -> list[Tensor | None]:
-        """The gradients of the layer by that of z; those of captured tensors."""
+        """Compute the layer's gradients from that of z, and those of captured tensors."""
         gradient, needs = self.gradient, values["needs_grad"]
         assert gradient is not None
         grad_y = values[gradient.first]

@@ -181,7 +181,7 @@ class Scores:
     def bound(
         self, numbers: Sequence[float], tensors: Sequence[Tensor]
     ) -> tuple[Callable[[Launch, Maps | None], Launch], Masked | None]:
-        """Launches of plain kernels as those of this variant, with these numbers and tensors; what makes a map."""
+        """Return the function that turns plain kernels' launches into this variant's, and the mask that maps are made of."""
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
         def of(launch: Launch, maps: Maps | None) -> Launch:
@@ -360,5 +360,5 @@ def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
 
 
 def scores(text: str, tensors: Sequence[Tensor]) -> Scores:
-    """The variant of a text, for tensors of such dtypes. Raises `InputError` at what cannot be read."""
+    """Return the variant of a text, cached by the tensors' dtypes and dimensions. Raises `InputError` for a wrong text."""
     return _scores(text, tuple((one.dtype, one.dim()) for one in tensors))

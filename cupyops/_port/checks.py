@@ -24,7 +24,7 @@ def is_check(name: str) -> bool:
 
 
 def refusals(node: Node, name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
-    """(what refuses, the Python of the message) of a call that checks; none where a launch checks the same."""
+    """Return (condition, message) pairs in Python for a call that checks; none where a launch checks the same."""
     nodes = children(given)
     if not nodes:
         raise NotTranslated(node, f"a check of nothing: {text(node)[:60]!r}")

@@ -450,7 +450,7 @@ class Writer:
         self.scope.read(node)
 
     def _set(self, left: Node, sign: str, right: Value, node: Node) -> None:
-        """`left sign right`: the value is that of the type of what is assigned to."""
+        """Write the assignment `left sign right`; the value is converted to the type of `left`."""
         written, self.scope.written = self.scope.written, []
         if left.type == "field_expression":
             self._member(left, sign, right, node)

@@ -195,7 +195,7 @@ def microseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def _timed(call: Callable[[], Any], times: int) -> float:
-    """Milliseconds of one of so many calls."""
+    """Milliseconds of one call, averaged over `times`."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):

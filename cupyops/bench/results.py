@@ -148,7 +148,7 @@ class Results:
         return ((row, way) for row in self.rows for way in row.ways())
 
     def left_out(self) -> Iterator[tuple[str, str, str]]:
-        """(name, who, reason) of what has no figures."""
+        """Yield (name, who, reason) for each missing figure."""
         for row in self.rows:
             for one in (row, row.beside):
                 yield from () if one is None else ((one.name, who, reason) for who, reason in one.wrong.items())

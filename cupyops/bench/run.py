@@ -98,8 +98,7 @@ def _without_tf32() -> Iterator[None]:
 
 
 def compile_first(cases: Sequence[Case], part: int, parts: int, against: Sequence[str]) -> list[str]:
-    """Compile the kernels of every `parts`-th case, from `part` on, and what torch.compile makes of it, for a later process
-    to find; what fails."""
+    """Compile every `parts`-th case from `part` on, by NVRTC and torch.compile, into the caches; return the failures."""
     failures = []
     with _without_tf32():  # it is part of what inductor's cache looks up
         for case in cases[part::parts]:
@@ -122,7 +121,7 @@ def _tried(case: Case, what: str, compile: Callable[[Case], None]) -> list[str]:
 
 
 def in_processes(command: Sequence[str], jobs: int) -> list[str]:
-    """A command as so many processes, each with its part "2/8" as last argument; what they say of failures."""
+    """Run a command in `jobs` processes, each with its part, such as "2/8", as last argument; return their failures."""
     with contextlib.ExitStack() as stack:
         running = []
         for index in range(jobs):

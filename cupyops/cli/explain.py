@@ -107,7 +107,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _call(request: Request) -> Call:
-    """Tensors of the shapes, then the arguments of --arg; without those what the operator usually takes beside them."""
+    """Make the call: tensors of the shapes, then the values of --arg or the operator's usual other arguments."""
     dtype = getattr(torch, request.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InputError(f"--dtype is {request.dtype!r}, expected one such as bfloat16 or float32")

@@ -44,7 +44,7 @@ class Occupancy:
 
     @property
     def share(self) -> float:
-        """Warps held, of those that could be."""
+        """Part of the multiprocessor's warps that is in use."""
         return self.warps / self.most
 
 

@@ -129,7 +129,7 @@ def forward_inference(x, weight, bias, residual, running_mean, running_var, eps,
 
 @_batch_norm_act_inference.backward(reads={"x": OF_BATCH_NORM, "weight": OF_BATCH_NORM, "bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
-    """relu's own pass, then those of batch_norm."""
+    """Run the backward pass of relu, then those of batch_norm."""
     grad_z = passed(grad_y, *saved) if saved else grad_y
     if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
         return None, None, None, grad_z

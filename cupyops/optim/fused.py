@@ -59,7 +59,7 @@ class Fused(torch.optim.Optimizer):
         self._shown = True
 
     def _adopt(self, state: MutableMapping[Tensor, dict[str, Any]], groups: Sequence[Group]) -> None:
-        """Make a state that is being loaded, perhaps another optimizer's of the same rule, what ours would be."""
+        """Convert a state that is being loaded, perhaps another optimizer's of the same rule, to this optimizer's form."""
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -173,7 +173,7 @@ class Case:
         return self.call.map_values(other_values)
 
     def nudged(self, call: Call, number: int = 0) -> Call:
-        """A call much like it, every value a few hundredths away; the same for the same number."""
+        """Return a similar call, every value a few hundredths away; deterministic for each `number`."""
         source = self.generator(2 + number)
         return call.map_values(lambda tensor: nudged(tensor, source))
 
@@ -385,7 +385,7 @@ class Case:
             raise NotApplicable("the size of an output is in the data")
 
     def needs_new_outputs(self) -> None:
-        """Raise `NotApplicable` for what works in place: arrays are not changed, nor what vmap has no batch of."""
+        """Raise `NotApplicable` for operators that work in place: arrays must not change, nor tensors outside a vmap."""
         if self.target.operator is not None and self.target.operator.definition.mutated:
             raise NotApplicable("it works in place")
 

@@ -91,7 +91,7 @@ def sum_(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: boo
 
 
 def _sum_of_one_hot(x: Value, dims: tuple[int, ...]) -> Value | None:
-    """The sum over a row of zeros with one other element, times what is the same in all of the row: that product."""
+    """Simplify the sum of a one-hot row times a factor that is constant along the row: it is their product."""
     if len(dims) != 1 or not isinstance(x, Pointwise) or x.text != "mul({0}, {1})":
         return None
     dim = dims[0]

@@ -332,7 +332,7 @@ def _data(scan: _Scan, at: int, end: int) -> Iterator[Sequence[Token]]:
 
 
 def name_of(head: Sequence[Token]) -> str:
-    """The name of a function: what stands before the last of the parentheses of its head, of those at its top."""
+    """Return a function's name: the word before the last parenthesis at the top level of its head."""
     name, at = "", 0
     while at < len(head):
         text = head[at].text

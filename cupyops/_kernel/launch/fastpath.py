@@ -193,7 +193,7 @@ def _checked_boundary(argument: Argument) -> int:
 
 
 def _unanchored(names: Sequence[str], anchor: int | None, maps: Sequence[str]) -> str:
-    """The expression that is true where the full path is to say what tensor, of what kind, the launch is about."""
+    """Return the expression that is true where no tensor tells the device, so that the full path must report it."""
     of_map = f"{maps[0]}.__class__ is not _TensorMap" if maps else "True"
     if anchor is None:
         return of_map

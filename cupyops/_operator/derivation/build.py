@@ -98,7 +98,7 @@ def backward(
 
 
 class _Code:
-    """The function of a plan: inside a `try:`, what leaves it where the call is another one; then what was recorded."""
+    """Writer of a plan's function: the conditions under which it does not apply, then the recorded steps, in a `try:`."""
 
     def __init__(self, device: torch.device, names: Sequence[str], args: Sequence[Any], recording: Recording) -> None:
         self.device, self.names, self.args, self.recording = device, names, args, recording

@@ -244,7 +244,7 @@ class Registration:
         return self.forward_below(*self.of.bind(args, {}))
 
     def forward_below(self, *args: Any) -> list[Tensor]:
-        """The outputs, the new values of what is updated, and what is saved."""
+        """Return the outputs, the new values of updated arguments, and the saved tensors."""
         copies = [value.clone() if index in self._updated(args) else value for index, value in enumerate(args)]
         updated = [copies[index] for index in self._updated(args)]
         if self.of.why_not(args) is None:

@@ -62,7 +62,7 @@ class Beside:
         self._stored_at = np.zeros(len(writes.who), np.int64) if state.code.reads_beside else None
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many."""
+        """Split each granule into `pieces`."""
         for tickets in (self._arriving, *self._readers.values()):
             if tickets is not None:
                 tickets.split(pieces)
@@ -124,7 +124,7 @@ class Beside:
     # --- what is read ---
 
     def check_readers(self, access: Access) -> None:
-        """Nobody reads what is to be overwritten."""
+        """Check that no work under way still reads memory that is overwritten."""
         for tickets in self._readers.values():
             series, count = tickets.of(access.granule)
             if not np.count_nonzero(count):
@@ -142,7 +142,7 @@ class Beside:
             raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def read(self, reading: Reading, granule: np.ndarray, unit: np.ndarray) -> Race | Uninitialized | None:
-        """Work begins that reads granules: a column for each of those who ask for it, given by `unit`. What is wrong."""
+        """Note that work beside the threads begins to read granules, `unit` by column; return the fault, if it is one."""
         wrong = self._wrong(reading, granule, unit)
         if wrong is not None:
             return self._fault(reading, granule, unit, *wrong)

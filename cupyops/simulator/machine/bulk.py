@@ -286,5 +286,5 @@ class Bulk:
 
 
 def _bytes(addresses: np.ndarray, size: int) -> np.ndarray:
-    """Each byte of elements of so many."""
+    """Addresses of every byte of elements of `size` bytes."""
     return (addresses.astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)

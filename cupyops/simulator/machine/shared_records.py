@@ -115,7 +115,7 @@ class Record:
         )
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many, with the same past."""
+        """Split each granule into `pieces`, with the same past."""
         self.who, self.when = split(self.who, pieces), split(self.when, pieces)
         if self._two is not None:
             self._two = split(self._two[0], pieces), split(self._two[1], pieces)
@@ -191,14 +191,14 @@ class Reads:
             self._record.when[granule] = NEVER
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many, with the same past."""
+        """Split each granule into `pieces`, with the same past."""
         self._settle()
         if self._record is not None:
             self._record.split(pieces)
         self._epoch = split(self._epoch, pieces)
 
     def _settle(self) -> None:
-        """Put what may still matter into the record."""
+        """Move logged reads of the current epoch to the record."""
         for access in self._log:
             if access.is_past:
                 continue

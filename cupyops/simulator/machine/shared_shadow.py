@@ -154,7 +154,7 @@ class SharedShadow:
         return (position >> self._granules.shift)[None] + np.arange(-(-size >> self._granules.shift))[:, None]
 
     def _split(self, pieces: int) -> None:
-        """Each granule has become so many."""
+        """Split each granule into `pieces`."""
         if pieces == 1:
             return
         self._writes.split(pieces)

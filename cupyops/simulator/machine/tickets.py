@@ -20,7 +20,7 @@ class Tickets:
         self.pc = np.zeros(granules, np.int32)
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many, with the same past."""
+        """Split each granule into `pieces`, with the same past."""
         self._series, self._count, self.pc = (split(one, pieces) for one in (self._series, self._count, self.pc))
 
     def of(self, granule: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

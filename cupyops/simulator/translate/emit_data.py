@@ -230,7 +230,7 @@ def _call(w: BlockWriter, instruction: Instruction) -> None:
 
 @emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent")
 def _nothing(w: BlockWriter, instruction: Instruction) -> None:
-    """Changes when things happen, not what."""
+    """Write nothing: the instruction changes only when things happen."""
 
 
 @emits("createpolicy")
