@@ -68,7 +68,7 @@ class Builder:
         return f"{hint}{self.names}"
 
     def in_memory(self, value: Value) -> None:
-        """Store a value, or what it is a view of."""
+        """Store a value, or the base of a view."""
         base = value
         while isinstance(base, View) and base.store is None and _can_be_view(base):
             base = base.base

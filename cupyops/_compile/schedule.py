@@ -268,7 +268,7 @@ class Schedule:
         self.groups = [g for g in self.groups if g.stores]
 
     def _fix_parts(self) -> None:
-        """Decide into how many parts column sums are made, which those who add them up have to know."""
+        """Fix the number of parts of column sums, which the kernels that add them up have to know."""
         for group in self.groups:
             parted = [s for s in group.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
             if not parted:

@@ -222,7 +222,7 @@ def clear(x: Tensor, starts: Tensor, longest: int, lse: Tensor | None = None, si
 
 
 def empty_result(q: Tensor, v: Tensor) -> Tensor:
-    """y: as `empty` of q, with rows as wide as those of v."""
+    """Return the output: like `empty` of q, with rows as wide as those of v."""
     if q.shape[3] == v.shape[3]:
         return empty(q)
     order = sorted(range(3), key=lambda dim: q.stride(dim), reverse=True)
@@ -401,7 +401,7 @@ class Backward(Form[Problem]):
     def run_prepare(
         self, p: Problem, launch: Launch, of: Gradients, sums: Tensor | None, columns: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """lse2 and delta of each row, and what it adds to the gradient of its sink."""
+        """Launch the preparation; return lse2 and delta of each row, and what it adds to the gradient of its sink."""
         found = of.lse.new_empty((2 + (of.sinks is not None), *of.lse.shape[:2], self.padded(p)))
         lse2, delta, *of_sinks = found
         given = of.y, of.grad_y, of.lse, of.grad_lse, of.sinks, *(of_sinks or [None])
@@ -453,7 +453,7 @@ class MmaBackward(Backward):
         return (2 * self.tile + 4 * self.panel) * p.d * 2
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
-        """A block for each tile of each head of what is owned."""
+        """Launch of one role, with a block for each tile of rows that it owns and each head."""
         grad_q, grad_k, grad_v = p.grads
         six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)

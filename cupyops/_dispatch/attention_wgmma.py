@@ -248,7 +248,7 @@ class WgmmaForward(Forward):
         sinks: Tensor | None,
         scale: float,
     ) -> None:
-        """The counter of tiles is of this call alone: two streams, or a graph and what runs beside it, share none."""
+        """Launch with a counter of tiles for this call alone, so that streams and graphs side by side share none."""
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
@@ -286,7 +286,7 @@ class WgmmaBackward(Backward):
         return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
     def role(self, p: Problem, gpu: Gpu, keys: bool, part: int = ALL) -> Launch:
-        """A block for each tile of each head of what is owned; wide rows have a part for each result of the keys' role."""
+        """Launch of one role: a block for each tile that it owns and each head; wide rows have a part for each result."""
         roles = roles_of(p)
         part = max(part, roles.parts(keys)[0])
         panel = roles.panel(keys, part)

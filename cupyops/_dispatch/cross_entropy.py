@@ -59,7 +59,7 @@ class Given(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """`soft`: smoothing or probabilities; `gradient`: forward knows that one is wanted, backward that it is written."""
+    """Sizes and flags by which a form is chosen. `soft`: smoothing or probabilities; `gradient`: it is wanted or written."""
 
     positions: int
     classes: int

@@ -160,7 +160,7 @@ class Decode(Form[Problem]):
         return max(stages * warps * 2 * STEP * d * 2 + rows, (2 * warps + 1 + 2 * (d + 8)) * self.tile * 4)
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
-        """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
+        """Least number of splits that fills the last wave of blocks nearly as well as the best number does."""
         units, at_once = self.units(p), gpu.multiprocessors * self.tuning(p.d, gpu)[1]
         keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
         most = max(1, min(_MOST_SPLITS, keys // (2 * STEP * self.warps), 4 * ceil_div(at_once, units)))
@@ -330,5 +330,5 @@ def forward(
 
 
 def _of_32_bits(x: Tensor) -> Tensor:
-    """Integers as the kernels read them; what has no room in 32 bits is as far out of range there."""
+    """Convert integers to 32 bits as the kernels read them; larger ones are clamped, and stay out of range."""
     return x if x.dtype is torch.int32 else x.clamp(-(2**31), 2**31 - 1).to(torch.int32)

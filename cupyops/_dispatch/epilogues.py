@@ -175,7 +175,7 @@ class Plan:
         return None
 
     def compute(self, kernel: Kernel, y: Tensor, kept: Tensor | None, bias: Tensor | None, *more: Any) -> None:
-        """Launch that kernel, of an epilogue that is a line of C and takes `more`; what is kept has the shape of y."""
+        """Launch the kernel of an epilogue written as a line of C, which takes `more`; `kept` has the shape of y."""
         maps, _ = self._maps(y, kept)
         self.launch.by(kernel)(*maps, y, kept, bias, *more)
 

@@ -258,7 +258,7 @@ def add_splits(
     kept: Tensor | None = None,
     column: Tensor | None = None,
 ) -> None:
-    """Add up partial sums in their order, where k is split, and do what the epilogue of one that is not would."""
+    """Add up partial sums in order where k is split, and apply the epilogue to the result."""
     if partials is None:
         return
     splits = int(gemm[5])
@@ -373,7 +373,7 @@ def too_large(*sizes: int, tiles: int) -> str | None:
 
 
 def check_dtypes(**tensors: Tensor | None) -> None:
-    """All the tensors have one dtype; autocast, where it is on, makes them so, but leaves float64 alone."""
+    """Check that all tensors have one dtype, unless autocast casts them to one; it leaves float64 alone."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
     name, first = given[0]
     autocast = arguments.autocast(first.device)

@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
     across: Side
 
     def mend(self, filters: Tensor, y: Tensor) -> None:
-        """Compute again what is not finite of a result in channels_last, by the taps of the filters that are no filling."""
+        """Compute non-finite elements of a result in channels_last again, by the filters' own taps, without the zeros."""
         images, count, rows, columns = y.shape
         sizes = images, rows, columns, count, self.down.packed, self.across.packed
         grid = min(BLOCKS * gpu(y.device).multiprocessors, ceil_div(y.numel(), THREADS))

@@ -91,7 +91,7 @@ class Correlation(NamedTuple):
 
     @property
     def sides(self) -> Pair:
-        """Channels of a group of the result, and of those that are summed over."""
+        """Channels of a group: of the result, and of the sums."""
         filters, channels = self.geometry.weight[0] // self.geometry.groups, self.geometry.weight[1]
         return (channels, filters) if self.transposed else (filters, channels)
 

@@ -49,7 +49,7 @@ def add(each: Tensor, total: Tensor | None, y: Tensor) -> None:
 
 
 def scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str, ours: bool) -> Tensor | None:
-    """Times grad_y: in place where it is ours."""
+    """Scale a gradient by grad_y, in place if it is `ours`."""
     if gradient is None:
         return None
     y, n, dtype = gradient if ours else torch.empty_like(gradient), gradient.numel(), gradient.dtype

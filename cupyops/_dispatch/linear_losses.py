@@ -203,7 +203,7 @@ def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _waiting(division: Division) -> Iterator[tuple[int, int]]:
-    """Chunks of the rows whose gradients wait for the tiles, the rest first; those that are stored are all in the last."""
+    """Yield chunks of the rows whose gradients wait for the tiles, the rest first; stored ones are all in the last."""
     count, most = division.kept + division.stored, division.rows
     if count:
         size = most if count > 2 * most else _even(count, most, ROW_STEP)  # as large as may be, unless the rest is much
@@ -291,7 +291,7 @@ class Work:
         return weight.view(-1), min(weight.numel() // stride, size // tile)
 
     def first_time(self, begin: int, end: int) -> None:
-        """Rows whose logits will be computed once more, in the tiles: by the same products."""
+        """Compute rows' losses from logits that are computed again later, with the same products as in the tiles."""
         d = self.logits_in(self.buffer, begin, end)
         for first, last, tile in self.tiles():
             columns = tile.shape[1]
@@ -302,7 +302,7 @@ class Work:
         self.losses(begin, end, d)
 
     def chunk(self, begin: int, end: int) -> Tensor:
-        """Rows whose logits are computed once, at the end of the scratch. Gives the gradients of those."""
+        """Compute losses of rows whose logits are computed once, in the scratch's end; return the logits' gradients."""
         d = self.logits_in(self.scratch[-(end - begin) * self.division.stride :], begin, end)
         self.logits(begin, end, 0, self.classes, d)
         self.losses(begin, end, d)
@@ -333,7 +333,7 @@ class Work:
         launch(d, to, begin, division.kept, self.classes, division.classes, to.shape[1], division.stride, T=d.dtype)
 
     def tile(self, first: int, last: int, tile: Tensor) -> None:
-        """The gradient of some classes' weights, from those of the logits of all rows in tiles."""
+        """Compute the weight's gradient for some classes, from the gradients of all rows' logits in tiles."""
         gradients, (_, stride, tiled, _, kept, stored) = self.gradients, self.division
         assert gradients.weight is not None
         for begin, end in self.twice:

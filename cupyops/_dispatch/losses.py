@@ -87,7 +87,7 @@ def buffer_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def blocks(positions: int, each: int, most: int, reduction: int) -> int:
-    """Blocks for so many positions, `each` to a block; one even for none where there is a reduction: its mean is NaN."""
+    """Number of blocks for `positions`, `each` to a block; one even for none if there is a reduction: its mean is NaN."""
     return min(positions // each + 1, most) if positions or reduction else 0
 
 

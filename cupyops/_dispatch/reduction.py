@@ -75,7 +75,7 @@ class Reduction(NamedTuple):
         return math.prod(self.shape[dim] for dim in dims)
 
     def layout_reduced(self, width: int = 1) -> tuple[np.ndarray, int, int] | None:
-        """`struct Layout` of what is reduced, the width of its units, its dimensions; None where these are too many."""
+        """Return the `struct Layout` of the reduced dimensions, the width of its units, its dimensions; None if too many."""
         return self._layout(self.dims, width)
 
     def layout_kept(self, width: int = 1) -> tuple[np.ndarray, int, int] | None:

@@ -255,10 +255,7 @@ ROTATION = Forms("rope", "rotation", [Even(), Rows(), Staged(), Heads()])
 
 
 def _heads(walked: list[Walk], rows: int, together: int) -> tuple[int, int, int]:
-    """The heads, taken out of what is walked, and their strides in x and y.
-
-    They are the dimension with most rows of one position, unless that leaves too few positions to fill a block.
-    """
+    """Take the heads out of the dimensions to walk, and return their number and strides in x and y."""
     for count, (of_x, of_position, of_y) in sorted(walked, reverse=True):
         if of_position == 0 and rows // count >= together:
             walked.remove((count, (of_x, 0, of_y)))
@@ -278,7 +275,7 @@ def _count(walked: list[Walk]) -> int:
 
 
 def _layout(walked: list[Walk]) -> np.ndarray | None:
-    """The `Layout` of what is walked; None if that has too many dimensions."""
+    """Pack the `Layout` of the dimensions to walk; None if they are too many."""
     inputs = len(walked[0][1]) if walked else 3
     counts, order = tuple(count for count, _ in walked), tuple(range(1, len(walked) + 1))
     found = packed_layout(counts, order, 1, *[tuple(step[j] for _, step in walked) for j in range(inputs)])

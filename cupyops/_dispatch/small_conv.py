@@ -319,7 +319,7 @@ class FmaWeight(Form[Problem]):
 
 
 def sum_partials(launch: Launch, of: tuple[Tensor, ...], grad_weight: Tensor | None, grad_bias: Tensor | None) -> None:
-    """grad_weight and grad_bias, either of which may be None, by the launch of a gradient of weight on `of`."""
+    """Compute grad_weight and grad_bias, either of which may be None, by the launch of a gradient of weight on `of`."""
     count, taps, dtype = launch.grid[0], launch.template["K"], of[0].dtype  # type: ignore[index]
     _, channels, _, _, filters = launch.args[:5]
     size = filters * (channels * taps * taps + 1)

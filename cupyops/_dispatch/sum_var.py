@@ -147,7 +147,7 @@ def given_dims(input: Tensor, dim: Any, keepdim: Any, dtype: Any) -> list[int]:
 
 
 def check_inexact(input: Tensor, dtype: torch.dtype | None = None) -> None:
-    """The dtype, by default that of `input`, is not one of integers."""
+    """Check that the dtype, by default that of `input`, is not one of integers."""
     found = input.dtype if dtype is None else dtype
     if not (found.is_floating_point or found.is_complex):
         name, given = ("input", input) if dtype is None else ("dtype", dtype)

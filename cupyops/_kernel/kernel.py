@@ -337,7 +337,7 @@ class Kernel(ByName, Template):
         return lambda *args, **template: self._launch(launch, args, template)
 
     def _unhurried_at_first(self, configuration: Configuration) -> Callable[..., None]:
-        """The launch function for who keeps it from before the kernel's first launch, after which it is a fast one."""
+        """Return a launch function that may be kept from before the kernel's first launch, after which it is a fast one."""
         fast: Callable[..., None] | None = None
 
         def launch(*args: Any, **template: Any) -> None:

@@ -193,7 +193,7 @@ def is_array(value: Any) -> bool:
 
 
 def describe(array: Any) -> str:
-    """An array as messages show it, without what is in it."""
+    """Describe an array for messages, without its contents."""
     known = [f"of shape {tuple(array.shape)}"] if hasattr(array, "shape") else []
     known += [str(array.dtype)] if hasattr(array, "dtype") else []
     return " ".join(["an array", ", ".join(known), f"({type(array).__name__})"])

@@ -117,11 +117,7 @@ def will_use_gradient(node: Any) -> bool:
 
 
 def tensor_guard(examples: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function of as many tensors: whether they are as these, and different objects.
-
-    It compares the Python type, the dispatch keys (so autocast, torch.func, dispatch modes, inference, conjugate and
-    negative bits, sparse and nested layouts), dtype, device index, requires_grad, sizes and strides. It holds no example.
-    """
+    """Return a function of as many tensors that tells if they have these tensors' metadata and are different objects."""
     guards = _TensorGuards(*examples, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     check: Callable[..., bool] = guards.check
     return check

@@ -110,7 +110,7 @@ def _by_masks(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
 
 
 def _of_one_group(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
-    """The shape, by as many operations as all groups take together."""
+    """Make a result of the right shape by as many operations as all groups take together."""
     y = input.flatten(0, -2)[: input.shape[-2]] @ mat2.flatten(0, -2)[: mat2.shape[-2]]
     return y.expand(*offs.shape, *y.shape).contiguous() if input.dim() == mat2.dim() else y
 

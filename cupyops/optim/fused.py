@@ -228,7 +228,7 @@ class Fused(torch.optim.Optimizer):
         return True
 
     def _again(self, batch: Batch) -> bool:
-        """Make a batch of the last step, with its state as it is now, this step's; False where it cannot be."""
+        """Reuse a batch of the last step, with its state as it is now; return False where that is not possible."""
         return True
 
     def _by_kernel(self, group: Group, batch: Batch) -> None:
@@ -302,7 +302,7 @@ class Fused(torch.optim.Optimizer):
         return batches
 
     def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
-        """Keep what this step had, where the next can be like it."""
+        """Keep this step's batches, if the next step can be like it."""
         if can_last(served) and all(map(self._lasts, served)):
             plan = StepPlan(group, served, self._states, self._state_names(group), self._options(group))
             self.__dict__["_plans"][index] = plan

@@ -342,7 +342,7 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
 
 
 def _number_of_parts(columns: int) -> int | None:
-    """Into how many equal parts a row of so many columns is cut, with 16-byte accesses where that can be."""
+    """Number of equal parts into which a row is cut, with 16-byte accesses if possible; None where no number fits."""
     most = min(1024, columns // 2048)
     for multiple in (8, 1):
         found = next((p for p in range(most, 1, -1) if columns % (p * multiple) == 0), None)

@@ -112,7 +112,7 @@ def _substitute(root: Path) -> Path | None:
 
 
 def _objection(folder: Path, forbidden: int, close: bool = False) -> str:
-    """Make `folder` if need be. Why it is no folder of ours without the `forbidden` bits (or rid of them); else empty."""
+    """Make `folder` if need be; return why it is not ours alone (without the `forbidden` bits), or ""."""
     try:
         str(folder).encode()  # as in `read_entry`
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

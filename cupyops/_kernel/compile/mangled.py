@@ -102,7 +102,7 @@ class _Reader:
     # --- names ---
 
     def _name_of_function(self) -> bool:
-        """Go past the function's own name; whether it is an instance of a template."""
+        """Read past the function's own name; return True if it is an instance of a template."""
         if self._accept("N"):
             is_template = self._nested(own=True)
             self.seen.pop()  # the function itself is not among what is repeated
@@ -115,7 +115,7 @@ class _Reader:
         return True
 
     def _nested(self, own: bool = False) -> bool:
-        """`N...E` after its N, kept last; whether it ends with template arguments, which are those of the function."""
+        """Read `N...E` after its N; return True if it ends with template arguments, which are those of the function."""
         self._match(r"[rVK]*")
         whole: Type | None = None
         ends = False

@@ -48,7 +48,7 @@ class _Config(ctypes.Structure):
 
 
 def launcher(configuration: Configuration) -> Launch:
-    """The function by which the driver launches what is so configured, and nothing else; called as cuLaunchKernel."""
+    """Return the driver's function for launches of a configuration; it is called as cuLaunchKernel."""
     overlap = configuration.overlap and _can_overlap()
     if not configuration.cooperative and configuration.cluster is None and not overlap:
         launch: Launch = backend.cupy().cuda.driver.launchKernel

@@ -72,7 +72,7 @@ def default_device() -> torch.device:
 
 
 def capability(device: torch.device) -> int:
-    """The major compute capability of what runs the launches on `device`; 0 where nothing does."""
+    """Major compute capability of the device that runs launches on `device`; 0 where none does."""
     if device.type == "cuda":
         return _capability_of_gpu(device)
     return int(getattr(executors.get(device.type), "capability", 0))

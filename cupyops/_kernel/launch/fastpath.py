@@ -178,7 +178,7 @@ def _names(arguments: Sequence[Argument], template: Sequence[str]) -> list[str]:
 
 
 def _in_order(names: Sequence[str], values: Sequence[Any], missing: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """(the values up to the first that is missing, those after it by name)."""
+    """Split arguments: (the values up to the first that is missing, those after it by name)."""
     count = next((index for index, value in enumerate(values) if value is missing), len(values))
     return values[:count], {name: one for name, one in zip(names[count:], values[count:]) if one is not missing}
 
@@ -212,7 +212,7 @@ def _bits(argument: Argument) -> list[str]:
 
 
 def _without_none(names: Sequence[str]) -> str:
-    """The expression of those that are not None."""
+    """Return the expression for a sequence of the named values that are not None."""
     every = "".join(f"{name}, " for name in names)
     present = " and ".join(f"{name} is not None" for name in names)
     return f"({every}) if {present} else [_one for _one in ({every}) if _one is not None]"

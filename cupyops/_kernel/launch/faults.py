@@ -47,7 +47,7 @@ def lasting(error: BaseException) -> bool:
 
 
 def hint(error: BaseException) -> str:
-    """Advise on such a fault, for the end of a message; empty where the error is this call's own."""
+    """Advise on a fault of an earlier kernel, for the end of a message; empty where the error is this call's own."""
     return f"\n  {_HINT}" if lasting(error) else ""
 
 

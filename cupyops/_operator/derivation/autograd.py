@@ -36,7 +36,7 @@ class ForwardCall:
         self.backwards: tuple[Callable[..., Any], ...] = ()  # the code of recorded backwards
 
     def backward(self, ctx: Any, tensors: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        """The gradients by the roles, for each tensor of the operator; before them None, for what forward ran."""
+        """Compute the gradients by the roles, for each tensor of the operator; None before them, for `run`."""
         last = self.of.backward_asks and not torch_private.keeps_graph()
         return (
             None,
@@ -119,7 +119,7 @@ def differentiable(op: Definition) -> tuple[Callable[..., Any], Callable[..., An
 
 @functools.cache
 def _methods(tensors: int, outputs: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """forward and backward of an autograd.Function, for so many tensors and outputs: with `*args` they would be slower."""
+    """Write forward and backward of an autograd.Function for `tensors` and `outputs`: with `*args` they would be slower."""
     listed, grads = (
         "".join(f"{letter}{i}, " for i in range(count)) for letter, count in (("a", tensors), ("g", outputs))
     )

@@ -168,7 +168,7 @@ class _Code:
         return self.writer.name(_interpreter(self.recording.steps, result, self.device))
 
     def _addresses(self, roots: set[int]) -> None:
-        """The addresses of what comes in; the plan is left where one is aligned otherwise, or has no memory."""
+        """Write the inputs' addresses; the plan does not apply if one has another alignment or no memory."""
         writer = self.writer
         asked = {number: (most, rest) for number, most, rest in self.recording.alignments}
         conditions = []
@@ -192,7 +192,7 @@ class _Code:
 def _forward(
     machine: Machine, recording: Recording, inner: Inner, call: ForwardCall, addresses: Addresses, given: set[int]
 ) -> tuple[Callable[..., Any], list[int]]:
-    """The code of an operator's forward, and the tensors whose addresses it is given after itself."""
+    """Return the code of an operator's forward, and the tensors whose addresses it takes after itself."""
     op, steps = inner.operator, recording.steps[inner.start : inner.end]
     writer = Writer()
     names: dict[int, str] = {}
@@ -250,7 +250,7 @@ def _pools(op: Any, inner: Inner, steps: Sequence[Any], tensors_: set[int]) -> d
 def _laid_out(
     steps: Sequence[Any], inner: Inner, pooled: dict[int, str], addresses: Addresses, first: int
 ) -> tuple[list[str | int], list[int | Pooled]]:
-    """(what is kept for `saved`: names of pools and numbers of tensors; of each saved tensor where it is)."""
+    """Return (names of pools and numbers of tensors to keep for `saved`, the place of each saved tensor among them)."""
     allocs = {step.number: step for step in steps if isinstance(step, Alloc)}
     stored: list[str | int] = []
     places: list[int | Pooled] = []

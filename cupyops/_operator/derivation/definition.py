@@ -391,7 +391,7 @@ class Definition:
 
     @contextmanager
     def _left_alone(self, args: Sequence[Any]) -> Iterator[None]:
-        """Raise `InputError` where what runs inside changes a tensor that the operator does not declare to change."""
+        """Raise `InputError` where code inside changes a tensor that the operator does not declare to change."""
         changed = [args[i] for i in (*self.mutated, *self.updated) if args[i] is not None]
         with observed.unseen():
             given = [(self.parameters[i].name, args[i]) for i in self.tensors if args[i] is not None]
@@ -409,7 +409,7 @@ class Definition:
                 )
 
     def _backward_looked_at(self, grads: Any, outputs: Any, saved: Any, args: Any, *more: Any) -> Any:
-        """Backward, whose launches are to leave alone what it is given besides `saved`: until it has done so once."""
+        """Run backward, and check that its launches change nothing but `saved`, until that has held once."""
         assert self.launch_backward is not None
         given = [("the gradient of an output", one) for one in grads]
         given += [("an output", one) for one in outputs]
@@ -427,7 +427,7 @@ class Definition:
         schema.check_takes(self.name, self.parameters, role, launch, needs_grad)
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward as calls run it: in place it is checked before, and returns what a call does."""
+        """Wrap an in-place forward so that it checks first, and returns the result of a call."""
         if self.updated:
 
             def updating(*args: Any) -> tuple[Any, Any]:

@@ -32,14 +32,14 @@ def miss_if(writer: Writer, condition: str) -> None:
 
 
 def values(writer: Writer, names: Sequence[str], args: Sequence[Any]) -> None:
-    """The arguments that are no tensors are what they were."""
+    """Write the condition that arguments other than tensors are what they were."""
     for name, value in zip(names, args):
         if not isinstance(value, Tensor):
             miss_if(writer, _differs(writer, name, value))
 
 
 def tensors(writer: Writer, names: Sequence[str], args: Sequence[Any]) -> None:
-    """The tensors are alike, and those that were one object are one again."""
+    """Write the condition that tensors have the same metadata, and that those that were one object are one again."""
     unique: dict[int, str] = {}
     examples = []
     for name, value in zip(names, args):
@@ -81,10 +81,7 @@ def executor(writer: Writer, device: torch.device) -> None:
 
 
 def globals_of(writer: Writer, authors: Sequence[Any]) -> dict[str, Any] | None:
-    """The globals and closure cells that authors' functions name are what they were.
-
-    Gives the module's dictionary in which the plan's function is to look up the names in its text.
-    """
+    """Write the condition that the globals and closure cells that authors' functions name are what they were."""
     scope: dict[str, Any] | None = None
     for author in authors:
         function = getattr(author, "__wrapped__", author)

@@ -70,7 +70,7 @@ class Addresses:
         return f"{name} + {writer.name(offset)}" if offset else name
 
     def roots(self, steps: Iterable[Step]) -> set[int]:
-        """The roots of what the launches among the steps are given."""
+        """Roots of the tensors that launches among the steps take."""
         return {self.of(number)[0] for step in steps if isinstance(step, Launch) for number in step.reads}
 
 
@@ -110,7 +110,7 @@ class _Map(NamedTuple):
 
 @dataclass(eq=False)
 class _Group:
-    """Launches that follow each other, and what is done before them."""
+    """Consecutive launches, and the data that is written for them."""
 
     start: int  # of their addresses in the buffer
     addresses: dict[str, int] = field(default_factory=dict)  # offsets, by expressions

@@ -184,7 +184,7 @@ class Plans:
         return next((one.reason for one in reversed(self.history.seen.values()) if one.reason), "")
 
     def call(self, args: tuple[Any, ...]) -> Any:
-        """The call of which no plan is found: made the plain way, or recorded."""
+        """Make a call for which no plan is found: without one, or recorded."""
         if observed.unplanned or not self._is_ordinary(args):
             return self.plain(*args)
         try:
@@ -388,7 +388,7 @@ def unique(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _drop(number: int) -> None:
-    """Forget the plan of this number, of whichever function it is."""
+    """Forget the plan of this number, whichever function it belongs to."""
     owner, shape, plan = _everywhere.pop(number)
     if (found := owner()) is not None:
         found.remove(shape, plan)

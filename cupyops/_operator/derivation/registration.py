@@ -296,7 +296,7 @@ class Registration:
     def _laid_out(
         self, found: list[Tensor | None], grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
     ) -> list[Tensor | None]:
-        """The gradients laid out as those of the kernels, which a graph that was made for other sizes counts on."""
+        """Lay gradients out as the kernels would, which a graph that was made for other sizes counts on."""
         given = [list(grads), list(outputs), list(saved), list(args)]
         if not is_dry(grads[0]):
             examples = iter(symbolic.examples([one for group in given for one in group]))

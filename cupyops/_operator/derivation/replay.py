@@ -30,7 +30,7 @@ class Retry(Exception):
 
 
 def needed(steps: Sequence[Step], asked: Iterable[int]) -> set[int]:
-    """The numbers of which a replay needs tensors: `asked`, and what calls are given."""
+    """Numbers of the tensors that a replay needs as such: `asked`, and the arguments of calls."""
     found = set(asked)
     for step in reversed(steps):
         if isinstance(step, Bump):
