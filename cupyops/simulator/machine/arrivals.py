@@ -56,7 +56,7 @@ class Arrivals:
             self._land(self._chooser.choice(self._pending))
 
     def deliver(self, barrier: int) -> bool:
-        """Land those that report to this mbarrier, or with a seed some of them. Whether all have landed."""
+        """Land arrivals that report to this mbarrier, or with a seed some of them; return True if all have landed."""
         due = [arrival for arrival in self._pending if arrival.barrier == barrier]
         if self._chooser is not None:
             self._chooser.shuffle(due)

@@ -237,7 +237,7 @@ class Barriers:
         return (barrier.arrived >= expected) & (barrier.arrived > 0)
 
     def _check_agreement(self, going: list[_Waiter], done: np.ndarray) -> None:
-        """All threads of a block have come, and to the same barrier of the text."""
+        """Check that all threads of a block have come to the same barrier of the text."""
         block_of = self._batch.per_thread["block"]
         place: dict[int, _Waiter] = {}
         for waiter in going:

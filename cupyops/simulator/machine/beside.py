@@ -72,7 +72,7 @@ class Beside:
     # --- what is written ---
 
     def start(self, granule: np.ndarray, series: int, pc: int) -> None:
-        """A copy to these granules begins, which reports to an mbarrier."""
+        """Note that a copy to these granules begins, which reports to an mbarrier."""
         if self._arriving is None:
             self._arriving = Tickets(len(self._writes.who))
         self._arriving.note(granule, series, LATER, pc)

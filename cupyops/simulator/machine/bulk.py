@@ -49,7 +49,7 @@ class Bulk:
         self._arrivals.leave()
 
     def finish(self) -> None:
-        """All threads have exited."""
+        """Complete the copies to global memory, as all threads have exited."""
         self._departures.finish()
 
     # --- to shared memory ---

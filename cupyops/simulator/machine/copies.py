@@ -139,7 +139,7 @@ class Copies:
             self._tied.append(_Tied(group.subset(lanes), address[lanes], int(one), self._serial, pc))
 
     def _deliver(self, barrier: int) -> bool:
-        """Land what is tied to this mbarrier."""
+        """Land the copies that are tied to this mbarrier."""
         due = [tied for tied in self._tied if tied.position == barrier]
         self._tied = [tied for tied in self._tied if tied.position != barrier]
         for tied in due:

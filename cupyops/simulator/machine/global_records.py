@@ -43,7 +43,7 @@ def warp_of(who: np.ndarray) -> np.ndarray:
 
 
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Two who differ, of one block, as several."""
+    """Merge two different threads of a block into "several"."""
     warp = warp_of(one)
     index = np.where(warp == warp_of(other), warp + _SEVERAL_OF_WARP, _SEVERAL)
     return (one & ~_INDEX_MASK) | index

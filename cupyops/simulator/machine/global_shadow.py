@@ -129,7 +129,7 @@ class GlobalShadow:
     def _touch(
         self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None = None
     ) -> None:
-        """An access of `width` bytes at each position: what is wrong with it, and who was there from now on."""
+        """Check an access of `width` bytes at each position, and record it."""
         number = access.allocation.number
         stored = values if way is Way.WRITE else None
         if number not in self._records:
@@ -215,7 +215,7 @@ class GlobalShadow:
         width: int,
         changes: Callable[[np.ndarray], np.ndarray] | None,
     ) -> None:
-        """Another thread of the block has made an access in this way, and nothing orders the two."""
+        """Raise if another thread of the block has made an access in this way, and nothing orders the two."""
         state, group = self._state, access.group
         bad = self._concurrent(access, before, time)
         if changes is not None and bad.any():
@@ -259,7 +259,7 @@ class GlobalShadow:
         width: int,
         values: Sequence[Any],
     ) -> None:
-        """Threads of one instruction write one place only if they write one value."""
+        """Check that threads of one instruction write one value to one place."""
         element = width // len(values)
         for place, given in enumerate(values):
             value = np.asarray(given)
@@ -302,7 +302,7 @@ class GlobalShadow:
     def _against(
         self, record: BlockRecord, done: str, access: _Access, granule: np.ndarray, harmful: np.ndarray | None = None
     ) -> None:
-        """Another block has made an access of this kind, and nothing orders the two."""
+        """Raise if another block has made an access of this kind, and nothing orders the two."""
         if not record.used:
             return
         block = access.block

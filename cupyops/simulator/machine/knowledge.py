@@ -75,7 +75,7 @@ class Knowledge:
         rows[:, threads] = np.maximum(rows[:, threads], told[:, None])
 
     def meet(self, together: int) -> None:
-        """The threads of every so many blocks have met."""
+        """Share the knowledge of the threads of every `together` blocks, which have met."""
         if not self._numbers:
             return
         rows = self._known.reshape(len(self._numbers), -1, together * self._batch.threads_per_block)

@@ -28,7 +28,7 @@ class LaneOrder:
         known[lanes] = together
 
     def meet_whole(self, warps: np.ndarray) -> None:
-        """All lanes of these warps have met."""
+        """Forget the order within these warps, all of whose lanes have met."""
         for warp in warps.tolist() if self._known else ():
             self._known.pop(warp, None)
 

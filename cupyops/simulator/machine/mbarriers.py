@@ -101,7 +101,7 @@ class MBarriers:
         return token
 
     def transferred(self, position: int, count: int, told: np.ndarray | None) -> None:
-        """`count` bytes have come that were sent beside the threads, by one who knew what is `told`."""
+        """Note that `count` bytes have arrived, sent by a thread that knew what is `told`."""
         phase = self._barriers.get(position)
         if phase is not None:
             phase.bytes -= count

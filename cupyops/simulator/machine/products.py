@@ -68,7 +68,7 @@ class Products:
     # --- operands in shared memory ---
 
     def reads(self, group: Group, chunks: list[np.ndarray], start: np.ndarray, pc: int) -> None:
-        """A product reads these 16 bytes each, of the block whose memory begins at `start`; one element a warpgroup."""
+        """Note that a product reads these 16-byte chunks of the block memory from `start` on; one element a warpgroup."""
         warpgroups = self._warpgroups(group)
         number, series = warpgroups % self._per_block, self._series(warpgroups)
         count = (self._committed[warpgroups] + 1).astype(np.int32)
@@ -90,7 +90,7 @@ class Products:
             raise fault(Race, self._state.listing, group, np.repeat(bad, 128), what, pc)
 
     def begin_sums(self, group: Group, registers: list[int], pc: int) -> None:
-        """A product adds to these registers."""
+        """Note that a product adds to these registers."""
         warps = np.unique(group.get("warp"))
         for register in registers:
             number, begun = self._product_of(register)
@@ -111,7 +111,7 @@ class Products:
                 number[warps], begun[warps] = other[warps], other_begun[warps]
 
     def read_sums(self, group: Group, registers: list[int], pc: int) -> None:
-        """Registers are read that may hold sums: those of products that are over."""
+        """Check that products whose sums are read from these registers are over."""
         warp = group.get("warp")
         for register in registers:
             number, begun = self._product_of(register)

@@ -181,7 +181,7 @@ class Scheduler:
     # --- lanes that meet ---
 
     def _meet(self) -> bool:
-        """Runs instructions whose lanes wait at different copies of them. Whether there were any."""
+        """Run instructions whose lanes wait at different copies of them; return True if there were any."""
         count = self.steps
         while found := self._meetings.find(self._stands()):
             self.steps += 1

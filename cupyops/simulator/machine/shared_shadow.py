@@ -116,7 +116,7 @@ class SharedShadow:
         self._beside.arrived(self._spans(position, size), series, count)
 
     def bulk_read(self, reading: Reading, position: np.ndarray) -> None:
-        """A bulk copy of one thread reads these bytes."""
+        """Note that a bulk copy of one thread reads these bytes."""
         unit = np.zeros(1, np.int64)
         self._read_beside(reading, lambda: np.unique(position >> self._granules.shift)[None], unit)
 
@@ -167,7 +167,7 @@ class SharedShadow:
     # --- the rules ---
 
     def _readable(self, access: Access, written: np.ndarray) -> None:
-        """Somebody has written what is read, and no copy to it is under way."""
+        """Check that what is read has been written, and that no copy to it is under way."""
         if int(written.min()) >= 0:
             return
         bad = written < 0
@@ -253,10 +253,7 @@ class SharedShadow:
         access: Access,
         changes: Callable[[], np.ndarray] | None = None,
     ) -> None:
-        """A recorded access by another thread in the same epoch conflicts, unless their warp has synchronised since.
-
-        Threads may write one value to one place by one instruction, in whatever order they come to it.
-        """
+        """Raise if an access by another thread in the same epoch conflicts, unless their warp has synchronised since."""
         if not np.count_nonzero(when >= access.horizon):
             return
         who = record.who.take(access.granule)
@@ -290,7 +287,7 @@ class SharedShadow:
         return order.unordered(warp, lane, other, when & ((1 << EPOCH_SHIFT) - 1))
 
     def _one_value(self, access: Access, position: np.ndarray, width: int, values: Sequence[Any]) -> None:
-        """Threads of one instruction may write one place only if they write one value."""
+        """Check that threads of one instruction write one value to one place."""
         if not np.count_nonzero(self._writes.who.take(access.granule) != access.who):
             return
         group = access.group

@@ -85,7 +85,7 @@ class Global(Space):
         verb: str,
         pc: int,
     ) -> None:
-        """No access of these lanes lies between the elements of a view."""
+        """Check that no access of these lanes lies between the elements of a view."""
         bad = allocation.in_gaps(offset, width)
         if bad is None:
             return
@@ -211,7 +211,7 @@ class Shared(Space):
         return offset
 
     def _of_others(self, group: Group, others: np.ndarray, rank: np.ndarray, verb: str, pc: int) -> None:
-        """Another block's memory is there once the cluster has met, and until that block exits."""
+        """Check that another block's memory is there: once the cluster has met, and until that block exits."""
         state = self.state
         own = group.get("block")
         early = others & ~state.has_met[own]
