@@ -153,7 +153,7 @@ def _apply(
 def _in_turn(
     view: np.ndarray, index: np.ndarray, operation: str, type_: str, values: list[np.ndarray], flush: bool
 ) -> np.ndarray:
-    """Update elements, those of different threads at once unless they are the same; return the old values."""
+    """Update elements in turns, so that threads of one element come one after the other; return the old values."""
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
