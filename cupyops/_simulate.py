@@ -52,12 +52,12 @@ _launched = 0
 
 
 def launched() -> int:
-    """How many launches this process has begun to simulate."""
+    """Number of launches that this process has begun to simulate."""
     return _launched
 
 
 class Simulation:
-    """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
+    """Simulator returned by `simulate()`: a context manager, and while it is open the executor of launches on the CPU."""
 
     _is_used = True  # until all that it is made of has been checked
 
@@ -106,7 +106,7 @@ class Simulation:
         mode.__exit__(*exception)
 
     def _entered(self) -> list[tuple[_Blanks, Turn]]:
-        """What this thread has entered and not left."""
+        """Entries of this thread that it has not left."""
         found: list[tuple[_Blanks, Turn]] = self._threads.__dict__.setdefault("entered", [])
         return found
 
@@ -159,7 +159,7 @@ class Simulation:
                 _raise_written(arguments, original)  # after a fault too, which may be one in the middle
 
     def _check(self, name: str, configuration: Configuration, binary: Binary, static: int) -> None:
-        """What a device of this architecture has no room for. `static`: bytes of the kernel's own shared memory."""
+        """Refuse a launch that this architecture has no room for. `static`: bytes of the kernel's own shared memory."""
         limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
         if limit is not None and static + configuration.shared > limit * 1024:
             own = f", and the kernel's __shared__ variables take {static} of them" if static else ""
@@ -186,7 +186,7 @@ class Simulation:
         return binary, _Variables(program)
 
     def address(self, tensor: Tensor) -> int:
-        """What a struct passed by value holds as a pointer to `tensor`."""
+        """Return the pointer to `tensor` for a struct that is passed by value."""
         with _one_at_a_time:
             low, high = _extent(tensor)
             storage = tensor.untyped_storage()
@@ -195,7 +195,7 @@ class Simulation:
             return _address(tensor, "memory")
 
     def place(self, tensor: Tensor) -> int:
-        """What a launch that is given pointers to tensors holds as that to `tensor`."""
+        """Return the pointer to `tensor` for a launch that is given pointers to tensors."""
         with _one_at_a_time:
             return _address(tensor, "memory")
 
@@ -247,7 +247,7 @@ def simulate(
 
 
 def simulating() -> bool:
-    """Whether kernels on CPU tensors run in the simulator now."""
+    """Return True if kernels on CPU tensors run in the simulator now."""
     return isinstance(executors.get("cpu"), Simulation)
 
 
@@ -339,7 +339,7 @@ def _bytes(storage: torch.UntypedStorage) -> np.ndarray:
 
 
 def _is_at(allocation: Any, storage: torch.UntypedStorage) -> bool:
-    """Whether the storage is where it was, and of the size that it had."""
+    """Return True if the storage is where it was, and of the size that it had."""
     size, data = storage.nbytes(), allocation.buffer.__array_interface__["data"][0]
     return len(allocation.buffer) == size and (not size or data == storage.data_ptr())
 
@@ -365,7 +365,7 @@ def _pointer(tensor: Tensor, name: str) -> Any:
 
 
 def _address(tensor: Tensor, name: str) -> int:
-    """As `data_ptr()` has it: of a tensor without elements 0."""
+    """Return the address like `data_ptr()`; 0 for a tensor without elements."""
     return int(_pointer(tensor, name).address) if tensor.numel() else 0
 
 
@@ -384,8 +384,9 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _restrict(tensors: list[Tensor]) -> list[Any]:
-    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched, and those
-    that a struct may point to."""
+    """Restrict each storage to the bytes between the first and the last that the given tensors hold, and to those
+    that a struct may point to.
+    """
     hulls: dict[Any, tuple[int, int]] = {}
     for tensor in tensors:
         allocation = _pointer(tensor, _allocations[tensor.untyped_storage()].name).allocation
@@ -404,7 +405,7 @@ def _not_given(touched: list[Any]) -> set[int]:
 
 
 def _leave_out_gaps(tensors: list[Tensor]) -> None:
-    """Of what lies between the elements of a view, nothing may be touched but what another of the tensors holds."""
+    """Forbid accesses between the elements of a view, except to what another of the tensors holds."""
     views = [tensor for tensor in tensors if _has_gaps(tensor)]
     for storage in {one.untyped_storage()._cdata: one.untyped_storage() for one in views}.values():
         allocation, gaps = _allocations[storage], np.zeros(storage.nbytes(), np.bool_)
@@ -427,7 +428,7 @@ def _leave_out_gaps(tensors: list[Tensor]) -> None:
 
 
 def _has_gaps(tensor: Tensor) -> bool:
-    """Whether it is no dense piece of memory, in whichever order."""
+    """Return True if a tensor is no dense piece of memory, in whichever order."""
     if tensor.is_contiguous() or not tensor.numel():
         return False
     low, high = _extent(tensor)
@@ -436,7 +437,7 @@ def _has_gaps(tensor: Tensor) -> bool:
 
 
 def _elements(flags: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Of the flags of a storage's bytes, those that the tensor holds."""
+    """Select from the flags of a storage's bytes those that the tensor holds."""
     size = tensor.element_size()
     strides = (*(int(stride) * size for stride in tensor.stride()), 1)
     first = flags[int(tensor.storage_offset()) * size :]
@@ -467,7 +468,7 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
 
 
 def _tensors(args: Sequence[Any]) -> list[Tensor]:
-    """Those that a kernel is given, be it as tensor maps or by pointers."""
+    """Tensors that a kernel is given, be it as tensor maps or by pointers."""
     return [one for value in args for one in held(value)]
 
 
@@ -501,7 +502,7 @@ class _Blanks(Allocations):
     transparent = True  # recorded plans are replayed under it
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
-        """The same tensor."""
+        """Note the tensor's memory as uninitialised and return it."""
         if fresh.device.type == "cpu":
             _note_blank(fresh)
         return fresh

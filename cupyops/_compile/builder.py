@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, meta: torch.Tensor, sizes: Sizes) -> Result:
-        """From the FakeTensor of a node."""
+        """Describe a result by the FakeTensor of its node."""
         return cls(sizes.numbers(meta.shape), meta.dtype, sizes.numbers(meta.stride()), meta)
 
     @classmethod
@@ -68,7 +68,7 @@ class Builder:
         return f"{hint}{self.names}"
 
     def in_memory(self, value: Value) -> None:
-        """Store a value, or what it is a view of."""
+        """Store a value, or the base of a view."""
         base = value
         while isinstance(base, View) and base.store is None and _can_be_view(base):
             base = base.base
@@ -136,6 +136,6 @@ class Builder:
 
 
 def _can_be_view(view: View) -> bool:
-    """Whether it is an `as_strided` of its base, with the strides that the graph has for both."""
+    """Return True if a view is an `as_strided` of its base, with the strides that the graph has for both."""
     base = view.base
     return view.alias and view.meta is not None and (isinstance(base, (Buffer, View)) or is_dense(base))

@@ -81,7 +81,7 @@ class Held:
 
 
 def unfit(graph: GraphModule) -> str:
-    """Why a graph cannot be a CUDA graph: CPU tensors, several devices, calls that read data on the host; "" if it can."""
+    """Return why a graph cannot be a CUDA graph (CPU tensors, several devices, calls that read data on the host), or ""."""
     from torch._dynamo.backends import cudagraphs as dynamo
     from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes
     from torch._inductor.utils import get_first_incompatible_cudagraph_node

@@ -1,4 +1,4 @@
-"""With `CUPYOPS_DEBUG=1` each program runs beside PyTorch, and the first result that differs is an error."""
+"""Check of programs with `CUPYOPS_DEBUG=1`: each runs beside PyTorch, and the first result that differs is an error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 
 def _difference(want: Any, got: Any, floats: bool) -> str:
-    """How two results differ; nothing where they do not."""
+    """Describe how two results differ; "" where they do not."""
     if not isinstance(want, Tensor) or not isinstance(got, Tensor):
         return "" if type(want) is type(got) else f"{got!r}, expected {want!r}"
     if (want.dtype, want.shape) != (got.dtype, got.shape):

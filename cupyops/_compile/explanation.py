@@ -57,7 +57,7 @@ class LeftCall:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """What became of a graph.
+    """Result of compiling one graph.
 
     Attributes:
         kind: "forward", "backward", or "inference" of a graph without gradient.
@@ -100,7 +100,7 @@ class CompiledGraph:
 
 @dataclass(frozen=True)
 class CompileExplanation:
-    """What `explain_compile` found; `print` it.
+    """Result of `explain_compile`; `print` it.
 
     Attributes:
         graphs: in the order in which they were compiled: a forward graph, its backward graph, ...
@@ -119,7 +119,7 @@ class CompileExplanation:
 def explain_compile(
     function: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> CompileExplanation:
-    """What `torch.compile(function, backend="cupyops")` makes of a call: kernels, what is fused, what stays PyTorch's.
+    """Explain `torch.compile(function, backend="cupyops")` for a call: kernels, what is fused, what stays PyTorch's.
 
     Needs no GPU: on CPU tensors the graphs are compiled as on a GPU, and run by PyTorch. Where PyTorch's operators differ
     between devices, as attention does, so do the graphs. The function is called once, with its effects, such as on the
@@ -239,7 +239,7 @@ def _bytes(trace: Trace) -> int:
 
 
 def _loaded(trace: Trace, name: str) -> int:
-    """How many elements of a buffer are loaded at most: as many as the indices of its loads have values."""
+    """Largest number of elements that loads read from a buffer: as many as their indices have values."""
     run = math.prod(trace.space.shape)
     most = 0
     for code in trace.code.values():

@@ -1,4 +1,4 @@
-"""From a graph of ATen calls to lazy values, stores and the calls that stay PyTorch's.
+"""Lowering of a graph of ATen calls to lazy values, stores and the calls that stay PyTorch's.
 
 Each call is looked up in `rules.RULES` by its overload. A rule names the arguments that it understands. A call stays what it
 is, on tensors in memory, if another argument is off its default, if a tensor has a dtype, device or layout that kernels do
@@ -57,7 +57,7 @@ class Name(str):
 
 
 def plain(tensor: torch.Tensor) -> bool:
-    """Whether kernels know tensors of its dtype and layout."""
+    """Return True if kernels support the tensor's dtype and layout."""
     return (
         tensor.dtype in COMPUTED
         and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""What `torch.compile(model, backend="cupyops", options={...}, mode=...)` takes."""
+"""Options of `torch.compile(model, backend="cupyops", options={...}, mode=...)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Options:
 
     @classmethod
     def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> Options:
-        """From the keywords that torch.compile hands to a backend.
+        """Read the keywords that torch.compile hands to a backend.
 
         Raises:
             InputError: an option or mode that there is not, or a value of the wrong type.

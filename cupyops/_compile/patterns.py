@@ -45,7 +45,7 @@ def _value(node: Any) -> Any:
 
 
 def _calls(node: Any, *targets: Any) -> bool:
-    """Whether a node calls one of some functions, or methods by their names."""
+    """Return True if a node calls one of the functions, or of the methods by their names."""
     return isinstance(node, Node) and node.op in ("call_function", "call_method") and node.target in targets
 
 
@@ -106,7 +106,7 @@ IN_PLACE |= {
 
 
 def _writes(node: Any) -> bool:
-    """Whether a call writes into a tensor that it is given."""
+    """Return True if a call writes into a tensor that it is given."""
     if node.op not in ("call_function", "call_method"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -123,7 +123,7 @@ def _writes(node: Any) -> bool:
 
 
 def _are_written(graph: Any, nodes: set[Any]) -> bool:
-    """Whether something in the graph writes into one of these tensors, or into what is made of one and may be a view."""
+    """Return True if the graph writes into one of these tensors, or into what is made of one and may be a view."""
     for writer in filter(_writes, graph.nodes):
         seen: set[Any] = set()
         stack = list(writer.all_input_nodes)
@@ -138,7 +138,7 @@ def _are_written(graph: Any, nodes: set[Any]) -> bool:
 
 
 def _is_deterministic(node: Any) -> bool:
-    """Whether a call gives the same at each call: it draws no numbers, and writes nowhere."""
+    """Return True if a call always has the same result: it draws no numbers, and writes nowhere."""
     if _writes(node):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -185,7 +185,7 @@ def attention(node: Any) -> bool:
 
 
 def _kernels_serve(query: Any, key: Any, value: Any, causal: bool, scale: Any) -> bool:
-    """Whether kernels of this library are measured as at least as fast as PyTorch's, with backward if there is one."""
+    """Return True if our kernels are measured at least as fast as PyTorch's, with backward if there is one."""
     values = [_value(one) for one in (query, key, value)]
     if any(not isinstance(one, Tensor) or one.dtype not in (torch.float16, torch.bfloat16) for one in values):
         return False

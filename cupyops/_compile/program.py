@@ -36,7 +36,7 @@ def kernel_of(text: str, name: str, exact: bool) -> Kernel:
 
 
 class Program:
-    """What is called in the place of a graph.
+    """Program that replaces a graph.
 
     Attributes:
         source: the Python text of the function.
@@ -81,7 +81,7 @@ class Program:
         return result
 
     def _explained(self, error: Exception) -> Exception:
-        """What the driver says of a launch, with what it may have come from."""
+        """Return the driver's error of a launch as ours, with advice on its cause."""
         if isinstance(error, CupyopsError) or type(error).__name__ not in ("CUDADriverError", "DriverError"):
             return error
         return LaunchError(

@@ -37,7 +37,7 @@ UNNAMED = {
 
 
 def start(reduction: Reduction) -> str:
-    """What a reduction begins with."""
+    """Initial value of a reduction."""
     kind = COMPUTED[reduction.dtype]
     return {"sum": f"({kind})0", "max": f"lowest<{kind}>()", "min": f"highest<{kind}>()"}[reduction.op]
 
@@ -160,7 +160,7 @@ class Rendered:
         self.many_rows = True
 
     def parts(self) -> int:
-        """How many parts of column sums this kernel makes best."""
+        """Best number of parts of column sums for this kernel."""
         trace = self.trace
         if trace.space.kind == "row":
             most = max(MULTIPROCESSORS, MULTIPROCESSORS * 512 // self.block)
@@ -265,7 +265,7 @@ class Rendered:
         return lines
 
     def _reduce(self, reductions: Sequence[Reduction], stage: int) -> list[str]:
-        """From the values of threads to those of rows."""
+        """Write the reduction of threads' values to those of rows."""
         names = [(self.trace.reductions[r], COMPUTED[r.dtype], OPERATION[r.op]) for r in reductions]
         threads = self.threads
         if threads <= 32:
@@ -317,14 +317,14 @@ class Rendered:
         return " && ".join(f"({p})" for p in parts)
 
     def _reads_where(self, buffer: Buffer, mask: Mask, each: bool) -> str:
-        """When an element is read: threads beyond the last row read nothing of what the others overwrite."""
+        """Condition under which an element is read: threads beyond the last row read nothing that others overwrite."""
         condition = self._condition(mask, each)
         if not (self.within_rows and self._ragged() and any(one.buffer is buffer for one in self.outputs)):
             return condition
         return f"live && {condition}" if condition else "live"
 
     def _same_for_all(self, plain: Affine, low: int, high: int) -> bool:
-        """Whether a condition holds for all columns of a thread or for none."""
+        """Return True if a condition holds for all columns of a thread or for none."""
         v, inner = self.vector, self.inner
         if inner is None or plain.terms.get(inner, 0) != 1 or any(t.kind == "o" for t in plain.terms):
             return False
@@ -400,7 +400,7 @@ class Rendered:
         return f"{self.pointer[store.buffer.name]}[{self._c(offset, each)}] = store<{kind}>({name});"
 
     def _access(self, offset: Affine, mask: Mask = ()) -> str:
-        """How the columns of a thread lie in memory: "vector", "one" (the same element for all) or "each"."""
+        """Classify the access of a thread's columns to memory: "vector", "one" (the same element for all) or "each"."""
         plain, v, inner = self._plain(offset), self.vector, self.inner
         masks = [(self._plain(e), low, high) for e, low, high in mask]
         computed = [t for e in (plain, *(m[0] for m in masks)) for t in e.terms if t.kind == "o"]
@@ -554,7 +554,7 @@ class Rendered:
     # -- bundles -------------------------------------------------------------------------------------------------------
 
     def as_run(self) -> str | None:
-        """The loop body for one run over memory, of a length that the launch says; None for what is no such run."""
+        """Write the loop body over one contiguous range, whose length the launch gives; None for other kernels."""
         loops = self.order["c"]
         if self.trace.space.kind != "flat" or len(loops) > 1 or self.wide or self.trace.columns > 1 << 24:
             return None

@@ -103,7 +103,7 @@ class Reuse:
         return all(self.runs_after(group, unit) for unit in others)
 
     def _is_input(self, buffer: Buffer) -> bool:
-        """Whether it is an input that is not donated; what kernels make has no unit either, but a name of its own."""
+        """Return True for an input that is not donated; what kernels make has no unit either, but a name of its own."""
         return buffer.meta is not None and buffer.name not in self.donated
 
     def _overwrites(self, group: Group, store: Store, buffer: Buffer) -> bool:

@@ -1,4 +1,4 @@
-"""What runs a graph of AOTAutograd: its programs on a GPU or in the simulator, PyTorch elsewhere and where there is none."""
+"""Runners of AOTAutograd's graphs: programs on a GPU or in the simulator, PyTorch elsewhere and where there is none."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Runner:
         return f"a {self.kind} graph of {len(self.graph.graph.nodes)} nodes"
 
     def _unfit(self) -> str | None:
-        """Why no program can run the graph, whatever is in it."""
+        """Return why no program can run the graph, whatever its calls, or None."""
         if self.device.type not in ("cpu", "cuda"):
             return f"its tensors are on {self.device}, kernels run on CUDA devices"
         for node in self.graph.graph.nodes:
@@ -78,7 +78,7 @@ class Runner:
     # -- programs ------------------------------------------------------------------------------------------------------
 
     def prepare_early(self) -> None:
-        """On a GPU, compile the kernels of a graph without symbols while PyTorch compiles."""
+        """Compile the kernels of a graph without symbols while PyTorch compiles, on a GPU."""
         if self.device.type == "cuda" and not self.symbols.places and self.reason is None:
             self.only = self.prepare(Sizes())
 
@@ -120,7 +120,7 @@ class Runner:
         return program
 
     def _arch(self) -> str | None:
-        """What kernels are compiled for."""
+        """Architecture that kernels are compiled for; None where none run."""
         if self.device.type == "cuda" and torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability(self.device)
             return f"sm_{major}{minor}"
@@ -161,7 +161,7 @@ class Runner:
         return program
 
     def _is_worth_it(self, key: tuple[Any, ...]) -> bool:
-        """Whether sizes get a program: the more there have been, the more often they must have been called before.
+        """Return True if sizes get a program: the more there have been, the more often they must have been called before.
 
         So sizes that change at each call do not compile at each call, and a cycle of more sizes than are kept ends soon.
         """
@@ -211,7 +211,7 @@ def _left(program: Program) -> str:
 
 
 def summary(program: Program) -> str:
-    """What became of a graph, in one line."""
+    """Summarise a program in one line."""
     distinct = len({id(kernel) for kernel in program.kernels})
     text = f"{len(program.kernels)} kernels, {distinct} of them distinct"
     left = _left(program)

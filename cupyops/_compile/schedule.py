@@ -1,4 +1,4 @@
-"""Which stores share a kernel, and the order in which all runs."""
+"""Assignment of stores to kernels, and the order in which all runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Schedule:
                     self.readers.setdefault(name, []).append(call)
 
     def _before(self, one: Store | Call) -> list[Store | Call]:
-        """What runs before a store or call."""
+        """Stores and calls that run before one."""
         if isinstance(one, Call):
             found = [self._maker(leaf) for v in tensors((one.args, one.kwargs)) for leaf in leaves(viewed(v))]
             found += [self._name_maker(name) for name in _names((one.args, one.kwargs))]
@@ -186,7 +186,7 @@ class Schedule:
         return None
 
     def _operands_first(self, store: Store) -> None:
-        """Too much for one kernel: its operands are stored first."""
+        """Store the operands of a value first, which is too much for one kernel."""
         for one in store.value.inputs:
             base = viewed(one)
             if isinstance(base, (Buffer, Constant, Range)) or base.store is not None:
@@ -236,7 +236,7 @@ class Schedule:
 
     @staticmethod
     def _runs_after(unit: Unit, goal: Unit) -> bool:
-        """Whether `unit` waits for `goal`."""
+        """Return True if `unit` waits for `goal`."""
         seen: set[Unit] = set()
         stack = [unit]
         while stack:
@@ -249,7 +249,7 @@ class Schedule:
         return False
 
     def _drop_unneeded(self) -> None:
-        """Mark what is read outside of its kernel; drop what nobody reads."""
+        """Mark stores that other kernels read; drop those that nobody reads."""
         for store in self.lowering.stores:
             for name in self.reads[store]:
                 made = self.store_of.get(name)
@@ -268,7 +268,7 @@ class Schedule:
         self.groups = [g for g in self.groups if g.stores]
 
     def _fix_parts(self) -> None:
-        """Decide into how many parts column sums are made, which those who add them up have to know."""
+        """Fix the number of parts of column sums, which the kernels that add them up have to know."""
         for group in self.groups:
             parted = [s for s in group.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
             if not parted:
@@ -321,7 +321,7 @@ class Schedule:
             yield bundle
 
     def _sorted(self) -> list[Unit]:
-        """In the order of the graph, as far as what waits for what allows."""
+        """Sort units in the order of the graph, as far as their dependencies allow."""
         units: list[Unit] = [*self.lowering.calls, *self.groups]
         alive = set(units)
         number = {u: k for k, u in enumerate(sorted(units, key=lambda u: u.order))}

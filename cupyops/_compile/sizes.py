@@ -28,7 +28,7 @@ class Sizes:
         return tuple(self.values.values())
 
     def knows(self, meta: Any) -> bool:
-        """Whether all numbers in a node's result follow from the symbols."""
+        """Return True if all numbers in a node's result follow from the symbols."""
         if isinstance(meta, torch.Tensor):
             return all(self.knows(n) for n in (*meta.shape, *meta.stride(), meta.storage_offset()))
         if isinstance(meta, (tuple, list)):
@@ -49,7 +49,7 @@ class Sizes:
 
 
 class Symbols:
-    """Where the symbols of a graph are found in its arguments."""
+    """Places of a graph's symbols in its arguments."""
 
     def __init__(self, graph: GraphModule) -> None:
         self.places: list[tuple[Any, int, int | None]] = []  # (symbol, argument, dimension or None for a number)

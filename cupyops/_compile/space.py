@@ -1,4 +1,4 @@
-"""How the loops of a kernel run over a tensor."""
+"""Loops of a kernel over a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one kernel computes: values as instructions, by stage and by loop level.
+"""Computation of one kernel: values as instructions, by stage and by loop level.
 
 A kernel runs over rows and columns; a thread has several neighbouring columns at a time. Level 0 and 1 instructions do not
 depend on the column, 2 on the column alone, 3 on row and column. Stage s can use the row reductions of the stages before.
@@ -62,7 +62,7 @@ class Instruction:
 
 
 def joined(a: int, b: int) -> int:
-    """Level of what depends on two others: of a row and a column on both."""
+    """Level of an instruction that depends on two others: on row and column if one depends on each."""
     return 3 if {a, b} == {1, 2} else max(a, b)
 
 
@@ -88,7 +88,7 @@ class Trace:
         self._run()
 
     def _precise(self) -> set[Value]:
-        """The values of more than a half's digits that some store of as many is computed from."""
+        """Values of more precision than a half that a store of such precision is computed from."""
         found: set[Value] = set()
         stack = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
         stack += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
@@ -109,7 +109,7 @@ class Trace:
         raise Reject("too many loops")
 
     def by_rows(self) -> None:
-        """Of a pointwise kernel that reads parameters of its innermost dimensions: go by rows, several to a thread."""
+        """Let a pointwise kernel that reads parameters of its innermost dimensions go by rows, several to a thread."""
         rows = self._rows_of_parameters()
         if rows is None:
             return

@@ -258,7 +258,7 @@ def memory_order(value: Value) -> list[int]:
 
 
 def is_dense(value: Value) -> bool:
-    """Whether the strides lay its elements out without gaps and overlaps."""
+    """Return True if the strides lay its elements out without gaps and overlaps."""
     step = 1
     for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
         if value.strides[d] != step:
@@ -276,7 +276,7 @@ def layout(value: Value) -> Value:
 
 
 def is_column(reduction: Reduction) -> bool:
-    """Whether it reduces over rows: the innermost dimension in memory is kept."""
+    """Return True if the reduction is over rows: the innermost dimension in memory is kept."""
     if reduction.parts is not None:
         return True
     source = reduction.source
@@ -315,7 +315,7 @@ def leaves(value: Value, seen: set[int] | None = None) -> Iterator[Buffer | Stor
 
 
 def buffer_of(leaf: Buffer | Store) -> Buffer:
-    """Where a leaf lies."""
+    """Buffer in which a leaf lies."""
     return leaf if isinstance(leaf, Buffer) else leaf.buffer
 
 
@@ -347,7 +347,7 @@ def tensors(tree: Any) -> Iterator[Value]:
 
 
 def viewed(value: Value) -> Value:
-    """What a chain of views shows: the first value that is none, or that lies in memory."""
+    """Return the value that a chain of views shows: the first that is no view, or that lies in memory."""
     while isinstance(value, View) and value.store is None:
         value = value.base
     return value

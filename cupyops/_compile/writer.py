@@ -39,13 +39,13 @@ BOUND: dict[Any, Any] = {
 
 
 class Thread(threading.local):
-    """Whether this thread has a CUDA context."""
+    """State of a thread: True once it has a CUDA context."""
 
     ready = False
 
 
 class Machine:
-    """How the second form of a program allocates and launches: on a CUDA device, whose kernels are loaded."""
+    """Functions by which the second form of a program allocates and launches, on a CUDA device with loaded kernels."""
 
     def __init__(self, device: torch.device) -> None:
         self.index = device.index or 0
@@ -228,7 +228,7 @@ class Writer:
         ]
 
     def _ends(self) -> list[str]:
-        """What was computed in a copy of an input goes back into the input. AOTAutograd raises the versions of inputs."""
+        """Copy back what was computed in copies of inputs. AOTAutograd raises the versions of inputs."""
         written = [b.name for b in self.lowering.inputs if isinstance(b, Buffer) and b.name in self.targets]
         lines = [f"if {name} is not {name}_given: {name}_given.copy_({name})" for name in written]
         if self.machine is not None and self.launches:
@@ -365,7 +365,7 @@ class Writer:
 
 
 def _by_storage(unit: Call) -> bool:
-    """Whether a call counts its offset from the start of an input's storage."""
+    """Return True if a call counts its offset from the start of an input's storage."""
     x = unit.args[0] if unit.args else None
     return unit.node.target is torch.ops.aten.as_strided.default and isinstance(x, Buffer) and x.unit is None
 

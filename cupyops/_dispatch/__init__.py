@@ -1,1 +1,1 @@
-"""What several operators share on the host: the other half of cuda_src/common, by the same names where there are two."""
+"""Host code that several operators share: the counterpart of cuda_src/common, with the same names where both exist."""

@@ -18,7 +18,7 @@ gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T>", T=FLOATING)
 silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
 silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
 
-# Those of common/elementwise/activations.cuh, as kernels count them that have several.
+# Functions of common/elementwise/activations.cuh, in the order in which kernels with several number them.
 FUNCTIONS = ("Identity", "Relu", "GeluExact", "GeluTanh", "Silu")
 
 REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {

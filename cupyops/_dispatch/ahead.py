@@ -33,5 +33,5 @@ def _compile(specialised: Specialised, arch: str) -> None:
 
 
 def arch_of(device: torch.device) -> str:
-    """As kernels are compiled for a GPU."""
+    """Return the architecture that NVRTC compiles for on a device, such as "sm_90"."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))

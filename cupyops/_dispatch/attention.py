@@ -34,7 +34,7 @@ _RESERVED = 1024  # bytes of shared memory that each block takes besides
 
 
 class ForwardTile(NamedTuple):
-    """What a kernel is made for: elements of a row, keys that pass at a time, 16 times how many queries a warp owns.
+    """Template values of a forward kernel: row width `d`, keys of a panel, and `rows`, 1/16 of the queries that a warp owns.
 
     stages: 2 where panels of keys and values arrive during all of the one before, 1 where they do in turns.
     """
@@ -51,7 +51,7 @@ class ForwardTile(NamedTuple):
         return (TILE + 2 * self.stages * self.panel) * self.d * 2
 
     def blocks(self, gpu: Gpu) -> int:
-        """Of a multiprocessor: so many as there are registers and shared memory for."""
+        """Number of blocks that fit on a multiprocessor, limited by registers and shared memory."""
         return min(8 // self.warps, gpu.shared_total // (self.shared + _RESERVED))
 
 
@@ -98,7 +98,7 @@ attention_clear = Kernel("attention.cu", "attention_clear<I>", I=(torch.int32, t
 
 
 class Blocks(NamedTuple):
-    """What a block of a launch has to do with, of which a map of a mask is made (attention_map.py).
+    """Tile sizes of a launch, from which a map of a mask is made (attention_map.py).
 
     rows, panel: of one side, that it owns, and of the other, that pass at a time. keys: it owns keys. cell: queries and keys
     that a map tells no further apart.
@@ -149,7 +149,7 @@ class Problem(NamedTuple):
 
     @property
     def bounds(self) -> int:
-        """How many bounds there are to look at: BOUNDS of the kernels."""
+        """Number of bounds that the kernels check: their template parameter BOUNDS."""
         if self.d == WIDE:
             return 2
         return 2 if self.low is not None else 1 if self.high is not None else 0
@@ -174,7 +174,7 @@ def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: i
 
 
 def packed(p: Problem, sequences: int, queries: int, keys: int, low: int | None, high: int | None) -> Problem:
-    """The problem of packed sequences, of that of all their tokens as one: so many, the longest with so many rows."""
+    """Problem of packed sequences, from that of all their tokens as one; `queries` and `keys` are the longest sequence's."""
     low, high = (None if bound is None else max(-_FAR, min(bound, _FAR)) for bound in (low, high))
     return p._replace(batches=sequences, queries=queries, keys=keys, low=low, high=high, tokens=p.queries)
 
@@ -185,13 +185,13 @@ def with_gradients(p: Problem, *grads: Tensor | None) -> Problem:
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
-    """Of batch, head and row; 0 where there is one alone."""
+    """Strides of batch, head and row; 0 for a dimension of size 1."""
     batch, head, row = (stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3]))
     return batch, head, row
 
 
 def alike(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors of one shape lie alike, in rows that are contiguous."""
+    """Return True if two tensors of one shape have the same strides and contiguous rows."""
     return _strides(x) == _strides(y) and x.stride(3) == y.stride(3) == 1
 
 
@@ -204,7 +204,7 @@ def readable(x: Tensor) -> Tensor:
 
 
 def empty(like: Tensor) -> Tensor:
-    """What kernels write: dense, its dimensions in the order of those of `like`, where that leaves rows contiguous."""
+    """Return an output tensor: dense, in the order of dimensions of `like` where that leaves rows contiguous."""
     found = torch.empty_like(like)
     return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
 
@@ -222,7 +222,7 @@ def clear(x: Tensor, starts: Tensor, longest: int, lse: Tensor | None = None, si
 
 
 def empty_result(q: Tensor, v: Tensor) -> Tensor:
-    """y: as `empty` of q, with rows as wide as those of v."""
+    """Return the output: like `empty` of q, with rows as wide as those of v."""
     if q.shape[3] == v.shape[3]:
         return empty(q)
     order = sorted(range(3), key=lambda dim: q.stride(dim), reverse=True)
@@ -236,7 +236,7 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> str | None:
-    """Why no kernel serves these tensors of four dimensions, None where one does. Looks at metadata alone."""
+    """Return why no kernel serves these tensors of four dimensions, or None. Looks at metadata alone."""
     if q.dtype not in HALF:
         return f"no kernel for {q.dtype}"
     if 0 < gpu.capability < 8:
@@ -278,7 +278,7 @@ def taken_mask(mask: Tensor) -> Tensor:
 
 
 class Gradients(NamedTuple):
-    """What backward reads and writes: the queries' gradient, and those of keys and values, may be None.
+    """Tensors that backward reads and writes; the gradients of queries, keys and values may be None.
 
     sinks: of each head, in fp32, where their gradient is needed.
     """
@@ -311,12 +311,12 @@ class Forward(Form[Problem]):
         sinks: Tensor | None,
         scale: float,
     ) -> None:
-        """Launch what `launch` gives."""
+        """Run a launch of this form."""
         launch(q, k, v, y, lse, sinks, scale)
 
 
 def section_of(p: Problem, gpu: Gpu, heads: int, rows: int, group: int = 1) -> int:
-    """Of how many heads what passes takes a quarter of L2: so many rows for each of `group` of them."""
+    """Number of heads processed together so that `rows` rows for each `group` of them fit into a quarter of L2."""
     held = gpu.l2 // 4 // max(1, rows * (p.width + p.value_width) * 2)
     return max(1, min(max(1, held) * group, heads * p.batches))
 
@@ -328,7 +328,7 @@ class MmaForward(Forward):
     summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 where wide rows leave no room, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (attention_fwd_mma,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
@@ -357,7 +357,7 @@ class MmaForward(Forward):
         )
 
     def tile(self, p: Problem, gpu: Gpu) -> ForwardTile:
-        """Of the narrowest ones with room for the rows the first of which as many blocks run side by side as of any."""
+        """Return the narrowest tile that holds a row; of several, the first with the most blocks on a multiprocessor."""
         room = max(p.width, p.value_width)
         least = next(one.d for one in FORWARD_TILES if room <= one.d)
         fit = [one for one in FORWARD_TILES if one.d == least and one.shared <= gpu.shared]
@@ -375,7 +375,7 @@ class Backward(Form[Problem]):
         return ceil_div(p.queries if p.tokens is None else p.tokens + TILE, TILE) * TILE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """That of the keys' role; `extra` has the queries' role and what prepares."""
+        """Launch of the keys' role; `extra` has the launches of the queries' role and of the preparation."""
         keys, queries = self.role(problem, gpu, True), self.role(problem, gpu, False)
         extra = {"form": self, **keys.extra, "queries": queries, "prepare": self.prepare(problem)}
         return replace(keys, extra=extra)
@@ -401,7 +401,7 @@ class Backward(Form[Problem]):
     def run_prepare(
         self, p: Problem, launch: Launch, of: Gradients, sums: Tensor | None, columns: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """lse2 and delta of each row, and what it adds to the gradient of its sink."""
+        """Launch the preparation; return lse2 and delta of each row, and what it adds to the gradient of its sink."""
         found = of.lse.new_empty((2 + (of.sinks is not None), *of.lse.shape[:2], self.padded(p)))
         lse2, delta, *of_sinks = found
         given = of.y, of.grad_y, of.lse, of.grad_lse, of.sinks, *(of_sinks or [None])
@@ -409,7 +409,7 @@ class Backward(Form[Problem]):
         return lse2, delta, *(of_sinks or [None])
 
     def run(self, p: Problem, launch: Launch, of: Gradients) -> Tensor | None:
-        """Launch what is wanted; returned is what each row adds to the gradient of its sink."""
+        """Launch the roles that are wanted; return what each row adds to the gradient of its sink."""
         lse2, delta, of_sinks = self.run_prepare(p, launch, of, None, 0)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
@@ -419,7 +419,7 @@ class Backward(Form[Problem]):
         return of_sinks
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
-        """Launch one role: what is owned, what passes, what is written."""
+        """Launch one role on six tensors: those that a block owns, those that pass, and the gradients written."""
         launch(*six, lse2, delta, scale)
 
 
@@ -438,7 +438,7 @@ class MmaBackward(Backward):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What prepares, and one for both roles."""
+        """Kernels: the preparation, and one kernel for both roles."""
         return attention_bwd_prepare, attention_bwd_mma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -453,7 +453,7 @@ class MmaBackward(Backward):
         return (2 * self.tile + 4 * self.panel) * p.d * 2
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
-        """A block for each tile of each head of what is owned."""
+        """Launch of one role, with a block for each tile of rows that it owns and each head."""
         grad_q, grad_k, grad_v = p.grads
         six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)

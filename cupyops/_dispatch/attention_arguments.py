@@ -1,4 +1,4 @@
-"""What `cupyops.attention` is given: checked, and which keys a query sees as bounds."""
+"""Checks of the arguments of `cupyops.attention`, and the bounds on the keys that a query sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where kernels of attention were measured as fast as PyTorch's own, and where PyTorch's are taken."""
+"""Sizes from which attention's kernels were measured as fast as PyTorch's own, which is taken elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IN_ORDER: dict[tuple[int, int], tuple[float, float, float]] = {
 
 
 def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, card: Gpu) -> str | None:
-    """Why PyTorch's own attention is taken, None where kernels are measured as fast; of tensors that kernels serve.
+    """Return why PyTorch's own attention is faster than kernels that serve the tensors, or None.
 
     What is not measured is PyTorch's: masks, other GPUs, other widths, as many queries as keys alone.
     """
@@ -58,7 +58,7 @@ def slower(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, c
 
 
 def _least(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
-    """From how many rows on kernels are as fast."""
+    """Number of rows from which kernels are as fast as PyTorch's."""
     needs = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
     if any(needs) and not all(needs):  # not measured
         return NEVER

@@ -1,4 +1,4 @@
-"""Which panels of keys a tile of queries sees by a mask, and the other way round: made on the GPU, for each call anew."""
+"""Maps of the panels of keys that a tile of queries sees through a mask, and the reverse; made on the GPU at each call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ attention_map_lists = Kernel("attention.cu", "attention_map_lists")
 
 
 class Masked(NamedTuple):
-    """What a variant knows of its mask: a launch of the kernel that looks at it, and whether it differs by batch, by head.
+    """Mask of a variant: a launch of the kernel that reads it, and whether it differs by batch and by head.
 
     look: of a grid; it is called with the cells, the sizes and where cells lie.
     """
@@ -28,12 +28,12 @@ class Masked(NamedTuple):
     by_head: bool
 
     def maps(self, p: Problem) -> tuple[int, int]:
-        """How many batches and heads there are maps of."""
+        """Number of batches and of heads that have a map of their own."""
         return p.batches if self.by_batch else 1, p.heads if self.by_head else 1
 
 
 def fits(p: Problem, masked: Masked, blocks: Blocks) -> bool:
-    """Whether a map is small enough to be made."""
+    """Return True if a map is small enough to be made."""
     batches, heads = masked.maps(p)
     return batches * heads * ceil_div(p.queries, blocks.cell[0]) * ceil_div(p.keys, blocks.cell[1]) <= MOST
 

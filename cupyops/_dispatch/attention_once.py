@@ -16,7 +16,7 @@ from .gpu import Gpu
 
 
 class Shape(NamedTuple):
-    """What a kernel is made for: elements of a row of q and k, and of v; keys that a block owns; queries that pass."""
+    """Template values of a kernel: width of a row of q and k, and of v; keys that a block owns; queries of a panel."""
 
     d: int
     values: int
@@ -24,16 +24,16 @@ class Shape(NamedTuple):
     panel: int
 
     def bulk(self, bounds: int) -> bool:
-        """Whether TMA adds, from shared memory that is one stage; else each thread does, from registers."""
+        """Return True if TMA adds from one stage of shared memory; else each thread adds from registers."""
         return (self.d, bounds) == (128, 0)
 
     def stages(self, bulk: bool) -> int:
-        """Of the ring."""
+        """Number of stages of the shared-memory ring."""
         return min(3, (MOST - ROWS - self.held(bulk)) // self.stage)
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        """Values of BOUNDS that have kernels; where not all have one, that of a window serves."""
         return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
 
     @property
@@ -75,19 +75,19 @@ def shape_of(p: Problem) -> Shape | None:
 
 
 def _kind(p: Problem) -> int:
-    """How many bounds there are, of rows of any width."""
+    """Number of bounds of a problem, for rows of any width."""
     return 2 if p.low is not None else 1 if p.high is not None else 0
 
 
 def _share(p: Problem, shape: Shape) -> int:
-    """How many heads of a group one block goes through; the sums of blocks that share the rest are added up in memory."""
+    """Number of heads of a group that one block processes; blocks that share the other heads add their sums in memory."""
     if shape.d <= 128:
         return p.group
     return 2 if p.group % 2 == 0 else 1  # of so many the last tiles would keep the GPU waiting
 
 
 def _section(p: Problem, shape: Shape, share: int) -> int:
-    """How many (batch, heads of a block) are worked on side by side: as was measured, a power of two."""
+    """Number of (batch, heads of a block) pairs processed side by side: a power of two, chosen by measurement."""
     if _kind(p) == 0:
         return 1
     held = L2 * (4 if shape.d > 128 else 1 if share == 1 else 2 if shape.d == 64 else 4)
@@ -125,26 +125,26 @@ class OnePass(Backward):
     measured = "1.1 to 1.25 times as fast as two passes from 1,024 rows on, on an H100"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What prepares, the pass, and what rounds the sums."""
+        """Kernels: the preparation, the pass, and the rounding of the sums."""
         return attention_bwd_prepare, attention_bwd_once_wgmma, attention_bwd_collect
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read; what it adds up is of whole batches."""
+        """Require Hopper, tensors that TMA can read, and whole batches, of which the sums are."""
         if problem.tokens is not None:
-            return "of packed sequences the order is fixed"
+            return "the order of sums is fixed for packed sequences"
         shape = shape_of(problem)
         if shape is None:
             return "rows are too wide"
         return why_not_by_tma(problem, gpu, shape.shared(shape.bulk(problem.bounds)))
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Where two passes are as fast they are taken, whose bits are the same every time."""
+        """Prefer two passes where they are as fast, since their bits are the same every time."""
         p, shape = problem, shape_of(problem)
         least = math.inf if shape is None else FASTER[shape.d][_kind(p)]
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """That of the pass; `extra` has what prepares, and what rounds the sums."""
+        """Launch of the pass; `extra` has the launches of the preparation and of the rounding of the sums."""
         p, padded, shape = problem, self.padded(problem), shape_of(problem)
         assert shape is not None
         bounds = p.bounds if p.bounds in shape.bounds else shape.bounds[-1]

@@ -18,7 +18,7 @@ THREADS = 64 * PAIRS
 
 
 class Shape(NamedTuple):
-    """What a kernel is made for: elements of a row, queries that pass at a time, 16 times how many keys a pair owns."""
+    """Template values of a kernel: elements of a row, queries of a panel, and `keys`, 1/16 of the keys that a pair owns."""
 
     d: int
     panel: int
@@ -71,25 +71,25 @@ class MmaOnce(Backward):
     measured = "1.1 to 2.3 times as fast as two passes from 512 rows on, on an H100"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What prepares, the pass, and what rounds the sums."""
+        """Kernels: the preparation, the pass, and the rounding of the sums."""
         return attention_bwd_prepare, attention_bwd_once_mma, attention_bwd_collect
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """What it adds up is of whole batches."""
+        """Refuse packed sequences, since sums are of whole batches, and rows too wide for shared memory."""
         if problem.tokens is not None:
-            return "of packed sequences the order is fixed"
+            return "the order of sums is fixed for packed sequences"
         if shape_of(problem, gpu) is None:
             return f"it takes more than {gpu.shared} bytes of shared memory"
         return None
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Where two passes are as fast they are taken, whose bits are the same every time."""
+        """Prefer two passes where they are as fast, since their bits are the same every time."""
         p = problem
         least = FASTER if p.low is None else WITH_WINDOW
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """That of the pass; `extra` has what prepares, and what rounds the sums."""
+        """Launch of the pass; `extra` has the launches of the preparation and of the rounding of the sums."""
         p, padded, shape = problem, self.padded(problem), shape_of(problem, gpu)
         assert shape is not None
         grad_q, grad_k, grad_v = p.grads

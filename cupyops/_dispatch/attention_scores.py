@@ -1,4 +1,4 @@
-"""What attention means, in PyTorch: with the scores in memory, in fp32 or fp64, and every derivative."""
+"""Attention in PyTorch operations: with the scores in memory, in fp32 or fp64, and every derivative."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sees(scores: tuple[int, int], low: int | None, high: int | None, device: tor
 
 
 def _repeated(x: Tensor, query: Tensor) -> Tensor:
-    """As many heads as the query has, where that is a multiple."""
+    """Repeat the heads of `x` to as many as the query has, where that is a multiple."""
     if min(x.dim(), query.dim()) < 3 or x.shape[-3] in (0, 1, query.shape[-3]):
         return x
     return x.repeat_interleave(query.shape[-3] // x.shape[-3], -3)

@@ -12,7 +12,7 @@ attention_bwd_collect = Kernel("attention.cu", "attention_bwd_collect<T>", T=HAL
 
 
 def collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
-    """What rounds sums of so many columns for each of the padded rows of p's heads."""
+    """Launch that rounds the sums of `columns` columns for each of the `padded` rows of the heads of `p`."""
     across = ceil_div(columns, 64)
     blocks = p.batches * p.heads * padded // 64 * across
     args = across, np.array(to, dtype=np.int64), p.sizes(padded)

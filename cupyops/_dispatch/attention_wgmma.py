@@ -24,7 +24,7 @@ STAGES = 4  # at most: more hide nothing more
 
 
 class Shape(NamedTuple):
-    """What a forward kernel is made for: elements of a row of q and k, and of v; keys of a panel; consumer warpgroups."""
+    """Template values of a forward kernel: width of a row of q and k, and of v; keys of a panel; consumer warpgroups."""
 
     d: int
     values: int
@@ -48,12 +48,12 @@ class Shape(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Of the ring."""
+        """Number of stages of the shared-memory ring."""
         return min(STAGES, (MOST - self.tiles) // self.panels)
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """For which BOUNDS there are kernels; where there are not for all, that of a window serves."""
+        """Values of BOUNDS that have kernels; where not all have one, that of a window serves."""
         return BOUNDS if self.d in (64, 128) else BOUNDS[-1:]
 
 
@@ -72,7 +72,7 @@ FORWARD = (  # narrower ones first
 
 
 class Roles(NamedTuple):
-    """What kernels of backward are made for: elements of a row of q and k, and of v; rows of the panels of the two roles."""
+    """Template values of backward's kernels: width of a row of q and k, and of v; rows of a panel in either role."""
 
     d: int
     values: int
@@ -80,7 +80,7 @@ class Roles(NamedTuple):
     of_keys: int
 
     def parts(self, keys: bool) -> tuple[int, ...]:
-        """Of the widest rows the keys' role has a kernel for each result."""
+        """Return the parts of a role; for the widest rows the keys' role has a kernel for each of its results."""
         return (OF_KEYS, OF_VALUES) if keys and self.values == WIDE else (ALL,)
 
     def panel(self, keys: bool, part: int) -> int:
@@ -88,7 +88,7 @@ class Roles(NamedTuple):
         return VALUES if part == OF_VALUES else self.of_keys if keys else self.of_queries
 
     def owned(self, part: int) -> int:
-        """Bytes of what is owned."""
+        """Bytes of the rows that a block owns."""
         return TILE * (line(self.d) + (0 if part == OF_VALUES else line(self.values)))
 
     def stage(self, keys: bool, part: int) -> int:
@@ -96,7 +96,7 @@ class Roles(NamedTuple):
         return self.panel(keys, part) * (line(self.d) + line(self.values))
 
     def stages(self, keys: bool, part: int) -> int:
-        """Of the ring."""
+        """Number of stages of the shared-memory ring."""
         return min(STAGES, (MOST - ROWS - self.owned(part)) // self.stage(keys, part))
 
     def shared(self, keys: bool, part: int) -> int:
@@ -105,7 +105,7 @@ class Roles(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """For which BOUNDS there are kernels; a bound that is not there is far."""
+        """Values of BOUNDS that have kernels; a bound that a problem lacks is set far away."""
         return (0, 2) if self.d <= 128 else (2,)
 
 
@@ -173,7 +173,7 @@ L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
 
 
 def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
-    """Why a form cannot read or write a problem by TMA, or compute it by wgmma in so much shared memory."""
+    """Return why a form cannot move a problem by TMA, or compute it by wgmma in `shared` bytes of shared memory, or None."""
     if gpu.capability != 9:
         return "wgmma is of compute capability 9.0"
     if gpu.shared < shared:
@@ -189,7 +189,7 @@ def why_not_by_tma(p: Problem, gpu: Gpu, shared: int) -> str | None:
 
 
 def box_map(x: Tensor, rows: int, written: bool = False, packed: bool = False) -> Any:
-    """Of which TMA copies a panel of so many rows at a time."""
+    """Return the tensor map by which TMA copies a panel of `rows` rows at a time."""
     if packed:
         return segment_map(x, (rows, PANEL), swizzle=128, written=written)
     return tensor_map(x, (1, 1, rows, PANEL), swizzle=128, written=written)
@@ -202,11 +202,11 @@ class WgmmaForward(Forward):
     summary = "a persistent block owns 128 or 192 queries at a time; panels of keys pass, by WGMMA and TMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (attention_fwd_wgmma,)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """Require Hopper, and tensors that TMA can read."""
         return why_not_by_tma(problem, gpu, self.shared(shape_of(problem)))
 
     def shared(self, shape: Shape) -> int:
@@ -214,7 +214,7 @@ class WgmmaForward(Forward):
         return shape.tiles + shape.stages * shape.panels + SPARE
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """As many blocks as run at once; of tiles that differ in length they draw one after the other."""
+        """Launch as many blocks as run at once; where tiles differ in length, the blocks draw them one after the other."""
         p, shape = problem, shape_of(problem)
         tiles = ceil_div(p.queries, shape.rows) * p.heads * p.batches
         blocks, bounded = min(tiles, gpu.multiprocessors), p.low is not None or p.high is not None
@@ -248,7 +248,7 @@ class WgmmaForward(Forward):
         sinks: Tensor | None,
         scale: float,
     ) -> None:
-        """The counter of tiles is of this call alone: two streams, or a graph and what runs beside it, share none."""
+        """Launch with a counter of tiles for this call alone, so that streams and graphs side by side share none."""
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
         draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
@@ -265,16 +265,16 @@ class WgmmaBackward(Backward):
     summary = "a block owns 128 keys, or queries, by which panels of the others pass, by WGMMA and TMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What prepares, and one for both roles."""
+        """Kernels: the preparation, and one kernel for both roles."""
         return attention_bwd_prepare, attention_bwd_wgmma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """On Hopper alone, for what TMA can read."""
+        """Require Hopper, and tensors that TMA can read."""
         roles = roles_of(problem)
         return why_not_by_tma(problem, gpu, max(roles.shared(keys, ALL) for keys in (False, True)))
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """That of the keys' role; `extra` has the queries' role, of wide rows the part of values, and what prepares."""
+        """Launch of the keys' role; `extra` has the queries' role, the preparation and, for wide rows, the values' part."""
         found = super().launch(problem, gpu)
         if len(roles_of(problem).parts(True)) == 1:
             return found
@@ -286,7 +286,7 @@ class WgmmaBackward(Backward):
         return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
     def role(self, p: Problem, gpu: Gpu, keys: bool, part: int = ALL) -> Launch:
-        """A block for each tile of each head of what is owned; wide rows have a part for each result of the keys' role."""
+        """Launch of one role: a block for each tile that it owns and each head; wide rows have a part for each result."""
         roles = roles_of(p)
         part = max(part, roles.parts(keys)[0])
         panel = roles.panel(keys, part)
@@ -311,7 +311,7 @@ class WgmmaBackward(Backward):
         )
 
     def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
-        """By maps; the queries' role has one result, whose map stands for both."""
+        """Launch a role with tensor maps; the queries' role has one result, whose map stands for both."""
         panel, packed = launch.template["BN"], launch.extra["packed"]
         first, second = (None if y is None else box_map(y, 64, True, packed) for y in six[4:])
         owned = (box_map(x, TILE, packed=packed) for x in six[:2])

@@ -29,7 +29,7 @@ BACKWARD = Forms(
 
 
 class Variant(NamedTuple):
-    """What a variant changes: launches of plain kernels; how many sequences are packed, and the longest ones.
+    """Launches by which a variant replaces those of plain kernels; the number of packed sequences, and the longest ones.
 
     of: the variant's launch in place of a plain one, by a map of the mask where there is one. starts: where sequences of
     queries, and of keys, begin, and where the last ends. masked: what makes maps. drops: weights are dropped at random.
@@ -42,7 +42,7 @@ class Variant(NamedTuple):
     drops: bool = False
 
     def launch(self, launch: Launch, problem: attention.Problem, device: torch.device) -> Launch:
-        """Its launch in place of that of the plain kernel."""
+        """Return the variant's launch in place of the plain kernel's."""
         maps = None
         if self.masked is not None and fits(problem, self.masked, launch.extra["blocks"]):
             maps = Maps(problem, self.masked, device)
@@ -79,7 +79,7 @@ def forward(
 
 
 def _of_backward(problem: attention.Problem, needs: tuple[bool, bool, bool], card: Gpu) -> list[Launch]:
-    """What backward will launch, of tensors and gradients that lie as those of forward do."""
+    """Launches of backward for tensors and gradients that have the layout of forward's."""
     grads = problem.q, problem.k, problem.v
     problem = problem._replace(grads=grads, in_order=_in_order(problem, needs, None, card))
     launch = BACKWARD.launch(problem, card)
@@ -141,7 +141,7 @@ def _in_order(p: attention.Problem, needs: tuple[bool, bool, bool], variant: Var
         return "two passes leave out what is not needed"
     if variant is None or (card.capability == 9 and min(p.queries, p.keys) >= VARIANT_FASTER.get(p.d, math.inf)):
         return ""
-    return "of such scores one pass was not measured as faster"
+    return "one pass was not measured to be faster for such scores"
 
 
 def _problem(

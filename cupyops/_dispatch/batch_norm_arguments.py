@@ -70,5 +70,5 @@ def dense(x: Tensor) -> Tensor:
 
 
 def is_wide(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether the parameters are float32 beside a half type."""
+    """Return True if a parameter is float32 while `x` has a half type."""
     return x.dtype.itemsize == 2 and any(p is not None and p.dtype == torch.float32 for p in parameters)

@@ -23,7 +23,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def following(residual: Tensor | None, relu: bool, keep: bool, y: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
-    """residual, laid out as y; the mask, where it is kept; relu."""
+    """Return what follows the normalisation: the residual with y's strides, a mask to fill if it is kept, and relu."""
     if residual is not None:
         residual = whole(restride(residual, y.stride()))
     vectors = ceil_div(y.numel(), 16 // y.element_size())
@@ -37,7 +37,7 @@ def kept(then: tuple[Tensor | None, Tensor | None, bool]) -> tuple[Tensor, ...]:
 
 
 def passed(grad_y: Tensor, mask: Tensor) -> Tensor:
-    """grad_z, by relu's kernel, which has such a mask too."""
+    """Compute grad_z by relu's kernel, which takes such a mask too."""
     grad_z = torch.empty_like(grad_y)
     if is_there(grad_y):
         relu_bwd[by_vectors(grad_z)](grad_y, None, mask, grad_z, grad_z.numel(), T=grad_z.dtype)

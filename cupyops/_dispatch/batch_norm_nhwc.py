@@ -67,7 +67,7 @@ def _why_columns_slower(problem: Problem) -> str | None:
 
 
 def columns_of(problem: Problem) -> tuple[Matrix, Columns]:
-    """Its columns, and the launch over them."""
+    """Columns of the problem, and the launch over them."""
     matrix = problem.matrix.folded(problem.itemsize, problem.aligned)
     return matrix, column_tiles.split(matrix.rows, matrix.size, problem.itemsize, problem.aligned)
 
@@ -207,7 +207,7 @@ def _finalize_columns(of: Backward, matrix: Matrix, partials: Tensor, count: int
 
 
 class NhwcInline(NhwcTwoPassBackward):
-    """As nhwc_two_pass, but the blocks of the second pass combine the partials themselves, which saves a launch."""
+    """Variant of nhwc_two_pass whose second pass combines the partials in its own blocks, which saves a launch."""
 
     name = "nhwc_inline"
     second = batch_norm_bwd_nhwc_inline

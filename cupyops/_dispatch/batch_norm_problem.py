@@ -1,4 +1,4 @@
-"""What batch_norm's forms are chosen by, and what they compute from and to."""
+"""Problems by which batch_norm's forms are chosen, and the tensors that they read and write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ batch_norm_bwd_finalize = Kernel("batch_norm.cu", "batch_norm_bwd_finalize<T>", 
 
 
 class Problem(NamedTuple):
-    """What forms are chosen by."""
+    """Sizes and flags by which a form is chosen."""
 
     images: int
     channels: int
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
 
 
 def problem_of(x: Tensor, *others: Tensor | None, grad_x: bool = True) -> Problem:
-    """That of a dense `x`, and of other tensors of its layout."""
+    """Problem of a dense `x` and of other tensors of its layout."""
     pixels = spatial(x)
     nhwc = pixels == 1 or not x.is_contiguous()
     at_16_bytes = all(aligned(tensor) for tensor in (x, *others) if tensor is not None)
@@ -67,7 +67,7 @@ def problem_of(x: Tensor, *others: Tensor | None, grad_x: bool = True) -> Proble
 
 
 def too_large(x: Tensor) -> str | None:
-    """Why no kernel computes `x`, None where one does."""
+    """Return why no kernel computes `x`, or None."""
     pixels, itemsize = spatial(x), x.element_size()
     runs_of_one = itemsize == 8 and (pixels == 1 or not x.is_contiguous())
     vectors = pixels if runs_of_one else segments.vectors_of(pixels, itemsize, False) if pixels > 1 else 0
@@ -75,7 +75,7 @@ def too_large(x: Tensor) -> str | None:
 
 
 class Forward(NamedTuple):
-    """What forward computes from and to: contiguous, except x and y, which are dense and laid out alike.
+    """Tensors and options of forward: contiguous, except x and y, which are dense and laid out alike.
 
     In training mean and rstd are outputs, in inference they are None. `wide`: the parameters are float32 beside a half type.
     """
@@ -100,7 +100,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What backward computes from and to.
+    """Tensors and options of backward.
 
     In training mean and rstd are given, in inference running_mean and running_var. Gradients that are not wanted are None.
     """
@@ -129,7 +129,7 @@ class Backward(NamedTuple):
 
     @property
     def of_parameters(self) -> bool:
-        """Whether a gradient of a parameter is wanted."""
+        """True if a gradient of a parameter is wanted."""
         return self.grad_weight is not None or self.grad_bias is not None
 
 

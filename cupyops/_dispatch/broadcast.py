@@ -45,7 +45,7 @@ def broadcast_shape(**tensors: Tensor | None) -> tuple[int, ...]:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """As `torch.broadcast_shapes`, whose first call imports SymPy: that takes half a second, or three from a slow disk.
+    """Replace `torch.broadcast_shapes`, whose first call imports SymPy: that takes half a second, or three from a slow disk.
 
     Raises:
         ValueError: the shapes cannot be broadcast together; `RuntimeError` where sizes are symbols.
@@ -165,7 +165,7 @@ class Strided(Form[Broadcast]):
         return (self.kernel,)
 
     def _layout(self, problem: Broadcast) -> tuple[np.ndarray, int, int] | None:
-        """For as many inputs as the kernel's layout has: where one is left out, the last is walked once more."""
+        """Pack the layout for as many inputs as the kernel's has: where one is left out, the last is walked once more."""
         inputs = problem.inputs + problem.inputs[-1:] * (self.inputs - len(problem.inputs))
         return packed_layout(problem.shape, problem.output, 16 // problem.itemsize, *inputs)
 
@@ -207,7 +207,7 @@ def fill(
 
 
 def is_dense(shape: Sequence[int], strides: Strides) -> bool:
-    """Whether a tensor of these strides is contiguous."""
+    """Return True if a tensor of these strides is contiguous."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides)):
         if size != 1 and stride != step:
@@ -217,7 +217,7 @@ def is_dense(shape: Sequence[int], strides: Strides) -> bool:
 
 
 def laid_out_as_output(problem: Broadcast, inputs: int | None = None) -> bool:
-    """Whether the inputs, or the first of them, lie in memory as the output does; a dimension of size 1 does not tell."""
+    """Return True if the inputs, or the first `inputs` of them, have the output's strides in dimensions larger than 1."""
     return all(
         size == 1 or all(stride[dim] == problem.output[dim] for stride in problem.inputs[:inputs])
         for dim, size in enumerate(problem.shape)

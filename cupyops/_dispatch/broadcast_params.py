@@ -43,7 +43,7 @@ class Params(Form[Broadcast]):
         return self.why_not_channels(channels, inner if channels > 1 else 1, 16 // problem.itemsize)
 
     def why_not_channels(self, channels: int, inner: int, width: int) -> str | None:
-        """Why the form does not serve `channels` parameters, each of `inner` neighbours; in vectors of `width`."""
+        """Return why `channels` parameters of `inner` neighbours each, in vectors of `width`, are not served, or None."""
         raise NotImplementedError
 
     def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:

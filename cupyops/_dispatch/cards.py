@@ -27,7 +27,7 @@ def _card(name: str, arch: str, multiprocessors: int, shared: int, total: int, t
     return Card(name, arch, Gpu(capability, *sizes, library=True), gbs)
 
 
-# Of each architecture the first is the one that stands for it.
+# The first card of each architecture stands for it.
 CARDS = (
     _card("T4", "sm_75", 40, 64, 64, 1024, 4, 320),
     _card("A100", "sm_80", 108, 163, 164, 2048, 40, 2039),

@@ -110,7 +110,7 @@ class Channels(Form[Sums]):
 
 
 class ChannelsUnaligned(Channels):
-    """The same where a channel's elements begin and end within vectors."""
+    """Variant of `Channels` for channels whose elements begin and end within vectors."""
 
     name = "channels_unaligned"
     summary = "the same, of the part of a vector that lies in the channel"
@@ -132,7 +132,7 @@ def _pass(
     inner: int,
     **template: bool,
 ) -> Launch:
-    """The pass, and what comes after it: its partial sums, [sums x slabs x width], and the launch that adds them up."""
+    """Return the launch of the pass, its partial sums, [sums x slabs x width], and the launch that adds them up."""
     sums, slabs, width = partial
     extra: dict[str, Any] = {"size": np.frombuffer(size, np.uint8)}
     if slabs > 1 or not template:  # a warp that has all of a channel leaves nothing to add up

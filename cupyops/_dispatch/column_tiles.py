@@ -38,7 +38,7 @@ class Matrix(NamedTuple):
         return self.size // (self.channels * self.pixels)
 
     def folded(self, itemsize: int, aligned: bool) -> Matrix:
-        """With so many rows read as one as are whole vectors together, where there are rows enough."""
+        """Return the matrix with enough rows read as one to make whole vectors, where there are rows enough."""
         folds = 16 // math.gcd(16, self.size * itemsize)
         enough = self.rows >= folds * FOLDED_ROWS and self.size >= FOLDED_SIZE
         if aligned and enough and self.rows % folds == 0 and self.size * folds < 1 << 31:
@@ -55,13 +55,13 @@ class Columns(NamedTuple):
 
     @property
     def splits(self) -> int:
-        """Of the rows."""
+        """Number of blocks that share the rows of a tile."""
         return self.grid[1]
 
 
 @functools.lru_cache(maxsize=4096)
 def split(rows: int, size: int, itemsize: int, aligned: bool, matrices: int = 1) -> Columns:
-    """How blocks share the columns of `rows` by `size` elements; `aligned`: every tensor begins at 16 bytes.
+    """Divide the columns of `rows` by `size` elements among blocks; `aligned`: every tensor begins at 16 bytes.
 
     matrices: how many such there are, each of which has as many blocks.
 
@@ -78,7 +78,7 @@ def split(rows: int, size: int, itemsize: int, aligned: bool, matrices: int = 1)
 
 @functools.lru_cache(maxsize=4096)
 def cluster(rows: int, size: int, itemsize: int, gpu: Gpu) -> Columns | None:
-    """The same where a tile is a cluster's, which reads it twice; None: too many rows or blocks. Rows are whole vectors.
+    """Divide the columns among clusters, which read a tile twice; None: too many rows or blocks. Rows are whole vectors.
 
     A tile has whole lines of memory, where these are blocks enough; else as few columns as it can.
     """

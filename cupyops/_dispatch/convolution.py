@@ -1,4 +1,4 @@
-"""What convolutions share: their arguments, checked, and the shape and layout of their output."""
+"""Checks of a convolution's arguments, and the shape and memory format of its output."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def output_size(size: Any, taps: Any, stride: Any, padding: Any, dilation: Any) 
 
 
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Of the output of a convolution: cuDNN's rule, which has no channels_last for float64."""
+    """Return the memory format of a convolution's output by cuDNN's rule, which has no channels_last for float64."""
     if x.dtype == torch.float64 and x.device.type == "cuda":
         return torch.contiguous_format
     last = torch.channels_last in (suggested_format(x), suggested_format(weight))

@@ -40,7 +40,7 @@ _LOOKING_BLOCKS = 1024  # of a backward that mostly finds its work done
 
 
 class Given(NamedTuple):
-    """What both directions get, as the kernels read it: a target of classes, or one of probabilities."""
+    """Arguments of both directions, as the kernels read them: a target of classes, or one of probabilities."""
 
     x: Tensor
     target: Tensor | None
@@ -52,14 +52,14 @@ class Given(NamedTuple):
     wide: bool = False  # the loss and its gradient are fp32, of logits of half types
 
     def problem(self, gradient: bool) -> Problem:
-        """What the choice of a form depends on; `gradient`: see `Problem`."""
+        """Problem by which a form is chosen; `gradient`: see `Problem`."""
         soft = self.probabilities is not None or self.label_smoothing > 0
         positions, classes = math.prod(losses.positions(self.x)), losses.classes(self.x)
         return Problem(positions, classes, losses.inner(self.x), self.x.dtype, soft, self.reduction, gradient)
 
 
 class Problem(NamedTuple):
-    """`soft`: smoothing or probabilities; `gradient`: forward knows that one is wanted, backward that it is written."""
+    """Sizes and flags by which a form is chosen. `soft`: smoothing or probabilities; `gradient`: it is wanted or written."""
 
     positions: int
     classes: int
@@ -81,7 +81,7 @@ class _LossForm(Form[Problem]):
         if problem.inner > 1:
             return "the classes of a position do not lie side by side"
         if problem.dtype is torch.float64:
-            return "of fp64 there is one kernel, strided"
+            return "fp64 has one kernel, strided"
         return None
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -276,7 +276,7 @@ def forward(given: Given, gradient: bool = False) -> tuple[Tensor, tuple[Tensor,
 
 
 def _weights(given: Given, problem: Problem, adds_few: bool) -> tuple[Tensor, int]:
-    """For the mean: the sums over the weights of the targets, and how many; none where the form adds few of them itself."""
+    """Sum the weights of the targets, for the mean: (sums, their number); no sums where the form adds few weights itself."""
     x, counted = given.x, 0
     counts = torch.empty(_WEIGHT_BLOCKS, dtype=losses.accumulator(x.dtype), device=x.device)
     if given.reduction == losses.REDUCTIONS["mean"] and not (adds_few and problem.positions <= _FEW_TARGETS):

@@ -125,7 +125,7 @@ class Decode(Form[Problem]):
         self.summary = f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {by}"
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What reads the cache, and what adds up its parts."""
+        """Kernels: the one that reads the cache, and the one that combines its parts."""
         return self.kernel, decode_attention_combine
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -143,7 +143,7 @@ class Decode(Form[Problem]):
         return f"{problem.shared_rows} rows share a head of the keys, no more than 32"
 
     def units(self, p: Problem) -> int:
-        """How many blocks there are of each split."""
+        """Number of blocks of each split."""
         return ceil_div(p.shared_rows, self.tile) * p.kv_heads * p.batches
 
     def tuning(self, d: int, gpu: Gpu) -> tuple[int, int, int]:
@@ -160,7 +160,7 @@ class Decode(Form[Problem]):
         return max(stages * warps * 2 * STEP * d * 2 + rows, (2 * warps + 1 + 2 * (d + 8)) * self.tile * 4)
 
     def splits(self, p: Problem, gpu: Gpu) -> int:
-        """Few, and so many that the last wave of blocks is nearly as full as the best number leaves it."""
+        """Least number of splits that fills the last wave of blocks nearly as well as the best number does."""
         units, at_once = self.units(p), gpu.multiprocessors * self.tuning(p.d, gpu)[1]
         keys = p.rows if p.window < 0 else min(p.rows, p.window + p.queries)
         most = max(1, min(_MOST_SPLITS, keys // (2 * STEP * self.warps), 4 * ceil_div(at_once, units)))
@@ -216,7 +216,7 @@ FORWARD = Forms(
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, scale: float | None, gpu: Gpu) -> str | None:
-    """Why no kernel serves these tensors, None where one does. Looks at metadata alone."""
+    """Return why no kernel serves these tensors, or None. Looks at metadata alone."""
     if q.dtype not in DTYPES:
         return f"no kernel for {q.dtype}"
     if 0 < gpu.capability < 8:
@@ -250,7 +250,7 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def by_pytorch(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor | None:
-    """What one query has of whole caches, by PyTorch's own attention, where that is the form; None elsewhere."""
+    """Attend to whole caches with one query by PyTorch's own function, where that is the chosen form; else return None."""
     if q.dtype not in DTYPES[:2] or q.shape[1] != 1 or not q.numel() * k.numel():
         return None
     if not q.is_cuda and q.device.type not in executors:
@@ -330,5 +330,5 @@ def forward(
 
 
 def _of_32_bits(x: Tensor) -> Tensor:
-    """Integers as the kernels read them; what has no room in 32 bits is as far out of range there."""
+    """Convert integers to 32 bits as the kernels read them; larger ones are clamped, and stay out of range."""
     return x if x.dtype is torch.int32 else x.clamp(-(2**31), 2**31 - 1).to(torch.int32)

@@ -12,12 +12,12 @@ from .._kernel.kernel import Kernel, ceil_div
 from .._util.strides import alike, laid_out_alike
 
 BLOCK = 128
-# What the specialised forms of an operator serve. Double precision has one form in each direction, the most general one.
+# Dtypes of the specialised forms of an operator. Double precision has one form in each direction, the most general one.
 UP_TO_FLOAT32 = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def why_not_size(kernel: Kernel | None, itemsize: int, **template: Any) -> str | None:
-    """Why a kernel does not serve elements of so many bytes, with these template values; None also of no kernel."""
+    """Return why a kernel has no instance for elements of `itemsize` bytes, or None; None also without a kernel."""
     if kernel is None:
         return None
     for values in kernel.combinations():

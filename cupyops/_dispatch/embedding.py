@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Of backward: of the sizes alone, so the bits are too.
+    """Division of the lists of positions in backward: it depends on the sizes alone, and so do the bits.
 
     Attributes:
         piece: positions of a long list that are added at once.
@@ -80,7 +80,7 @@ class Lists(NamedTuple):
 
 
 def lists_of(count: int, linked: bool) -> Lists:
-    """As many pieces as one has positions, where all indices are one row."""
+    """Divide the lists so that, if all indices name one row, there are about as many pieces as positions in a piece."""
     return Lists(max(LEAST_PIECE, math.isqrt(count - 1) + 1), count // (LISTED + 1), LISTED if linked else 1)
 
 
@@ -107,7 +107,7 @@ class Rows(Form[Problem]):
         return Launch(embedding_fwd, ceil_div(problem.indices, block[1]), block, template=self._template(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_fwd,)
 
     def _template(self, problem: Problem) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Sums(Rows):
         self.summary = "blocks for pieces of long lists, for short lists, and for rows of zeros"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """Blocks by what they do."""
+        """Launch blocks in three roles: for pieces of long lists, for short lists, and for rows of zeros."""
         p = problem._replace(aligned=self.aligned)
         piece, pieces, stride = lists_of(p.indices, p.linked)
         along = _threads(ceil_div(p.units, ceil_div(p.units, THREADS)))
@@ -141,7 +141,7 @@ class Sums(Rows):
         return Launch(embedding_bwd, grid, block, 4 * piece, self._template(p), args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_bwd,)
 
 
@@ -160,7 +160,7 @@ class Linked(Form[Problem]):
         return _each_index(embedding_bwd_linked, problem, True)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_bwd_linked,)
 
 
@@ -175,7 +175,7 @@ class Sorted(Form[Problem]):
         return _each_index(embedding_bwd_sorted, problem, False)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (embedding_bwd_sorted,)
 
 
@@ -185,7 +185,7 @@ BACKWARD = Forms("embedding", "backward", [Sums(True), Sums(False)])
 
 
 def too_many(count: int, rows: int, gpu: Gpu) -> str | None:
-    """Why the kernels cannot serve so many indices and rows, if they cannot."""
+    """Return why the kernels cannot serve so many indices and rows, or None."""
     if count > MANY and (count >= 1 << 31 or count > ((gpu.shared - STATIC_SHARED) // 4) ** 2):
         return "2^31 indices or more, or a piece of them larger than shared memory"
     return "2^31 rows or more" if rows >= 1 << 31 else None
@@ -198,5 +198,5 @@ def _each_index(kernel: Kernel, problem: Problem, linked: bool) -> Launch:
 
 
 def _threads(least: int) -> int:
-    """Of a row, at least: whole warps, or a part of one that divides it."""
+    """Number of threads of a row, at least `least`: whole warps, or a power of two within one."""
     return ceil_div(least, 32) * 32 if least > 32 else 1 << (max(least, 1) - 1).bit_length()

@@ -52,7 +52,7 @@ class Fused(wgmma.Tile):
         return self.kernel_of(f"{self._name}.cu", self._name, F=self._functions)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """What was measured beside PyTorch's; beside the kernels of this library a model of the time chooses."""
+        """Compare measured times with PyTorch's functions, and modelled times with this library's other kernels."""
         p = gemm.gemm_of(problem)
         if gpu.library:
             if self.is_large(p.m, p.n, p.k):
@@ -64,11 +64,11 @@ class Fused(wgmma.Tile):
         return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
 
     def is_large(self, *sizes: int) -> bool:
-        """Whether it is measured to be faster at m, n and k than PyTorch's product and a kernel for what follows."""
+        """Return True if m, n and k are so large that this was measured to be faster than a product and another kernel."""
         return all(map(operator.ge, sizes, self._least))
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
-        """As of a product; and where what backward reads is kept."""
+        """Launch of the product; `extra` also says where the values that backward reads are stored."""
         p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
         m, n, k, *_, pitch, group = launch.args
         kept = Operand((self.n // self.columns, p.m, p.n), (0, p.n, 1), (1, K, self.piece), True)
@@ -99,31 +99,31 @@ class Apart(Form[Problem]):
 
 
 class Computed(Fused):
-    """The same of an epilogue that is a line of C, whose kernels are no part of it: see `Launch.by`."""
+    """Fused form whose epilogue is one line of C and whose kernels are supplied later: see `Launch.by`."""
 
     def __init__(self, least: int) -> None:
         super().__init__("linear_epilogue_wgmma", {}, 256, ())
         self.work = least
 
     def made(self) -> Kernel:
-        """None."""
+        """Return None: the kernels are supplied later."""
         del self.fixed["SPLIT"]
         of_any: Any = None
         return of_any
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """None that are listed."""
+        """Return no kernels, as those that are supplied later are not listed."""
         return ()
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """What was measured on an H100: from so many multiply-adds on, where its product is no slower than cuBLAS's."""
+        """Return why cuBLAS and a kernel for what follows are faster, as measured on an H100, or None."""
         p = gemm.gemm_of(problem)
         if not gpu.library:
             return super().why_slower(problem, gpu)
         if p.m * p.n * p.k < self.work:
             return "it is measured to be faster than a product and a kernel for what follows in larger ones alone"
         if p.out.i % 8 or p.k % 8:
-            return "of rows off 16-byte boundaries a product and a kernel for what follows are as fast"
+            return "a product and a kernel for what follows are as fast for rows off 16-byte boundaries"
         return self._why_cublas(p, gpu)
 
 
@@ -137,7 +137,7 @@ LINEAR_EPILOGUE = Forms("linear_epilogue", "product", [COMPUTED, Apart(last=True
 
 
 def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
-    """Whether a gated layer of x is better in one operator than in three, of which PyTorch may have the products."""
+    """Return True if a gated layer of x runs faster as one operator than as three, of which PyTorch may do the products."""
     if not library.is_wanted(x):
         return True
     dtype = of_autocast(x) or x.dtype
@@ -147,14 +147,14 @@ def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
 
 
 class Plan:
-    """How a layer of rows `x` is computed by an epilogue."""
+    """Plan by which an epilogue computes a layer of rows `x`."""
 
     def __init__(self, launch: Launch, x: Tensor, weights: Sequence[Tensor]) -> None:
         self.launch, self.x, self.weights = launch, x, weights
 
     @property
     def takes_residual(self) -> bool:
-        """Whether the epilogue adds one; on Hopper what linear_epilogue makes of `y = z + r` does, linear_act's does not."""
+        """True if the epilogue adds a residual; on Hopper linear_act's does not, but linear_epilogue's can."""
         return not self.launch.extra
 
     def run(self, y: Tensor, kept: Tensor | None, activation: str, *more: Tensor | None) -> None:
@@ -175,7 +175,7 @@ class Plan:
         return None
 
     def compute(self, kernel: Kernel, y: Tensor, kept: Tensor | None, bias: Tensor | None, *more: Any) -> None:
-        """Launch that kernel, of an epilogue that is a line of C and takes `more`; what is kept has the shape of y."""
+        """Launch the kernel of an epilogue written as a line of C, which takes `more`; `kept` has the shape of y."""
         maps, _ = self._maps(y, kept)
         self.launch.by(kernel)(*maps, y, kept, bias, *more)
 
@@ -199,7 +199,7 @@ class Plan:
 def fused(
     forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = True, measured: bool = True
 ) -> Plan | None:
-    """How a layer of rows `x` is computed at once; None where the product is apart.
+    """Plan a layer of rows `x` with its epilogue in one launch; None where the product runs separately.
 
     Args:
         forms: of this module.
@@ -223,7 +223,7 @@ def fused(
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """As TMA reads it: it begins at a 16-byte boundary."""
+    """Return the matrix if it begins at a 16-byte boundary, as TMA requires; else a copy that does."""
     return matrix if aligned(matrix) else gemm.padded(matrix)
 
 

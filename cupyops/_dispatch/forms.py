@@ -52,7 +52,7 @@ class Launch:
         launch(*args, *self.args, **self.template, **template)
 
     def by(self, kernel: Kernel) -> Launch:
-        """The same launch of that kernel."""
+        """Return a copy of the launch for another kernel."""
         return replace(self, kernel=kernel)
 
 
@@ -70,11 +70,11 @@ class Form(Generic[P]):
     measured: str = ""
 
     def why_not(self, problem: P, gpu: Gpu) -> str | None:
-        """Why the kernel cannot compute this, None where it can. A form that is asked for is held to this alone."""
+        """Return why the kernel cannot compute the problem, or None. A form that is asked for is held to this alone."""
         return None
 
     def why_slower(self, problem: P, gpu: Gpu) -> str | None:
-        """Why a later form of the list is faster here, None where none is."""
+        """Return why a later form of the list is faster for the problem, or None."""
         return None
 
     def launch(self, problem: P, gpu: Gpu) -> Launch:
@@ -88,7 +88,7 @@ class Form(Generic[P]):
 
 @dataclass(frozen=True)
 class Choice(Generic[P]):
-    """Which form was chosen for a problem, and why none before it: what `explain` shows."""
+    """Form chosen for a problem, and the reasons against each form before it, as `explain` shows them."""
 
     forms: Forms[P]
     problem: P
@@ -188,7 +188,7 @@ def use_form(*names: str) -> Iterator[None]:
     """
     wanted = dict(_asked)
     for name in names:
-        wanted |= _found(name)
+        wanted |= _forms_named(name)
     before = dict(_asked)
     _asked.clear()
     _asked.update(wanted)
@@ -201,7 +201,7 @@ def use_form(*names: str) -> Iterator[None]:
         _asked.update(before)
 
 
-def _found(name: str) -> dict[tuple[str, str], str]:
+def _forms_named(name: str) -> dict[tuple[str, str], str]:
     """The lists of which `name` asks a form, each with the form's name."""
     by_need.load()
     place, _, form = name.partition(":")

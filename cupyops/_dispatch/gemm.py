@@ -38,7 +38,7 @@ TILED: dict[str, Any] = dict(  # what the kernels are compiled for
 
 
 class Speed(NamedTuple):
-    """What choosing a tile goes by, roughly as an H200 has it."""
+    """Speed of a tile, roughly as measured on an H200, by which one is chosen."""
 
     rate: dict[int, float]  # multiply-adds per microsecond of one multiprocessor, by tile
     step: float  # microseconds that one k costs a block at least, waiting for memory
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
         return (self.i, self.k, self.stride_run, self.batch, self.batch_outer, *divisor(self.run), int(along_k))
 
     def in_vectors(self, width: int) -> bool:
-        """Whether rows or columns are contiguous and a whole number of vectors apart, in every batch."""
+        """Return True if rows or columns are contiguous and a whole number of vectors apart, in every batch."""
         rows = (self.k == 1 and self.i % width == 0) or (self.i == 1 and self.k % width == 0)
         return rows and self.batch % width == 0 and self.batch_outer % width == 0
 
@@ -88,18 +88,18 @@ class Problem(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of the result and of the sums."""
+        """Number of columns of the result, including a column for the sums."""
         return self.n + self.ones
 
     @property
     def in_vectors(self) -> tuple[bool, bool]:
-        """Whether a and b come in whole vectors."""
+        """Flags of a and b: True if its rows are whole vectors."""
         width = 16 // self.dtype.itemsize
         return self.a.in_vectors(width), self.b.in_vectors(width)
 
     @property
     def worth_padding(self) -> tuple[bool, bool]:
-        """Whether a and b are worth a copy with padded()."""
+        """Flags of a and b: True if a copy made by `padded` is worth its time."""
         large = self.batches == 1 and self.m * self.n * self.k >= PAD_FROM and min(self.m, self.n) >= 128
         return tuple(large and self.dtype != torch.float64 and not whole for whole in self.in_vectors)  # type: ignore
 
@@ -153,7 +153,7 @@ class Tile(Form[Any]):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 
@@ -172,7 +172,7 @@ DENSE = tiles(gemm_fwd, gemm_wide)  # of matmul, linear and linear_act
 
 
 def why_not_cublas(problem: Any, gpu: Gpu) -> str | None:
-    """Where the portable kernels are measured to be faster than cuBLAS: small fp32, and rows off 16-byte boundaries."""
+    """Return why the portable kernels are faster than cuBLAS: small fp32, or rows off 16-byte boundaries; else None."""
     p = gemm_of(problem)
     work = p.m * p.n * p.k
     if p.dtype is torch.float32 and work <= SMALL_FP32:
@@ -188,7 +188,7 @@ def gemm_of(problem: Any) -> Problem:
 
 
 def prepared(problem: Problem, launch: Launch, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """a and b, of which is copied what is worth it or what the wide tile cannot read; None if neither is."""
+    """Return a and b, copied where that is worth its time or the wide tile cannot read them; None if neither is copied."""
     wide, pads = launch.template.get("TILE", WIDE) == WIDE, problem.worth_padding  # those by wgmma too
     if not wide and not any(pads):
         return None
@@ -213,7 +213,7 @@ def divisor(value: int) -> tuple[int, int, int]:
 def run(
     launch: Launch, a: Tensor, b: Tensor, y: Tensor | None, bias: Tensor | None = None, column: Tensor | None = None
 ) -> None:
-    """Launch a GEMM of kernels of its own, as conv2d's, and what adds up partial sums; `column` is that of the sums of a."""
+    """Launch a GEMM, and the kernel that adds up its partial sums; `column`: the sums of the rows of a."""
     gemm = launch.args[0]
     partials = workspace(gemm, a)
     launch(a, b, bias, y, column, partials)
@@ -231,7 +231,7 @@ def run_dense(
     kept: Tensor | None = None,
     column: Tensor | None = None,
 ) -> None:
-    """The same of a form of DENSE, whose epilogue has more: `function` is the place in FUNCTIONS, of which 0 is none."""
+    """Run a form of DENSE with its epilogue; `function` is an index into FUNCTIONS, of which 0 is none."""
     gemm = launch.args[0]
     partials = workspace(gemm, a)
     launch(a, b, bias, residual, function, y, kept, column, partials)
@@ -239,7 +239,7 @@ def run_dense(
 
 
 def workspace(gemm: np.ndarray, like: Tensor) -> Tensor | None:
-    """For the partial sums of a `struct Gemm`; None where k is not split."""
+    """Allocate the partial sums of a `struct Gemm`; None where k is not split."""
     m, n, _, batches, ones, splits = (int(value) for value in gemm[:6])
     if splits == 1:
         return None
@@ -258,7 +258,7 @@ def add_splits(
     kept: Tensor | None = None,
     column: Tensor | None = None,
 ) -> None:
-    """Add up partial sums in their order, where k is split, and do what the epilogue of one that is not would."""
+    """Add up partial sums in order where k is split, and apply the epilogue to the result."""
     if partials is None:
         return
     splits = int(gemm[5])
@@ -268,7 +268,7 @@ def add_splits(
 
 
 def _why_not_wide(p: Problem, gpu: Gpu) -> str | None:
-    """Why the wide tile cannot compute a problem of a half type."""
+    """Return why the wide tile cannot compute a problem of a half type, or None."""
     if not all(p.in_vectors) or p.ones:
         return "its operands must be whole vectors"
     shared = shared_bytes(p.dtype, WIDE)
@@ -366,14 +366,14 @@ def padded(matrix: Tensor) -> Tensor:
 
 
 def too_large(*sizes: int, tiles: int) -> str | None:
-    """Why the kernels cannot index a problem, if they cannot."""
+    """Return why the kernels cannot index a problem, or None."""
     if any(size > MAX_INDEX for size in sizes):
         return f"a dimension over {MAX_INDEX}"
     return "over 2^31 - 1 tiles" if tiles > 2**31 - 1 else None
 
 
 def check_dtypes(**tensors: Tensor | None) -> None:
-    """All the tensors have one dtype; autocast, where it is on, makes them so, but leaves float64 alone."""
+    """Check that all tensors have one dtype, unless autocast casts them to one; it leaves float64 alone."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
     name, first = given[0]
     autocast = arguments.autocast(first.device)

@@ -17,7 +17,7 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class Gpu:
-    """What forms and grids depend on.
+    """Properties of a GPU on which forms and grids depend.
 
     Attributes:
         capability: the major compute capability; 0 where no kernel runs.
@@ -43,12 +43,12 @@ class Gpu:
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks can form clusters."""
+        """True if blocks can form clusters."""
         return self.capability >= 9
 
 
-# What launches on the CPU are planned for: in the simulator the multiprocessors do not matter, and the shared memory is that
-# of the smallest GPU since Ampere.
+# The GPU for which launches on the CPU are planned: in the simulator the multiprocessors do not matter, and the shared
+# memory is that of the smallest GPU since Ampere.
 _SIMULATED = Gpu(capability=0, multiprocessors=64, shared=101376, shared_total=102400, threads=2048, l2=32 << 20)
 
 _assumed: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def _card(device: torch.device) -> Gpu:
 
 @contextmanager
 def never_slower(enabled: bool = True) -> Iterator[None]:
-    """Whether operators take PyTorch's own function where no kernel of ours is measured as fast; of the whole process.
+    """Let operators take PyTorch's own function where no kernel of ours is measured as fast, or forbid it, process-wide.
 
     That is the default: `cupyops.linear` of float32 is cuBLAS. `cupyops.trace()` and `python -m cupyops explain` say where.
 

@@ -174,7 +174,7 @@ class SubWarpBackward(SubWarp):
 
 
 class Registers(NamedTuple):
-    """How registers hold groups: `blocks` share a row, and a block is (threads of a row, rows), each with `vectors`."""
+    """Layout of groups in registers: `blocks` share a row, and a block is (threads of a row, rows), each with `vectors`."""
 
     vectors: int
     block: tuple[int, int]
@@ -183,7 +183,7 @@ class Registers(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _registers(total: int, whole_planes: bool, clusters: bool) -> Registers | None:
-    """For groups of `total` vectors; None: too long."""
+    """Divide groups of `total` vectors among registers; None: too long."""
     if total <= WARP_VECTORS:
         vectors = 4 if whole_planes else 8
         threads = max(1 if whole_planes else ENDS, 1 << (ceil_div(total, vectors) - 1).bit_length())
@@ -261,7 +261,7 @@ class PersistentBackward(Persistent):
 
 
 class Planes(NamedTuple):
-    """How shared memory holds groups: `blocks` share a row, and each has `planes` of it.
+    """Layout of groups in shared memory: `blocks` share a row, and each has `planes` of it.
 
     A block is (threads of a row, rows), with room for `vectors` of each tensor.
     """
@@ -274,7 +274,7 @@ class Planes(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _planes(channels: int, pixels: int, itemsize: int, tensors: int, gpu: Gpu) -> Planes | None:
-    """None: a group is too long."""
+    """Divide groups among the shared memory of blocks; None where a group is too long."""
     room = max(SHARED_MEMORY, min(gpu.shared, gpu.shared_total // 3) - RESERVED)  # three blocks fit on a multiprocessor
     most, blocks = room // (16 * tensors), 1
     vectors = lambda planes: segments.vectors_of(planes * pixels, itemsize, False)  # noqa: E731

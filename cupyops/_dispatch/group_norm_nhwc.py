@@ -39,7 +39,7 @@ group_norm_bwd_nhwc = _nhwc("group_norm_bwd_nhwc", T=HALF_AND_FLOAT)
 
 
 def is_served(x: Tensor, num_groups: int) -> bool:
-    """Whether the form takes images of channels_last like `x`, wherever they begin at 16 bytes."""
+    """Return True if the form takes channels_last images like `x` that begin at 16 bytes."""
     images, channels, pixels = x.shape[0], x.shape[1], spatial(x)
     return (
         x.dtype in HALF_AND_FLOAT
@@ -73,7 +73,7 @@ def _between(kernel: Kernel, problem: Problem) -> Any:
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
-    """What kernels of both passes are told: pixels, channels, groups, channels of a group."""
+    """Size arguments of the kernels of both passes: pixels, channels, groups, channels of a group."""
     return problem.pixels, problem.groups * problem.channels, problem.groups, problem.channels
 
 

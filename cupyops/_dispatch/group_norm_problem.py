@@ -1,4 +1,4 @@
-"""What group_norm's forms are chosen by, what they compute from and to, and the gradients of its parameters."""
+"""Problems by which group_norm's forms are chosen, the tensors they read and write, and the parameters' gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ group_norm_bwd_parameters = kernel("group_norm.cu", "group_norm_bwd_parameters<T
 
 
 class Problem(NamedTuple):
-    """What forms are chosen by: `rows` groups, `groups` of an image, each of `channels` planes of `pixels` elements."""
+    """Sizes by which a form is chosen: `rows` groups, `groups` per image, of `channels` planes of `pixels` elements."""
 
     rows: int
     groups: int
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of a group."""
+        """Bytes of a group."""
         return self.size * self.itemsize
 
     @property
@@ -75,25 +75,25 @@ class Problem(NamedTuple):
 
     @property
     def has_small_planes(self) -> bool:
-        """Whether a vector would have elements of several channels, or the group is short and not whole vectors."""
+        """True if a vector would hold elements of several channels, or the group is short and not whole vectors."""
         short = self.bytes % 16 != 0 and self.bytes // 16 <= SHORT_VECTORS
         return short or (self.plane < SMALL_PLANE and self.plane % 16 != 0)
 
 
 def problem_of(x: Tensor, num_groups: int, *others: Tensor | None, grad_x: bool = True, nhwc: bool = False) -> Problem:
-    """That of a contiguous `x`, or with `nhwc` one of channels_last, and of other tensors of its shape."""
+    """Problem of a contiguous `x` (channels_last if `nhwc`) and of other tensors of its shape."""
     at_16_bytes = all(aligned(tensor) for tensor in (x, *others) if tensor is not None)
     rows, channels = x.shape[0] * num_groups, x.shape[1] // num_groups
     return Problem(rows, num_groups, channels, spatial(x), x.element_size(), at_16_bytes, grad_x, nhwc)
 
 
 def too_large(x: Tensor, num_groups: int) -> str | None:
-    """Why no kernel computes `x`, None where one does."""
+    """Return why no kernel computes `x`, or None."""
     return "2^31 elements of a group" if x.shape[1] // num_groups * spatial(x) >= 1 << 31 else None
 
 
 class Forward(NamedTuple):
-    """What forward computes from and to, all laid out alike. mean, (rows, 2), is with the rest that its rounding leaves."""
+    """Tensors of forward, all laid out alike. mean, (rows, 2), holds each mean and the remainder of its rounding."""
 
     x: Tensor
     weight: Tensor | None
@@ -105,7 +105,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What backward computes from and to; gradients that are not wanted are None."""
+    """Tensors of backward; gradients that are not wanted are None."""
 
     grad_y: Tensor
     x: Tensor
@@ -118,7 +118,7 @@ class Backward(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of grad_y and of grad_y xhat over each plane, each in so many: (images, channels, of_plane, 2)."""
+    """Sums of grad_y and of grad_y xhat over each plane, in `of_plane` parts: (images, channels, of_plane, 2)."""
 
     values: Tensor
     of_plane: int
@@ -158,7 +158,7 @@ def add_images(sums: Sums, of: Backward) -> None:
 
 
 def lanes_for(threads: int, problem: Problem) -> int:
-    """How many of a row's threads sum what the vectors hold of a channel."""
+    """Number of a row's threads that together sum the vectors of one channel."""
     return min(32, threads & -threads, 1 << (problem.plane // 64).bit_length())
 
 

@@ -25,7 +25,7 @@ MOST_GROUPS = 512  # of which tiles are counted in shared memory
 
 
 class Problem(NamedTuple):
-    """Of groups of rows, y[rows, n], with a matrix [k, n] of each; or of shares of k, which are rows, y[groups, m, n].
+    """Product of groups of rows, y[rows, n], with a matrix [k, n] each; or of groups of k, y[groups, m, n].
 
     Attributes:
         outside: whether the second operand is stored with k outside.
@@ -66,18 +66,18 @@ class Grouped(wgmma.Tile):
         return why_not(problem)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """On an H100 1.02 to 1.22 times PyTorch's, from the smallest size that was measured on."""
+        """Require the sizes measured on an H100, from which it is 1.02 to 1.22 times as fast as PyTorch's."""
         sides = self.sides(problem)
         if gpu.library and (problem.rows * sides[0] * sides[1] < MEASURED_FROM or min(sides) < MEASURED_SIDE):
             return "it is not measured to be faster than PyTorch's"
         return None
 
     def sides(self, problem: Problem) -> tuple[int, int]:
-        """Of the matrix of a group."""
+        """Sides of a group's matrix."""
         return problem.k, problem.n
 
     def grid(self, tiles: int, gpu: Gpu) -> dict[str, Any]:
-        """Blocks for so many tiles at most, and what each takes."""
+        """Launch parameters for at most `tiles` tiles."""
         return dict(kernel=self.kernel, grid=min(tiles, gpu.multiprocessors), block=THREADS, shared=self.shared)
 
     def together(self, gpu: Gpu) -> int:
@@ -122,7 +122,7 @@ class Shares(Grouped):
     function = "grouped_mm_shares"
 
     def sides(self, problem: Problem) -> tuple[int, int]:
-        """Of the matrix of a group, which is the result."""
+        """Sides of a group's matrix, which is the result."""
         return problem.m, problem.n
 
     def stored(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ SHARES: Forms[Problem] = Forms("grouped_mm", "shares", [Shares(), PYTORCH])
 
 
 def why_not(p: Problem) -> str | None:
-    """What no kernel computes, of sizes and dtypes."""
+    """Return why no kernel computes a problem of these sizes and dtypes, or None."""
     if p.dtype not in HALF:
         return f"{p.dtype} is not multiplied by wgmma"
     if not (p.rows and p.m and p.n and p.k and p.groups):
@@ -163,7 +163,7 @@ def why_not(p: Problem) -> str | None:
 
 
 def rows_problem(a: Tensor, b: Tensor) -> Problem:
-    """Of a (rows, k) and b (groups, k, n), which `multiply_rows` may have to copy."""
+    """Problem of a (rows, k) times b (groups, k, n), which `multiply_rows` may have to copy."""
     (groups, k, n), rows = b.shape, a.shape[0]
     outside = not _is_turned(b)
     inner = b.stride(1) if outside else b.stride(2)
@@ -201,12 +201,12 @@ def _run(launch: Launch, a: Tensor, b: Tensor, offs: Tensor, y: Tensor, turned: 
 
 
 def _is_turned(b: Tensor) -> bool:
-    """Whether matrices lie with their columns in lines, as those of a transposed weight."""
+    """Return True if the columns of the matrices are contiguous, as in a transposed weight."""
     return b.stride(1) == 1 and b.stride(2) != 1
 
 
 def _in_vectors(x: Tensor) -> Tensor:
-    """As TMA reads it: lines of contiguous elements that begin at whole vectors; else a copy."""
+    """Return `x` if its lines are contiguous and begin at whole vectors, as TMA requires; else a copy."""
     turned = x.dim() == 3 and _is_turned(x)
     line = x.mT if turned else x
     steps = line.stride()[:-1]

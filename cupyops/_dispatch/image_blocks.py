@@ -26,7 +26,7 @@ conv2d_blocks_mend = Kernel("conv2d_blocks.cu", "conv2d_blocks_mend<T>", define=
 
 
 class Side(NamedTuple):
-    """Along one side of an image.
+    """Geometry of blocks along one side of an image.
 
     Attributes:
         before: blocks of zeros before those of the image, of which there are `own`; there are `blocks` in all.
@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, size: int, taps: int, pad: int) -> Side:
-        """Of an image's size, which is whole blocks, and a convolution with steps of a block."""
+        """Return the side of an image whose size is whole blocks, for a convolution with steps of a block."""
         before = ceil_div(pad, STEP)
         shift = before * STEP - pad
         block_taps, out = ceil_div(taps + shift, STEP), (size + 2 * pad - taps) // STEP + 1
@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
     across: Side
 
     def mend(self, filters: Tensor, y: Tensor) -> None:
-        """Compute again what is not finite of a result in channels_last, by the taps of the filters that are no filling."""
+        """Compute non-finite elements of a result in channels_last again, by the filters' own taps, without the zeros."""
         images, count, rows, columns = y.shape
         sizes = images, rows, columns, count, self.down.packed, self.across.packed
         grid = min(BLOCKS * gpu(y.device).multiprocessors, ceil_div(y.numel(), THREADS))

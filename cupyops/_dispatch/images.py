@@ -1,4 +1,4 @@
-"""What operators on images, (n, channels, *), ask of their tensors, and the memory that they allocate."""
+"""Checks of images, (n, channels, *), and the memory that operators on them allocate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rows import is_symbolic
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """What the kernels compute in: acc_t."""
+    """Dtype in which the kernels accumulate: acc_t."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -22,12 +22,12 @@ def spatial(x: Tensor) -> int:
 
 
 def is_there(x: Tensor) -> bool:
-    """Whether there is something to launch: not in a dry run, and not without elements."""
+    """Return True if there is something to launch: not in a dry run, and not without elements."""
     return not (is_dry(x) or is_symbolic(*x.shape)) and x.numel() > 0
 
 
 def is_empty(x: Tensor) -> bool:
-    """Whether there is nothing to launch for, dry runs apart."""
+    """Return True if a call that is no dry run has no elements to launch for."""
     return not (is_dry(x) or is_symbolic(*x.shape) or x.numel())
 
 

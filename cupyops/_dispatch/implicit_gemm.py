@@ -28,7 +28,7 @@ TF32_CHANNELS, TF32_FILTERS = 16, 64  # up to which kernels of float32 are as fa
 
 
 class Geometry(NamedTuple):
-    """Of a convolution.
+    """Geometry of a convolution.
 
     Attributes:
         not_direct: why the kernels for few channels do not serve it.
@@ -49,14 +49,14 @@ class Geometry(NamedTuple):
 
     @property
     def in_vectors(self) -> bool:
-        """Whether tensor cores are to read vectors of channels, for which images that lie otherwise are copied."""
+        """True if tensor cores read vectors of channels, for which images in another memory format are copied."""
         return self.dtype in gemm.HALF and self.weight[1] % 8 == 0 and self.weight[0] // self.groups % 8 == 0
 
 
 def geometry_of(
     x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Geometry:
-    """Of a call."""
+    """Geometry of a call."""
     why = small_conv.unsupported(x, weight, stride, padding, dilation, groups)
     if x.dtype is not torch.float32 or not x.is_contiguous():
         why = "few channels have kernels for contiguous float32 alone"
@@ -84,14 +84,14 @@ class Correlation(NamedTuple):
 
     @property
     def small(self) -> small_conv.Problem:
-        """As the kernels for few channels see it."""
+        """The problem in the terms of the kernels for few channels."""
         of, taps = self.geometry, self.geometry.weight[2]
         pads = [taps - 1 - p for p in of.padding] if self.transposed else of.padding
         return small_conv.direct(small_conv.Sizes(*self.image, *self.out[1:], *pads), taps, of.dtype)
 
     @property
     def sides(self) -> Pair:
-        """Channels of a group of the result, and of those that are summed over."""
+        """Channels of a group: of the result, and of the sums."""
         filters, channels = self.geometry.weight[0] // self.geometry.groups, self.geometry.weight[1]
         return (channels, filters) if self.transposed else (filters, channels)
 
@@ -128,7 +128,7 @@ def forward_problem(
     dilation: list[int],
     groups: int,
 ) -> Correlation:
-    """Of a forward, whose output lies as its inputs do.
+    """Problem of forward, whose output has the memory format of its inputs.
 
     Images of one pixel, or of one channel, lie both ways at once: as the other of the two asks for.
     """
@@ -162,7 +162,7 @@ class PatchSums(NamedTuple):
 
     @property
     def small(self) -> small_conv.Problem:
-        """As the kernels for few channels see it."""
+        """The problem in the terms of the kernels for few channels."""
         of = self.geometry
         return small_conv.direct(small_conv.Sizes(*self.x, *self.grad_y[1:], *list(of.padding)), of.weight[2], of.dtype)
 
@@ -203,7 +203,7 @@ class Direct(Form[Any]):
         return "it needs compute capability 8.0" if gpu.capability < 8 else self.form.why_not(problem.small, gpu)
 
     def why_slower(self, problem: Correlation | PatchSums, gpu: Gpu) -> str | None:
-        """That of the form; and of many channels cuDNN's by tensor cores, where PyTorch's flags allow that.
+        """Return the wrapped form's reason; or, for many channels, that cuDNN uses tensor cores if PyTorch's flags allow it.
 
         On an H200 in us, forward, and forward with both gradients, ours and cuDNN's in TF32: 256 x 3 x 32 x 32 to 32 filters
         24, 146 and 39, 178; 1024 x 16 x 14 x 14 to 32 72, 288 and 76, 1071; 1024 x 32 x 14 x 14 to 32 142, 487 and 83, 336;
@@ -217,11 +217,11 @@ class Direct(Form[Any]):
         return self.form.why_slower(problem.small, gpu)
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
-        """That of the form."""
+        """Launch of the wrapped form."""
         return self.form.launch(problem.small, gpu)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of the form."""
+        """Kernels of the wrapped form."""
         return self.form.kernels()
 
 
@@ -231,7 +231,7 @@ class PatchTile(Tile):
     sizes = {**Tile.sizes, "mma": (gemm.ONE_TILE,)}
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
-        """With `struct Image`."""
+        """Launch of the product, with a `struct Image` as last argument."""
         launch = super().launch(problem, gpu)
         return replace(launch, args=(*launch.args, problem.packed))
 

@@ -34,7 +34,7 @@ class Library(Form[Any]):
         return None if gpu.library else "kernels of ours alone are to run, as in the simulator"
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """What was measured."""
+        """Return why kernels are measured to be as fast, or None."""
         return self._unless(problem, gpu)
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
@@ -43,19 +43,19 @@ class Library(Form[Any]):
 
 
 def is_wanted(tensor: Tensor) -> bool:
-    """Whether PyTorch's own functions may be taken for a tensor."""
+    """Return True if PyTorch's own functions may be taken for a tensor."""
     return tensor.is_cuda and gpu(tensor.device).library
 
 
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
-    """That PyTorch's own function is the form for a problem, as a reason not to launch kernels; None where it is not."""
+    """Return the reason not to launch kernels where PyTorch's own function is the chosen form; else None."""
     if isinstance(forms.choose(problem, gpu(device)), Library):
         return FASTER
     return None
 
 
 def serves(launch: Any) -> bool:
-    """Whether a launch is PyTorch's."""
+    """Return True if a launch is left to PyTorch."""
     return launch.kernel is None
 
 

@@ -29,7 +29,7 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def gradients(grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needs: Any) -> list[Tensor | None]:
-    """Of x, weight and bias, those that are wanted."""
+    """Compute the gradients of x, weight and bias; None for one that is not wanted."""
     rows, grad_rows = rows_of(x), rows_of(grad_y)
     grad_x = grad_weight = grad_bias = None
     dense = torch.contiguous_format
@@ -102,7 +102,7 @@ def problem(
     ones: bool,
     dtype: torch.dtype,
 ) -> Problem:
-    """Of matrices, of which those to turn are described as they lie."""
+    """Problem of two matrices; one to be transposed is described as it is stored."""
     if turn_a:
         shape_a, stride_a = shape_a[::-1], stride_a[::-1]
     if turn_b:
@@ -112,7 +112,7 @@ def problem(
 
 
 def too_large(m: Any, n: Any, k: Any) -> str | None:
-    """Why the kernels cannot index a layer of m rows, if they cannot."""
+    """Return why the kernels cannot index a layer of m rows, or None."""
     return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
 
 
@@ -137,12 +137,12 @@ def check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd will ask for the gradient of a tensor; `needs_grad` does not say so inside torch.compile."""
+    """Return True if autograd will ask for a tensor's gradient; `needs_grad` does not tell inside torch.compile."""
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def _apart(grad_rows: Tensor, rows: Tensor) -> bool:
-    """Whether grad_bias is better summed by itself: beside wgmma, which has no column of ones, or many columns."""
+    """Return True if grad_bias is better summed by itself: beside wgmma, which has no column of ones, or many columns."""
     if grad_rows.shape[1] * rows.shape[1] >= _LARGE:
         return True
     found = problem(grad_rows.shape, grad_rows.stride(), True, rows.shape, rows.stride(), False, False, rows.dtype)

@@ -51,12 +51,12 @@ class Parts(wgmma.Tile):
         return super().why_not(problem, gpu)
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Beside PyTorch's products and a kernel for what they leave."""
+        """Compare with PyTorch's products and a kernel for what they leave."""
         full = self.full(problem.gemm, gpu)
         return f"{full:.0%} of the multiprocessors have work" if full < wgmma.FULL else None
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """As of a product; `step` is how many rows it is to be launched for at a time."""
+        """Launch of the product; `step` is the number of rows to launch it for at a time."""
         of = super().launch(problem, gpu)
         m, n, k, *_, group = of.args
         each = ceil_div(n, self.n) * TILE_BYTES

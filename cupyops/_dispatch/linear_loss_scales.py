@@ -20,14 +20,14 @@ _ELEMENTWISE, _BLOCKS = 256, 1 << 12
 
 
 def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
-    """About what a mean divides by: in fp16 the gradients of the logits would vanish if they were divided so early."""
+    """Approximate divisor of a mean: in fp16 the gradients of the logits would vanish if they were divided so early."""
     if dtype is not torch.float16 or reduction != "mean" or type(rows) is not int:
         return 1
     return 1 << min(max(rows, 1).bit_length() - 1, 15)
 
 
 def _lift(dtype: torch.dtype, reduction: str, rows: Any) -> int:
-    """By how much the gradients that forward makes are too large: in fp16, before a loss scale, small ones would vanish."""
+    """Factor by which forward's gradients are too large: in fp16, before a loss scale, small ones would vanish."""
     return min(_unit(dtype, reduction, rows), 1024)
 
 
@@ -49,7 +49,7 @@ def add(each: Tensor, total: Tensor | None, y: Tensor) -> None:
 
 
 def scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str, ours: bool) -> Tensor | None:
-    """Times grad_y: in place where it is ours."""
+    """Scale a gradient by grad_y, in place if it is `ours`."""
     if gradient is None:
         return None
     y, n, dtype = gradient if ours else torch.empty_like(gradient), gradient.numel(), gradient.dtype
@@ -60,7 +60,7 @@ def scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str
 
 
 def taken(saved: tuple[Tensor, ...], wanted: int) -> Gradients | None:
-    """What forward has saved; where it may be returned as it is, that once only, and None from then on.
+    """Return the saved gradients; if they may be returned as they are, only at the first call, and None from then on.
 
     The mark is a byte on the host beside the gradients, so that it goes wherever a hook on saved tensors takes them. It is
     written behind the back of its version counter, as they are when they are scaled, and returned with another counter:

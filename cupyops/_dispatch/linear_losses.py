@@ -57,7 +57,7 @@ X, WEIGHT, BIAS = 1, 2, 4  # bits of `wanted`: the gradients that are to be comp
 
 
 class Given(NamedTuple):
-    """What every launch gets, contiguous."""
+    """Arguments of every launch; tensors are contiguous."""
 
     x: Tensor
     weight: Tensor
@@ -97,7 +97,7 @@ class Persistent(Form[Problem]):
         if problem.smoothed:
             return "with label smoothing the target is not the class alone"
         if problem.dtype is torch.float64:
-            return "of fp64 there is one kernel, two_pass"
+            return "fp64 has one kernel, two_pass"
         return None if self._plan(problem, gpu) else "the shared memory of a block, or of a cluster, holds no row"
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
@@ -132,7 +132,7 @@ ROWS = Forms("fused_linear_cross_entropy", "forward", (Persistent(), TwoPass()))
 
 
 class Scale(NamedTuple):
-    """What the rows' gradients are multiplied by: `factors` in the kernels, `alpha` in the GEMMs after them."""
+    """Scale of the rows' gradients: `factors` multiply in the kernels, `alpha` in the GEMMs after them."""
 
     factors: Tensor | None
     step: int = 0
@@ -140,7 +140,7 @@ class Scale(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of the input, the weight and the bias; None for one that is not wanted."""
+    """Gradients of the input, the weight and the bias; None for one that is not wanted."""
 
     x: Tensor | None
     weight: Tensor | None
@@ -193,7 +193,7 @@ def _even(count: int, most: int, step: int) -> int:
 
 
 def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Rows, at most so many at a time, and alike in number but the first, which are what is left."""
+    """Divide rows into parts of equal size, at most `most`; the first part is what is left over."""
     size = _even(end - begin, most, ROW_STEP)
     first = (end - begin) % size
     if first:
@@ -203,7 +203,7 @@ def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _waiting(division: Division) -> Iterator[tuple[int, int]]:
-    """Chunks of the rows whose gradients wait for the tiles, the rest first; those that are stored are all in the last."""
+    """Yield chunks of the rows whose gradients wait for the tiles, the rest first; stored ones are all in the last."""
     count, most = division.kept + division.stored, division.rows
     if count:
         size = most if count > 2 * most else _even(count, most, ROW_STEP)  # as large as may be, unless the rest is much
@@ -233,7 +233,7 @@ def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
 
 
 class Work:
-    """One call: what its parts share."""
+    """State that the parts of one call share."""
 
     def __init__(self, given: Given, each: Tensor, scale: Scale, gradients: Gradients) -> None:
         self.given, self.scale, self.gradients = given, scale, gradients
@@ -282,7 +282,7 @@ class Work:
             yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
 
     def first_buffer(self) -> tuple[Tensor, int]:
-        """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
+        """Buffer for logits that are computed again later, and the rows at a time that fit beside the tile."""
         scratch, weight, (_, stride, _, tile, _, _) = self.scratch, self.gradients.weight, self.division
         size = scratch.numel() - LINE
         most = size // (tile + stride)
@@ -291,7 +291,7 @@ class Work:
         return weight.view(-1), min(weight.numel() // stride, size // tile)
 
     def first_time(self, begin: int, end: int) -> None:
-        """Rows whose logits will be computed once more, in the tiles: by the same products."""
+        """Compute rows' losses from logits that are computed again later, with the same products as in the tiles."""
         d = self.logits_in(self.buffer, begin, end)
         for first, last, tile in self.tiles():
             columns = tile.shape[1]
@@ -302,7 +302,7 @@ class Work:
         self.losses(begin, end, d)
 
     def chunk(self, begin: int, end: int) -> Tensor:
-        """Rows whose logits are computed once, at the end of the scratch. Gives the gradients of those."""
+        """Compute losses of rows whose logits are computed once, in the scratch's end; return the logits' gradients."""
         d = self.logits_in(self.scratch[-(end - begin) * self.division.stride :], begin, end)
         self.logits(begin, end, 0, self.classes, d)
         self.losses(begin, end, d)
@@ -313,7 +313,7 @@ class Work:
         return buffer[: (end - begin) * stride].view(end - begin, stride)
 
     def losses(self, begin: int, end: int, d: Tensor) -> None:
-        """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's."""
+        """Turn logits into their gradients, adding up losses; compute the input's and these rows' part of the bias's."""
         gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
         problem = Problem(rows, self.classes, dtype, self.given.label_smoothing > 0)
         launch, wanted = ROWS.launch(problem, gpu(device)), int(gradients != (None, None, None))
@@ -333,7 +333,7 @@ class Work:
         launch(d, to, begin, division.kept, self.classes, division.classes, to.shape[1], division.stride, T=d.dtype)
 
     def tile(self, first: int, last: int, tile: Tensor) -> None:
-        """The gradient of some classes' weights, from those of the logits of all rows in tiles."""
+        """Compute the weight's gradient for some classes, from the gradients of all rows' logits in tiles."""
         gradients, (_, stride, tiled, _, kept, stored) = self.gradients, self.division
         assert gradients.weight is not None
         for begin, end in self.twice:
@@ -348,7 +348,7 @@ class Work:
     # --- products ---
 
     def logits(self, begin: int, end: int, first: int, last: int, out: Tensor) -> None:
-        """Of rows and classes; zeros where `out` is wider."""
+        """Compute the logits of rows and classes; fill with zeros where `out` is wider."""
         x, weight, bias = self.given.x[begin:end], self.given.weight, self.given.bias
         middle = min(last, self.tail.first)
         if first < middle:
@@ -366,7 +366,7 @@ class Work:
             _product(out, d[:, :first], self.given.weight[:first], alpha, int(self.tail.weight is not None))
 
     def weight_gradient(self, d: Tensor, first: int, last: int, rows: slice, beta: int) -> None:
-        """Of some classes, added to what is there where `beta`, from the gradients of their logits in some rows."""
+        """Compute the weight's gradient for some classes from logits' gradients of some rows; add to it if `beta`."""
         x, out, middle = self.given.x[rows], self.gradients.weight, min(last, self.tail.first)
         for begin, end in ((first, middle), (middle, last)):
             if out is not None and begin < end:

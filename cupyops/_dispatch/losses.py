@@ -1,4 +1,4 @@
-"""What the losses over classes share: how logits lie in memory, the reference's shapes, the checks of arguments.
+"""Common parts of the losses over classes: the memory layout of logits, the reference's shapes, the checks of arguments.
 
 `x` is (C), (N, C) or (N, C, d1, ...); a position is what is left of its indices without the class.
 """
@@ -27,7 +27,7 @@ loss_finalize = Kernel("loss_finalize.cu", "loss_finalize<T>", define=DEFINE, T=
 
 
 def classes(x: Tensor) -> int:
-    """C."""
+    """Number of classes, C."""
     return x.shape[1] if x.dim() > 1 else x.shape[0]
 
 
@@ -37,7 +37,7 @@ def positions(x: Tensor) -> tuple[int, ...]:
 
 
 def no_classes(x: Tensor) -> str | None:
-    """Why the kernels do not serve `x`, or None."""
+    """Return why the kernels do not serve `x`, or None."""
     return "no classes" if classes(x) == 0 else None
 
 
@@ -45,7 +45,7 @@ def no_classes(x: Tensor) -> str | None:
 
 
 def side_by_side(x: Tensor) -> bool:
-    """Whether the classes of a position lie side by side, as in (N, C) and in channels_last."""
+    """Return True if the classes of a position are contiguous, as in (N, C) and in channels_last."""
     return x.dim() < 3 or x.movedim(1, -1).is_contiguous()
 
 
@@ -72,7 +72,7 @@ def contiguous(weight: Tensor | None) -> Tensor | None:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """In which the kernels compute."""
+    """Dtype in which the kernels compute."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -80,14 +80,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def buffer_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
-    """For the partial sums of at most `most` blocks, two numbers each, and for the sum of the weights; empty with no sum."""
+    """Allocate the partial sums of at most `most` blocks, two numbers each, and the weights' sum; empty with no sum."""
     acc = accumulator(x.dtype)
     partials = torch.empty(2 * most if chosen else 0, dtype=acc, device=x.device)
     return partials, torch.empty((), dtype=acc, device=x.device) if chosen else partials
 
 
 def blocks(positions: int, each: int, most: int, reduction: int) -> int:
-    """Blocks for so many positions, `each` to a block; one even for none where there is a reduction: its mean is NaN."""
+    """Number of blocks for `positions`, `each` to a block; one even for none if there is a reduction: its mean is NaN."""
     return min(positions // each + 1, most) if positions or reduction else 0
 
 
@@ -102,7 +102,7 @@ def finalize(partials: Tensor, y: Tensor, total_weight: Tensor, count: int, chos
 
 
 def persistent_threads(dtype: torch.dtype) -> tuple[int, ...]:
-    """Of a block that keeps a row of logits: for fp32 without the middle size, of which few rows have need."""
+    """Block sizes that keep a row of logits; fp32 goes without the middle one, which few rows need."""
     return (256, 1024) if dtype is torch.float32 else (256, 512, 1024)
 
 
@@ -157,7 +157,7 @@ def _smoothed(
 
 
 def counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What a mean over classes `target` divides by: how many there are, or what they weigh."""
+    """Divisor of a mean over the classes in `target`: the number of those not ignored, or the sum of their weights."""
     there = target != ignore_index
     if weight is None:
         return there.sum()
@@ -174,7 +174,7 @@ def chosen_reduction(size_average: bool | None, reduce: bool | None, reduction: 
 
 
 def check_input(input: Any, target: Any, ignore_index: Any) -> None:
-    """What holds for every loss."""
+    """Check the arguments that every loss has."""
     arguments.floating("input", input)
     arguments.tensor("target", target)
     arguments.same_device(input=input, target=target)

@@ -35,7 +35,7 @@ class TableLaunch(NamedTuple):
 
 
 def capacity(arrays: int) -> int:
-    """How many tensors of so many arrays each a launch names."""
+    """Number of tensors that one launch can name, with `arrays` arrays each."""
     return TABLE_BYTES // (8 * arrays + 12)
 
 
@@ -77,7 +77,7 @@ class MovingTables:
         self.launches = tables(self._columns, sizes, CHUNK_BYTES // first[0].element_size())
 
     def move(self, index: int, tensors: Sequence[Tensor]) -> None:
-        """From now on the array of that index is `tensors`, of the sizes that it had."""
+        """Replace the array of that index by `tensors`, of the sizes that it had."""
         addresses = list(map(self._address, tensors))
         if addresses == self._columns[index]:
             return
@@ -87,7 +87,7 @@ class MovingTables:
 
 
 class SameLayout:
-    """Whether tensors are what those were that it was made of, wherever they lie, and the same runs the launches.
+    """Guard that tensors have the metadata of those it was made of, at any address, and that the same executor launches.
 
     To look at each in Python costs microseconds, and there are hundreds. This asks of all at once, in C: types, dtypes,
     devices, sizes and strides.
@@ -99,7 +99,7 @@ class SameLayout:
 
     @staticmethod
     def can_tell() -> bool:
-        """Whether this PyTorch has what it asks."""
+        """Return True if this PyTorch has the guard that it calls."""
         return torch_private.available
 
     def __call__(self, tensors: Iterable[Tensor]) -> bool:
@@ -107,7 +107,7 @@ class SameLayout:
 
 
 def why_not(tensors: Sequence[Tensor]) -> str | None:
-    """Why a kernel cannot read these tensors, of one shape, as flat arrays of one dtype; None where it can."""
+    """Return why a kernel cannot read these tensors, of one shape, as flat arrays of one dtype, or None."""
     first = tensors[0]
     dtype, device, kind, shape = first.dtype, first.get_device(), first.device.type, first.shape
     if kind not in executors:

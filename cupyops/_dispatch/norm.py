@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 def forward(operator: Operator, tensors: Rows, rows: int, size: int, eps: float) -> None:
-    """y, and what else of `tensors` is written."""
+    """Compute y and the other outputs among `tensors`."""
     x = tensors.x
     if is_symbolic(rows, size) or is_dry(x) or not x.numel():
         return
@@ -112,12 +112,12 @@ def in_one_pass(
 
 
 def nothing_wanted(tensors: Gradients, rows: int, size: int) -> bool:
-    """Whether no gradient has elements: of no rows those of the parameters still have, which are zeros."""
+    """Return True if no gradient has elements to compute; those of parameters have some even for no rows: zeros."""
     return not size or not (_wanted(tensors) or (tensors.grad_x is not None and rows))
 
 
 def _wanted(tensors: Gradients) -> int:
-    """How many parameters want a gradient."""
+    """Number of parameters whose gradient is wanted."""
     return sum(grad is not None for grad in (tensors.grad_weight, tensors.grad_bias))
 
 

@@ -92,7 +92,7 @@ def rms_eps(eps: float | None, dtype: torch.dtype) -> float:
 
 
 def mixed(x: Tensor, weight: Tensor | None) -> str | None:
-    """Why the kernels do not take `weight`."""
+    """Return why the kernels do not take `weight`, or None."""
     return f"weight is {weight.dtype}, input {x.dtype}" if weight is not None and weight.dtype != x.dtype else None
 
 

@@ -159,7 +159,7 @@ class _Cluster(_OnePass):
         return super().why_not(problem, gpu)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """That of which most clusters run at one time."""
+        """Return the launch whose clusters run at one time in the largest number."""
         launches = [self.among(problem, gpu, *split) for split in self.splits(problem, gpu)]
         return max(launches, key=lambda launch: (partials_of(launch), launch.cluster))
 
@@ -236,6 +236,6 @@ def _groups(problem: Problem, gpu: Gpu, shared: int, block: tuple[int, int], blo
 
 
 def partials_of(launch: Launch) -> int:
-    """How many rows of partials a launch leaves: one for each block, or cluster."""
+    """Number of rows of partials that a launch leaves: one for each block or cluster."""
     grid: Any = launch.grid
     return grid[1] if isinstance(grid, tuple) else grid // (launch.cluster or 1)

@@ -1,4 +1,4 @@
-"""What the forms of the normalisations over rows share: the problem, constants that the CUDA has too, threads of a row."""
+"""Common parts of the forms of row-wise normalisations: the problem, constants shared with the CUDA, threads of a row."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ADD_LAYER_NORM = Operator(True, 2)  # of norm_lowered.cu alone
 
 
 class Problem(NamedTuple):
-    """What a form is chosen for, forward or backward."""
+    """Problem for which a form is chosen, forward or backward."""
 
     operator: Operator
     rows: int
@@ -100,7 +100,7 @@ def kernel(name: str, **domain: Any) -> Kernel:
 
 
 def is_block(K: int, ALIGNED: bool, **_: Any) -> bool:
-    """Whether the form `block` has such an instance: aligned rows of few vectors are those of sub_warp."""
+    """Return True if the form `block` has such an instance: aligned rows of few vectors are those of sub_warp."""
     return K == VECTORS or not ALIGNED
 
 
@@ -187,7 +187,7 @@ def two_pass_threads(problem: Problem) -> int:
 
 
 def count(rows: int, rows_each: int, most: int) -> int:
-    """How many rows of partials there are: one even for no rows, whose sum is 0."""
+    """Number of rows of partials: at least one, so that the sum over no rows is 0."""
     return max(1, min(ceil_div(rows, rows_each), most))
 
 
@@ -197,5 +197,5 @@ def padded(size: int) -> int:
 
 
 def acc(dtype: torch.dtype) -> torch.dtype:
-    """What the kernels compute in: acc_t."""
+    """Dtype in which the kernels accumulate: acc_t."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -31,7 +31,7 @@ add_bwd = Kernel("norm_lowered.cu", "norm_lowered_add_bwd<O, CENTRED>", define=D
 
 
 def unserved(operator: Operator, rows: int, size: int, x: Tensor, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not normalise such rows: they take whole vectors, and hold a row in a block."""
+    """Return why the kernels do not normalise such rows, or None: they take whole vectors, and hold a row in a block."""
     if dtype not in HALF:
         return f"the result is to be {dtype}, which is no half type"
     if is_symbolic(rows, size) or not rows * size:
@@ -70,7 +70,7 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
 
 
 def add_unserved(centred: bool, rows: int, size: int, residual: Tensor, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not normalise such sums; `dtype` is that of what is added, and of the result."""
+    """Return why the kernels do not normalise such sums, or None; `dtype` is that of the addend and of the result."""
     if residual.dtype is not torch.float32:
         return f"residual is {residual.dtype}, expected torch.float32"
     if reason := unserved(LAYER_NORM, rows, size, residual, dtype):
@@ -81,7 +81,7 @@ def add_unserved(centred: bool, rows: int, size: int, residual: Tensor, dtype: t
 
 
 def add_forward(centred: bool, tensors: Rows, rows: int, size: int, eps: float) -> None:
-    """As `forward`; `x` of `tensors` is what is of float32, `residual` what is of a half type."""
+    """Run forward for a sum; `x` of `tensors` is the addend of float32, `residual` that of a half type."""
     x, y = tensors.x, tensors.y
     if is_symbolic(rows, size) or is_dry(x) or not x.numel():
         return
@@ -93,7 +93,7 @@ def add_forward(centred: bool, tensors: Rows, rows: int, size: int, eps: float) 
 
 
 def add_backward(centred: bool, tensors: Gradients, grad_x: Tensor | None, rows: int, size: int) -> None:
-    """As `backward`; `grad_x`: where the gradient of a half type goes beside that of float32."""
+    """Run backward for a sum; `grad_x`: where the gradient of a half type goes beside that of float32."""
     x, wanted = tensors.x, tensors.grad_weight is not None or tensors.grad_bias is not None
     if is_symbolic(rows, size) or is_dry(x) or nothing_wanted(tensors, rows, size):
         return

@@ -31,7 +31,7 @@ def domain(tensors: int, threads: tuple[int, ...] = tuple(BLOCKS)) -> dict[str, 
 
 
 def exists(tensors: int, threads: int, blocks: int, own: int) -> bool:
-    """Whether a kernel of `tensors` tensors has an instance of these template values."""
+    """Return True if a kernel of `tensors` tensors has an instance of these template values."""
     return (blocks, own) == (BLOCKS[threads], _own(threads, tensors))
 
 
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def plan(size: int, itemsize: int, tensors: int, gpu: Gpu, threads: tuple[int, ...] = tuple(BLOCKS)) -> Plan | None:
-    """For rows of `size` elements of each of `tensors` tensors, with one of these numbers of threads; None: too long.
+    """Divide rows of `size` elements of `tensors` tensors among blocks of one of `threads` threads; None: too long.
 
     As many blocks as the registers allow must fit a multiprocessor, else the next choice is better.
     """

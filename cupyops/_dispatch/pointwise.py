@@ -35,7 +35,7 @@ class Product(Form[Any]):
         return None if all(ends) else "an image is not in channels_last"
 
     def why_slower(self, problem: Correlation | PatchSums, gpu: Gpu) -> str | None:
-        """Beside cuDNN, and where that may not be taken beside the kernels that read patches."""
+        """Compare with cuDNN, and where that may not be taken with the kernels that read patches."""
         if gpu.capability != 9:
             return "it is measured on Hopper alone"
         if not gpu.library or isinstance(problem, PatchSums) or problem.transposed:
@@ -57,22 +57,22 @@ class Product(Form[Any]):
         return None
 
     def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
-        """That of linear, which it chooses by itself."""
+        """Leave the launch to linear, which chooses it itself."""
         return Launch(None, 0, 0, extra={self.name: True})  # type: ignore[arg-type]
 
 
 def is_channels_last(image: Tensor) -> bool:
-    """Whether an image, or a filter, has its channels contiguous, and no gaps."""
+    """Return True if an image or a filter has contiguous channels and no gaps."""
     return image.is_contiguous(memory_format=torch.channels_last)
 
 
 def serves(launch: Launch) -> bool:
-    """Whether a launch is that of products."""
+    """Return True if a launch is computed as products."""
     return Product.name in launch.extra
 
 
 def correlate(out: Tensor, image: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
-    """The pixels of `out` from those of `image`; transposed: from the gradient of a result that of its image."""
+    """Compute `out` from the pixels of `image`; transposed: an image's gradient from that of the result."""
     linear.multiply(_pixels(image), _matrix(weight), bias, _pixels(out), turn_b=not transposed)
 
 

@@ -1,5 +1,5 @@
-"""What products of pixels do beside: those of a convolution of one tap leave the moments of what they store, for the
-normalisation behind it; those of its gradient add what another reader of the image gives.
+"""Products of pixels that do more in their epilogue: those of a convolution of one tap leave the moments of their results
+for the normalisation behind it; those of its gradient add the gradient from another reader of the image.
 
 The kernels are those of "conv2d_moments_wgmma.cu" and "conv2d_add_wgmma.cu".
 """
@@ -37,16 +37,16 @@ class _Tile(wgmma.Tile):
         return self.kernel_of(f"{self.file}.cu", self.file)
 
     def why_slower(self, problem: gemm.Problem, gpu: Gpu) -> str | None:
-        """What was measured."""
+        """Return why PyTorch's functions are faster, as far as was measured, or None."""
         if not gpu.library:
             return None
         waves, tiles = self._waves(problem, gpu), self._tiles(problem)
         if tiles < wgmma.FULL * waves * gpu.multiprocessors:
             return "some of the multiprocessors have no work in the last wave"
-        return "so few elements are not measured" if problem.m * problem.n < LEAST else None
+        return "it is not measured for so few elements" if problem.m * problem.n < LEAST else None
 
     def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
-        """As of any product, by the kernel's own arguments."""
+        """Launch of the product, with the kernel's own arguments."""
         of = super().launch(problem, gpu)
         template = {name: of.template[name] for name in ("T", *self.fixed)}
         return replace(of, template=template, args=(*of.args[:3], of.args[-1]))
@@ -73,7 +73,7 @@ class Measured(_Tile):
         return super().why_not(problem, gpu)
 
     def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
-        """As many blocks as run at once, equally many of each column of tiles."""
+        """Launch as many blocks as run at once, equally many for each column of tiles."""
         of = super().launch(problem, gpu)
         columns = ceil_div(problem.n, self.n)
         assert isinstance(of.grid, int)
@@ -97,9 +97,9 @@ class Added(_Tile):
         return super().shared + 16
 
     def why_slower(self, problem: gemm.Problem, gpu: Gpu) -> str | None:
-        """What was measured."""
+        """Return why PyTorch's functions are faster, as far as was measured, or None."""
         if gpu.library and problem.k > MOST_ADDED_K:
-            return "of so much k it is not measured"
+            return "it is not measured for so large a k"
         return super().why_slower(problem, gpu)
 
 
@@ -119,7 +119,7 @@ ADDED: Forms[gemm.Problem] = Forms("conv2d", "backward_added", (Added(), Apart()
 
 
 def problem_of(image: Tensor, filters: int, turned: bool) -> gemm.Problem:
-    """Of an image in channels_last and so many filters; turned: of the gradient of a result, for that of its image."""
+    """Problem of an image in channels_last and `filters` filters; turned: for the gradient of the image."""
     images, channels, height, width = image.shape
     rows, weight = images * height * width, ((filters, channels), (channels, 1))
     k = filters if turned else channels

@@ -33,7 +33,7 @@ NHWC_WINDOWS = ((3, 2),)  # and in vectors of channels
 
 
 def _has_nhwc(**template: Any) -> bool:
-    """Which instances over neighbouring channels there are: in vectors with a byte of index; one by one of all types."""
+    """Return True if there is an instance for neighbouring channels: vectors and byte indices, or single elements."""
     window = template["K"], template["S"]
     if not template["ALIGNED"]:
         return window == (0, 0)
@@ -41,7 +41,7 @@ def _has_nhwc(**template: Any) -> bool:
     return not unsupported and window in ((0, 0), *NHWC_WINDOWS)
 
 
-# What the kernels are compiled for.
+# Template values that the kernels are compiled for.
 BANDS: dict[str, Any] = dict(
     define=DEFINE, T=BELOW_FP64, K=(2, 3), S=(1, 2), where=lambda K, S, **_: (K, S) in BAND_WINDOWS
 )
@@ -102,7 +102,7 @@ class Bands(Form[Problem]):
         return Launch(self.kernel, bands.grid, bands.block, bands.shared, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     def _bands(self, problem: Problem, gpu: Gpu) -> _Bands:
@@ -152,7 +152,7 @@ class Nhwc(Form[Problem]):
         return Launch(self.kernel, ceil_div(threads, BLOCK), BLOCK, template=template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 
@@ -207,7 +207,7 @@ class Global(Form[Problem]):
         return Launch(self.kernel, ceil_div(planes, each), BLOCK, shared if fits else 0, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 
@@ -236,7 +236,7 @@ Bytes = Callable[[int, int], int]  # that a block needs for (rows, planes)
 
 
 def _forward_bytes(problem: Problem) -> Bytes:
-    """What the outputs read, and the results that are staged."""
+    """Return a function of (rows, planes): bytes of the input that the outputs read, and of the results that are staged."""
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = problem.geometry
     sizes = (problem.dtype.itemsize, problem.places.itemsize) if problem.places else ()
 

@@ -17,7 +17,7 @@ BEHIND_PYTORCH = ("gemm_fwd", "conv2d_fwd", "conv2d_bwd_weight")  # of half type
 
 
 def why(source: Source, name: str, arch: str) -> str | None:
-    """Why few programs launch an instance, such as `"relu_fwd<double>"` of that source, on an architecture; else None."""
+    """Return why few programs launch an instance, such as `"relu_fwd<double>"`, on an architecture; else None."""
     if source.path is None or source.path.parent != cuda_src():
         return None
     if re.search(r"\bdouble\b", name):

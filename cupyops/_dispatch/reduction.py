@@ -1,4 +1,4 @@
-"""How a reduction of strided inputs is divided among blocks and threads. See common/reduce/reduction.cuh."""
+"""Division of a reduction of strided inputs among blocks and threads. See common/reduce/reduction.cuh."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ class Reduction(NamedTuple):
 
     @property
     def in_rows(self) -> bool:
-        """Whether what is innermost in memory is reduced."""
+        """True if the dimension innermost in memory is reduced."""
         return self.order[0] not in self.kept
 
     def count(self, dims: Sequence[int]) -> int:
-        """How many elements those dimensions have."""
+        """Number of elements of those dimensions."""
         return math.prod(self.shape[dim] for dim in dims)
 
     def layout_reduced(self, width: int = 1) -> tuple[np.ndarray, int, int] | None:
-        """`struct Layout` of what is reduced, the width of its units, its dimensions; None where these are too many."""
+        """Return the `struct Layout` of the reduced dimensions, the width of its units, its dimensions; None if too many."""
         return self._layout(self.dims, width)
 
     def layout_kept(self, width: int = 1) -> tuple[np.ndarray, int, int] | None:
-        """The same of what is kept, with the output."""
+        """`struct Layout` of the dimensions kept, with the output's strides; see `layout_reduced`."""
         return self._layout(self.kept, width, self.results)
 
     def _layout(self, of: tuple[int, ...], width: int, *more: Strides) -> tuple[np.ndarray, int, int] | None:
@@ -89,7 +89,7 @@ class Reduction(NamedTuple):
 
 
 def walkable(problem: Reduction) -> bool:
-    """Whether the dimensions kept, and those reduced, are few enough for a kernel to walk."""
+    """Return True if the dimensions kept, and those reduced, are few enough for a kernel to walk."""
     return problem.layout_reduced() is not None and problem.layout_kept() is not None
 
 
@@ -109,11 +109,11 @@ class RowForm(Form[Reduction]):
             return "the input is not contiguous"
         kept, reduced = longer_dims(problem.shape, problem.dims)
         if kept and reduced and kept[-1] > reduced[0]:
-            return "what is reduced is not the last dimensions"
+            return "the reduced dimensions are not the last ones"
         return self.why_not_row(problem, problem.count(reduced))
 
     def why_not_row(self, problem: Reduction, size: int) -> str | None:
-        """Why it does not serve rows of that size."""
+        """Return why it does not serve rows of that size, or None."""
         raise NotImplementedError
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -121,7 +121,7 @@ class RowForm(Form[Reduction]):
 
     @staticmethod
     def rows(problem: Reduction) -> dict[str, int]:
-        """How many rows there are, and the size of each."""
+        """Number of rows, and the size of each."""
         kept, reduced = longer_dims(problem.shape, problem.dims)
         return {"rows": problem.count(kept), "size": problem.count(reduced)}
 
@@ -199,7 +199,7 @@ class Fold(Form[Reduction]):
         return self.why_not_vectors(problem)
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
-        """Why the inputs cannot be loaded by vectors as this form does."""
+        """Return why this form cannot load the inputs in vectors, or None."""
         raise NotImplementedError
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -242,14 +242,14 @@ class Fold(Form[Reduction]):
 
 
 class Contiguous(Fold):
-    """What is reduced is one run of neighbours; vectors begin where it first meets their alignment, whatever its own."""
+    """Reduction of one run of neighbours; vectors begin where the run first meets their alignment, wherever it begins."""
 
     name, form = "contiguous", "kContiguous"
     summary = "threads along a run of neighbours take its vectors, and the unaligned elements at its ends"
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
         if not problem.in_rows or problem.layout_reduced()[2] > 1:  # type: ignore[index]
-            return "what is reduced is not one run of neighbours"
+            return "the reduced elements are not one run of neighbours"
         first = problem.order[0]
         alike = all(one and one[first] == 1 for one in problem.inputs)
         return None if alike else "neighbours are apart in an input"
@@ -261,7 +261,7 @@ class Contiguous(Fold):
 
 
 def why_no_vectors(problem: Reduction, crossed: Sequence[int], count: int) -> str | None:
-    """Why neighbours cannot be loaded in vectors that cross dimensions by steps; there are `count` of them."""
+    """Return why neighbours cannot be loaded in vectors across dimensions with steps, or None; there are `count` of them."""
     first, vector = problem.order[0], problem.vector
     if not problem.aligned:
         return "an input begins within a vector"
@@ -274,14 +274,14 @@ def why_no_vectors(problem: Reduction, crossed: Sequence[int], count: int) -> st
 
 
 class Rows(Fold):
-    """What is innermost in memory is reduced, in whole vectors."""
+    """Reduction of the dimension innermost in memory, in whole vectors."""
 
     name, form = "rows", "kRows"
     summary = "threads along what is reduced take its vectors, each located by divisions"
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
         if not problem.in_rows:
-            return "what is innermost in memory is kept"
+            return "the innermost dimension in memory is kept"
         if reason := why_no_vectors(problem, problem.kept, problem.count(problem.dims)):
             return reason
         whole = problem.layout_reduced(problem.vector)[1] > 1  # type: ignore[index]
@@ -295,14 +295,14 @@ class Rows(Fold):
 
 
 class Columns(Fold):
-    """What is innermost in memory is kept, in whole vectors; or several contiguous rows are whole vectors."""
+    """Reduction that keeps the innermost dimension, in whole vectors; or several contiguous rows are whole vectors."""
 
     name, form = "columns", "kColumns"
     summary = "a thread owns the columns of a vector in every few rows"
 
     def why_not_vectors(self, problem: Reduction) -> str | None:
         if problem.in_rows:
-            return "what is innermost in memory is reduced"
+            return "the innermost dimension in memory is reduced"
         if self._fits(problem):
             return None
         if not problem.aligned or not _contiguous_columns(problem):
@@ -325,7 +325,7 @@ class Columns(Fold):
         self, problem: Reduction, results: int, units: int, layouts: tuple[np.ndarray, np.ndarray], whole: int = 0,
         period: int = 1,
     ) -> Launch:  # fmt: skip
-        """Of units of rows that straddle sectors, where a period is several, twice as many threads share a tile."""
+        """Launch over tiles of columns; where rows straddle sectors (`period` > 1), twice as many threads share a tile."""
         straddle = period > 1
         lanes, threads = (4 * LANES, MOST_THREADS // 2) if straddle else (LANES, MOST_THREADS)
         while threads > FEWEST_THREADS and ceil_div(results, lanes) * threads > COLUMN_THREADS:
@@ -342,13 +342,13 @@ class Columns(Fold):
 
     @staticmethod
     def _fits(problem: Reduction) -> bool:
-        """Whether each row begins at a whole vector."""
+        """Return True if each row begins at a whole vector."""
         apart = why_no_vectors(problem, problem.dims, problem.count(problem.kept))
         return apart is None and problem.layout_kept(problem.vector)[1] > 1  # type: ignore[index]
 
 
 def _contiguous_columns(problem: Reduction) -> bool:
-    """Whether it is one contiguous input whose first dimensions are reduced to contiguous results."""
+    """Return True if the only input is contiguous and its first dimensions are reduced to contiguous results."""
     first = max(problem.dims, default=0) < min(problem.kept, default=0)
     results = is_dense([problem.shape[d] for d in problem.kept], problem.results)
     return len(problem.inputs) == 1 and first and results and is_dense(problem.shape, problem.inputs[0])

@@ -75,7 +75,7 @@ class _OneKernel(Form[Gradient]):
         return self.why_not_shape(problem)
 
     def why_not_shape(self, problem: Gradient) -> str | None:
-        """Why it does not serve that shape."""
+        """Return why it does not serve that shape, or None."""
         raise NotImplementedError
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -106,7 +106,7 @@ class ShortRows(_OneKernel):
 
 
 class MaskedRows(ShortRows):
-    """The same where forward has left a bit for each element, so that the input is not read."""
+    """Variant of `ShortRows` that reads a bit for each element, left by forward, and not the input."""
 
     name = "masked_rows"
     summary = "the same, by the masks that forward left of rows that a thread owned"

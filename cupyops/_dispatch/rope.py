@@ -109,7 +109,7 @@ class Problem(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def is_walkable(problem: Problem) -> bool:
-    """Whether the kernels can read x where it is."""
+    """Return True if the kernels can read x where it is."""
     in_rows = problem.strides[-1] == 1 or problem.size <= 1
     return in_rows and _layout(problem.walked(with_y=True)) is not None
 
@@ -135,7 +135,7 @@ class Rows(Form[Problem]):
         return Launch(rope_rows, grid, block, template={"T": problem.dtype}, args=(rows, half, size, _layout(walked)))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_rows,)
 
 
@@ -167,7 +167,7 @@ class Even(Rows):
         return Launch(rope_even, ceil_div(rows * units, BLOCK), BLOCK, template=template, args=(_bytes(even),))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_even,)
 
 
@@ -217,7 +217,7 @@ class Staged(Form[Problem]):
         return Launch(rope_staged, grid, STAGED_THREADS, shared, {"T": problem.dtype}, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_staged,)
 
 
@@ -247,7 +247,7 @@ class Heads(Form[Problem]):
         return Launch(rope_heads, groups * ceil_div(heads, chunk), (threads, together), template=template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (rope_heads,)
 
 
@@ -255,10 +255,7 @@ ROTATION = Forms("rope", "rotation", [Even(), Rows(), Staged(), Heads()])
 
 
 def _heads(walked: list[Walk], rows: int, together: int) -> tuple[int, int, int]:
-    """The heads, taken out of what is walked, and their strides in x and y.
-
-    They are the dimension with most rows of one position, unless that leaves too few positions to fill a block.
-    """
+    """Take the heads out of the dimensions to walk, and return their number and strides in x and y."""
     for count, (of_x, of_position, of_y) in sorted(walked, reverse=True):
         if of_position == 0 and rows // count >= together:
             walked.remove((count, (of_x, 0, of_y)))
@@ -267,7 +264,7 @@ def _heads(walked: list[Walk], rows: int, together: int) -> tuple[int, int, int]
 
 
 def _blocks(units: int, rows: int) -> tuple[int, tuple[int, int]]:
-    """(grid, block) where a row is so many units."""
+    """Return (grid, block) for `rows` rows of `units` units."""
     threads = min(max(units, 1), BLOCK)
     together = max(1, BLOCK // threads)
     return ceil_div(rows, together), (threads, together)
@@ -278,7 +275,7 @@ def _count(walked: list[Walk]) -> int:
 
 
 def _layout(walked: list[Walk]) -> np.ndarray | None:
-    """The `Layout` of what is walked; None if that has too many dimensions."""
+    """Pack the `Layout` of the dimensions to walk; None if they are too many."""
     inputs = len(walked[0][1]) if walked else 3
     counts, order = tuple(count for count, _ in walked), tuple(range(1, len(walked) + 1))
     found = packed_layout(counts, order, 1, *[tuple(step[j] for _, step in walked) for j in range(inputs)])

@@ -20,7 +20,7 @@ _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of ti
 
 
 class Share(NamedTuple):
-    """How a row is divided: `packs` vectors in each of `threads` threads, `rows` rows to a block. None: too long to hold."""
+    """Division of a row: `packs` vectors in each of `threads` threads, `rows` rows to a block; 0 packs: too long to hold."""
 
     packs: int
     threads: int
@@ -32,12 +32,12 @@ class Share(NamedTuple):
 
 
 def is_symbolic(*sizes: Any) -> bool:
-    """Whether this is a dry run on symbolic shapes."""
+    """Return True if a size is symbolic, as in a dry run on symbolic shapes."""
     return any(type(size) is not int for size in sizes)
 
 
 def packs_of(size: int, itemsize: int) -> int:
-    """How many vectors the rows of `size` elements touch at most: one may begin within a vector."""
+    """Largest number of vectors that a row of `size` elements touches, since one may begin within a vector."""
     width = 16 // itemsize
     return max(1, -(-(size + width - math.gcd(size, width)) // width))
 

@@ -75,7 +75,7 @@ class Scaled(wgmma.Tile):
 
     @property
     def of_fp32(self) -> bool:
-        """Whether it has results of fp32: one tile has, since PyTorch's own function is taken for them where it may be."""
+        """True if it has results of fp32: one tile has, since PyTorch's own function is taken for them where it may be."""
         return (self.m, self.n) == (128, 128)
 
     def _is_listed(self, T: Any, A: str, B: str) -> bool:
@@ -97,7 +97,7 @@ class Scaled(wgmma.Tile):
         return why_not(p)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """What was measured beside PyTorch's; a model of the time chooses among all tiles."""
+        """Return why PyTorch's function is faster, as measured, or another tile, by a model of the time; else None."""
         p: Problem = problem
         if self.split > 1 and p.m > self.m:
             return "k is split for one row of tiles"
@@ -108,7 +108,7 @@ class Scaled(wgmma.Tile):
         return "another tile should take less time" if best < self.time(p, gpu) else None  # type: ignore[arg-type]
 
     def _not_measured(self, p: Problem, gpu: Gpu) -> str | None:
-        """Why PyTorch's is taken. On an H100 it is slower with scales of rows alone, and then not for every size."""
+        """Return why PyTorch's is taken. On an H100 it is slower with scales of rows alone, and then not for every size."""
         if not p.by_row or p.out is torch.float32:
             return "with one scale, or results of fp32, it is not measured to be faster than PyTorch's"
         if self.m == 64 and self._waves(p, gpu) == 1:  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ class Scaled(wgmma.Tile):
         return "it is not measured to be faster than PyTorch's for these sizes"
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
-        """As many clusters as run at once, or one for each tile."""
+        """Launch as many clusters as run at once, or one for each tile."""
         p: Problem = problem
         blocks, tiles = self.cluster * self.split, self._tiles(p)  # type: ignore[arg-type]
         clusters = tiles if self.split > 1 else min(tiles, max(1, gpu.multiprocessors // blocks))
@@ -154,7 +154,7 @@ PRODUCT: Forms[Problem] = Forms("scaled_mm", "product", [*TILES, PYTORCH])
 
 
 def why_not(p: Problem) -> str | None:
-    """What no kernel computes, of sizes and dtypes."""
+    """Return why no kernel computes a problem of these sizes and dtypes, or None."""
     if (p.a, p.b) not in PAIRS:
         return f"{p.a} times {p.b} has no kernel"
     if not (p.m and p.n and p.k):
@@ -168,7 +168,7 @@ def sums_in(a: torch.dtype, b: torch.dtype, out: torch.dtype) -> torch.dtype:
 
 
 def problem_of(a: Tensor, b: Tensor, by_row: bool, out: torch.dtype, fast: bool, by_pytorch: str = "") -> Problem:
-    """Of a (m, k) and b (k, n), which `multiply` may have to copy."""
+    """Problem of a (m, k) times b (k, n), which `multiply` may have to copy."""
     (m, k), n = a.shape, b.shape[1]
     halves = (k + 1) // 2
     strides = a.stride(0), b.stride(1)
@@ -193,7 +193,7 @@ def multiply(
 
 
 def in_vectors(x: Tensor) -> Tensor:
-    """As TMA reads it: rows of whole vectors, or an even number of bytes; else a copy, with zeros behind its rows."""
+    """Return `x` if its rows are even in length and begin at whole vectors, for TMA; else a copy padded with zeros."""
     rows, k = x.shape
     if k % 2 == 0 and _lies_in_vectors(x):
         return x
@@ -209,7 +209,7 @@ def _lies_in_vectors(x: Tensor) -> bool:
 def why_not_pytorch(
     a: Tensor, b: Tensor, by_row: bool, bias: Tensor | None, scale_result: Tensor | None, out: torch.dtype
 ) -> str:
-    """Why PyTorch's own function would not take a call on this GPU, or not as it says; nothing where it does."""
+    """Return why PyTorch's own function would refuse a call on this GPU, or compute another result; "" where it is right."""
     if not (a.is_cuda and _has_8_bits(a.device)):
         return "it needs compute capability 8.9"
     (m, k), n = a.shape, b.shape[1]

@@ -11,9 +11,9 @@ from .._kernel.kernel import ceil_div
 from .gemm import divisor
 from .gpu import Gpu
 
-# How many blocks share a segment decides the order in which it is summed. So the numbers of blocks below are multiples of
-# the multiprocessors of the GPUs that they were tuned on, H100 and H200, and not of those of the card: results are the same
-# bits on every card that has the same forms.
+# The number of blocks that share a segment decides the order in which it is summed. So the numbers of blocks below are
+# multiples of the multiprocessors of the GPUs that they were tuned on, H100 and H200, and not of those of the card: results
+# are the same bits on every card that has the same forms.
 TUNED_MULTIPROCESSORS = 132
 THREADS = 256  # of a block, at most
 BLOCKS = TUNED_MULTIPROCESSORS * 16  # of a launch, at most, unless there are more segments
@@ -47,7 +47,7 @@ class Segments(NamedTuple):
 def split(
     segments: int, count: int, size: int, itemsize: int, aligned: bool, blocks: int = BLOCKS, splits: int = MOST_SPLITS
 ) -> Segments:
-    """How blocks share segments, each of `count` runs of `size` elements, of which every segment has one in turn.
+    """Divide segments among blocks, each of `count` runs of `size` elements; the runs of all segments take turns.
 
     Args:
         aligned: every tensor begins at 16 bytes.
@@ -63,7 +63,7 @@ def split(
 
 @functools.lru_cache(maxsize=4096)
 def cluster(segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int, gpu: Gpu) -> Segments:
-    """The same where the blocks of a cluster share a segment, of `tensors` that are read twice: the second time from shared
+    """Divide segments among clusters, each of which reads `tensors` of its segment twice: the second time from shared
     memory, or from the cache what does not fit there. Without clusters a block has a segment alone."""
     total, blocks = count * vectors_of(size, itemsize, aligned), 1
     while gpu.has_clusters and blocks < CLUSTER and total > blocks * CLUSTER_VECTORS // tensors:
@@ -95,5 +95,5 @@ def vectors_of(size: int, itemsize: int, aligned: bool) -> int:
 
 
 def is_whole(size: int, itemsize: int, aligned: bool) -> bool:
-    """Whether runs of `size` elements are whole vectors."""
+    """Return True if runs of `size` elements are whole vectors."""
     return aligned and size * itemsize % 16 == 0

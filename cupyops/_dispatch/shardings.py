@@ -1,4 +1,4 @@
-"""How work on DTensors may be split, where it depends on the arguments; `cupyops.operator` explains the notation."""
+"""Rules by which work on DTensors is split, where they depend on arguments; `cupyops.operator` explains the notation."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ def _dims(ndim: int, whole: Collection[int] = (), left_out: Collection[int] = ()
 
 
 def along(x: Any, dim: int, dtype: Any) -> str:
-    """Of softmax: whole along one dimension."""
+    """Rule of softmax: whole along one dimension."""
     dims = _dims(x.ndim, {dim % max(1, x.ndim)})
     return f"{dims} -> {dims}"
 
 
 def reduced(x: Any, dim: list[int], *more: Any) -> str:
-    """Of amax and var, of which `keepdim` is the last argument: what is reduced is whole."""
+    """Rule of amax and var, of which `keepdim` is the last argument: reduced dimensions are whole."""
     keepdim = more[-1]
     return f"{_dims(x.ndim, dim)} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
 
 
 def pointwise(inputs: int, outputs: int) -> str:
-    """Of tensors that broadcast."""
+    """Rule for tensors that broadcast."""
     return f"{', '.join(['...'] * inputs)} -> {', '.join(['...'] * outputs)}"
 
 
 def linear_epilogue(weight: Any, captured: Sequence[Any]) -> str:
-    """Of a product whose result goes through something with captured tensors: what is summed over is whole."""
+    """Rule of a product whose result goes through an epilogue with captured tensors: the summed dimension is whole."""
     parts = ["*" if not one.ndim else "...n" if one.shape[-1] == weight.shape[0] else "...Z" for one in captured]
     return f"{', '.join(['...K', 'nK', 'n', *parts])} -> ...n"
 
 
 def folded(tensors: Sequence[Any], dim: list[int], keepdim: bool) -> str:
-    """Of a reduction of tensors that broadcast: what is reduced is whole."""
+    """Rule of a reduction of tensors that broadcast: reduced dimensions are whole."""
     ndim = max(one.ndim for one in tensors)
     dims = _dims(ndim, dim)
     inputs = ", ".join(dims[ndim - one.ndim :] for one in tensors)
@@ -45,25 +45,25 @@ def folded(tensors: Sequence[Any], dim: list[int], keepdim: bool) -> str:
 
 
 def averaged(x: Any, dim: list[int], keepdim: bool, dtype: Any, size: list[int]) -> str:
-    """Of mean, which is told the sizes of `x`."""
+    """Rule of mean, which is told the sizes of `x`."""
     dims = _dims(x.ndim, dim)
     return f"{dims}, size={dims} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
 
 
 def summed(x: Any, dim: list[int], keepdim: bool, dtype: Any, size: list[int]) -> str:
-    """Of sum: each device may have a part of what is added, unless its dimension is kept."""
+    """Rule of sum: each device may have a part of the summands, unless their dimension is kept."""
     dims = _dims(x.ndim, dim if keepdim else ())
     return f"{dims}, size={dims} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
 
 
 def layer_norm(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float) -> str:
-    """Rows are whole."""
+    """Rule of layer_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
     return f"...{row}, {row}, {row} -> ...{row}"
 
 
 def layer_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float, dtype: Any) -> str:
-    """As layer_norm."""
+    """Rule of layer_norm with another dtype of its result."""
     return layer_norm(x, normalized_shape, weight, bias, eps)
 
 
@@ -76,24 +76,24 @@ def add_norm_lowered(
 
 
 def rms_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, eps: float | None, dtype: Any) -> str:
-    """As rms_norm."""
+    """Rule of rms_norm with another dtype of its result."""
     return rms_norm(x, normalized_shape, weight, eps)
 
 
 def rms_norm(x: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
-    """Rows are whole."""
+    """Rule of rms_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
     return f"...{row}, {row} -> ...{row}"
 
 
 def add_rms_norm(x: Any, residual: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
-    """Rows are whole."""
+    """Rule of add_rms_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
     return f"...{row}, ...{row}, {row} -> ...{row}, ...{row}"
 
 
 def group_norm(x: Any, *more: Any) -> str:
-    """Samples are whole."""
+    """Rule of group_norm: samples are whole."""
     dims = _dims(x.ndim, range(1, x.ndim))
     return f"{dims}, B, B -> {dims}"
 
@@ -105,19 +105,19 @@ def batch_norm(x: Any, *more: Any) -> str:
 
 
 def batch_norm_inference(x: Any, *more: Any) -> str:
-    """Statistics are given."""
+    """Rule of batch_norm with given statistics."""
     dims = _dims(x.ndim)
     return f"{dims}, b, b, b, b -> {dims}"
 
 
 def batch_norm_act(x: Any, *more: Any) -> str:
-    """As batch_norm; a residual is split as the result is. Moments that are there are those of a whole tensor."""
+    """Rule of batch_norm_act: that of batch_norm; a residual is split as the result. Moments given are of whole tensors."""
     dims = _dims(x.ndim, {*range(x.ndim)} - {1})
     return f"{dims}, b, b, {dims}, b, b, *, * -> {dims}"
 
 
 def batch_norm_act_inference(x: Any, *more: Any) -> str:
-    """Statistics are given."""
+    """Rule of batch_norm_act with given statistics."""
     dims = _dims(x.ndim)
     return f"{dims}, b, b, {dims}, b, b -> {dims}"
 
@@ -133,14 +133,14 @@ def gated_linear(x: Any, weight: Any, weight_up: Any, *more: Any) -> str:
 
 
 def grouped_mm(input: Any, mat2: Any, *more: Any) -> str:
-    """What groups are parts of is whole, since they end anywhere."""
+    """Rule of grouped_mm: the dimension that groups divide is whole, since they end anywhere."""
     if input.ndim == 2:
         return "Rk, Gkn, G -> Rn" if mat2.ndim == 3 else "mR, Rn, G -> Gmn"
     return "Gmk, kR, G -> mR" if mat2.ndim == 2 else "gmk, gkn, * -> gmn"
 
 
 def matmul(a: Any, b: Any) -> str:
-    """Of vectors, matrices and batches."""
+    """Rule of products of vectors, matrices and batches."""
     rows, columns = "" if a.ndim == 1 else "...m", "" if b.ndim == 1 else "n"
     batch = "..." if b.ndim > 2 else ""
     return f"{rows}k, {batch}k{columns} -> {rows or batch}{columns}"
@@ -157,7 +157,7 @@ def conv2d_relu_max_pool2d(x: Any, *more: Any) -> str:
 
 
 def of_classes(x: Any, target: Any, reduction: str) -> str:
-    """Of the losses over classes. Each position is on its own; of a mean nobody knows how many positions are counted."""
+    """Rule of losses over classes. Positions are independent; of a mean nobody knows how many positions are counted."""
     classes = min(1, x.ndim - 1)
     dims = _dims(x.ndim, range(x.ndim) if reduction == "mean" else {classes})
     positions = dims[:classes] + dims[classes + 1 :]
@@ -166,29 +166,29 @@ def of_classes(x: Any, target: Any, reduction: str) -> str:
 
 
 def cross_entropy(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str, label_smoothing: float) -> str:
-    """Of class indices."""
+    """Rule of cross_entropy of class indices."""
     return of_classes(x, target, reduction)
 
 
 def cross_entropy_fp32(x: Any, target: Any, ignore_index: int, reduction: str, label_smoothing: float) -> str:
-    """As cross_entropy, without weights."""
+    """Rule of cross_entropy without weights."""
     return cross_entropy(x, target, None, ignore_index, reduction, label_smoothing)
 
 
 def cross_entropy_probabilities(x: Any, target: Any, weight: Any, reduction: str, label_smoothing: float) -> str:
-    """Of probabilities."""
+    """Rule of cross_entropy of probabilities."""
     return of_classes(x, target, reduction)
 
 
 def nll_loss(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> str:
-    """Of class indices."""
+    """Rule of nll_loss of class indices."""
     return of_classes(x, target, reduction)
 
 
 def fused_linear_cross_entropy(
     x: Any, weight: Any, target: Any, bias: Any, class_weight: Any, ignore_index: int, reduction: str, *more: Any
 ) -> str:
-    """Rows, each with all classes."""
+    """Rule of fused_linear_cross_entropy: rows, each with all classes."""
     row = "R" if reduction == "mean" else "r"
     return f"{row}K, CK, {row}, C, C -> {row if reduction == 'none' else ''}"
 
@@ -222,7 +222,7 @@ def decode_attention(q: Any, k: Any, v: Any, lengths: Any, table: Any, *more: An
 
 
 def rope(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool, seq_dim: int, back: bool) -> str:
-    """Rows are whole, and so is what counts positions."""
+    """Rule of rope: rows are whole, and so is what counts positions."""
     dims = _dims(x.ndim, {seq_dim % x.ndim, x.ndim - 1})
     seq = dims[seq_dim % x.ndim]
     at = "*" if positions is None else seq if positions.ndim == 1 else f"a{seq}"

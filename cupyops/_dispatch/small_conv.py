@@ -88,24 +88,24 @@ class Problem(NamedTuple):
 
 
 def pooled(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Of conv2d_relu_max_pool2d, forward and the gradient of weight."""
+    """Problem of conv2d_relu_max_pool2d, forward and the gradient of weight."""
     return Problem(sizes, taps, dtype, sizes[5:7], sizes.channels, sizes.filters)
 
 
 def pooled_input(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Of its gradient of x: a correlation of what grad_y is before the pooling, by filters turned round."""
+    """Problem of its gradient of x: a correlation of grad_y before the pooling, by filters turned round."""
     return Problem(sizes, taps, dtype, _windows(*sizes[2:4]), sizes.filters, sizes.channels)
 
 
 def direct(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Of conv2d."""
+    """Problem of conv2d."""
     return Problem(sizes, taps, dtype, _windows(*sizes[5:7]), sizes.channels, sizes.filters)
 
 
 def unsupported(
     x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> str | None:
-    """Why these kernels do not serve a convolution; None where they do."""
+    """Return why these kernels do not serve a convolution, or None."""
     if stride != [1, 1] or dilation != [1, 1] or groups != 1:
         return "not stride 1, dilation 1 and one group"
     images, channels, height, width = x.shape
@@ -120,7 +120,7 @@ def unsupported(
 
 
 class Fma(Form[Problem]):
-    """By FMAs: a thread has a window of some filters, and a share of the channels."""
+    """Form by FMAs: a thread has a window of some filters, and a share of the channels."""
 
     summary = "a thread has a window of {} filters and a share of the channels"
 
@@ -162,7 +162,7 @@ class Fma(Form[Problem]):
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     def _has(self, problem: Problem) -> bool:
@@ -174,7 +174,7 @@ class Fma(Form[Problem]):
 
 
 class Mma(Form[Problem]):
-    """By tensor cores: a warp has 8 windows and 8 filters of each of its fragments."""
+    """Form by tensor cores: a warp has 8 windows and 8 filters of each of its fragments."""
 
     summary = "a warp has 8 windows of {} filters, and a block its filters in shared memory for many tiles"
 
@@ -213,7 +213,7 @@ class Mma(Form[Problem]):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     def _plan(self, problem: Problem, gpu: Gpu) -> tuple[int, int, int, tuple[int, int, int]]:
@@ -262,7 +262,7 @@ class MmaWeight(Form[Problem]):
         return Launch(self.kernel, grid, 32 * taps * parts, shared, {"T": problem.dtype, "K": taps}, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
 
@@ -314,12 +314,12 @@ class FmaWeight(Form[Problem]):
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One, and that which adds what blocks found."""
+        """Kernels: the gradient, and the sum over what blocks found."""
         return self.kernel, conv2d_direct_sum
 
 
 def sum_partials(launch: Launch, of: tuple[Tensor, ...], grad_weight: Tensor | None, grad_bias: Tensor | None) -> None:
-    """grad_weight and grad_bias, either of which may be None, by the launch of a gradient of weight on `of`."""
+    """Compute grad_weight and grad_bias, either of which may be None, by the launch of a gradient of weight on `of`."""
     count, taps, dtype = launch.grid[0], launch.template["K"], of[0].dtype  # type: ignore[index]
     _, channels, _, _, filters = launch.args[:5]
     size = filters * (channels * taps * taps + 1)
@@ -335,7 +335,7 @@ def _shared(gpu: Gpu) -> int:
 
 
 def _fill(problem: Problem, gpu: Gpu) -> bool:
-    """Whether there is a tile for each block that the GPU runs at once."""
+    """Return True if there is a tile for each block that the GPU runs at once."""
     return problem.tiles >= MMA_BLOCKS_EACH * gpu.multiprocessors
 
 
@@ -346,12 +346,12 @@ def _no_tensor_cores(problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _windows(height: int, width: int) -> tuple[int, int]:
-    """Of 2 x 2 pixels, that cover an image."""
+    """Number of windows of 2 x 2 pixels that cover an image, along each side."""
     return ceil_div(height, 2), ceil_div(width, 2)
 
 
 def _units(tall: int, wide: int, taps: int, chunks: int) -> tuple[int, int, int]:
-    """Of a pixel of so many chunks of 16 channels, of a row of pixels, of a quarter of a tile, so that banks differ."""
+    """Strides of a pixel of 16 x `chunks` channels, a row and a quarter of a tile, padded so that banks differ."""
     up, reach = 2 * chunks + 1, taps // 2
     row = (wide + reach) * up
     row += (wide * up - row) % 8

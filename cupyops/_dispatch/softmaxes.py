@@ -36,7 +36,7 @@ _TINY_BLOCKS = 8  # of those for each multiprocessor, before a block takes more 
 
 
 class Problem(NamedTuple):
-    """What the choice of a form depends on. `dtype` is that of x and grad_x; `widen`: y and grad_y are float32."""
+    """Sizes and flags by which a form is chosen. `dtype` is that of x and grad_x; `widen`: y and grad_y are float32."""
 
     outer: int
     size: int
@@ -65,14 +65,14 @@ class _SoftmaxForm(Form[Problem]):
         return {"T": problem.dtype, **widen}
 
     def in_registers(self, problem: Problem) -> Share:
-        """How a row is divided among the registers of threads."""
+        """Division of a row among the registers of threads."""
         return share(problem.size, self.itemsize(problem), WIDEST)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.inner > 1:
             return "the elements of a row do not lie side by side"
         if problem.dtype is torch.float64:
-            return "of fp64 there is one kernel, two_pass"
+            return "fp64 has one kernel, two_pass"
         if problem.widen and "WIDEN" not in self.kernel.template:
             return "no kernel of this form casts"
         return None
@@ -140,7 +140,7 @@ class Block(_SoftmaxForm):
         return 16 // self.itemsize(problem)
 
     def _division(self, problem: Problem) -> Share:
-        """Of the whole vectors of a row: 16 threads or more, since each element before and behind them needs one."""
+        """Division of the whole vectors of a row: 16 threads or more, since each element before and behind needs one."""
         width = self._width(problem)
         return share(max(problem.size // width, _WARP + 1) * width, self.itemsize(problem), WIDEST)
 
@@ -180,7 +180,7 @@ class TwoPass(_SoftmaxForm):
         return Launch(self.kernel, grid(blocks), block, template=template, extra=extra)
 
     def _rows(self, problem: Problem) -> tuple[int, tuple[int, int]]:
-        """Blocks, as many as rows, and the threads of each: for short rows only as many as have a vector."""
+        """Return (grid, block) with a block for each row: for short rows only as many threads as vectors."""
         vectors = -(-problem.size * self.itemsize(problem) // 16)
         threads = -(-vectors // (PACKS[-1] * _WARP)) * _WARP
         return problem.outer, (min(threads, DEFINE["TWO_PASS_THREADS"]), 1)
@@ -197,7 +197,7 @@ class TwoPass(_SoftmaxForm):
 
 
 def _threads(dtype: torch.dtype, backward: bool) -> tuple[int, ...]:
-    """Of a block of `persistent`: in backward, rows that fewer could keep are better in registers."""
+    """Block sizes of `persistent`: in backward, rows that smaller blocks could keep are better in registers."""
     return (1024,) if backward or dtype is torch.float32 else (512, 1024)
 
 
@@ -240,12 +240,12 @@ def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor
 
 
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
-    """Whether the kernels cast: from a half type to float32."""
+    """Return True if the kernels cast from `dtype` to `to`: from a half type to float32."""
     return to is torch.float32 and dtype in HALF
 
 
 def why_no_kernel(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
-    """Why the kernels do not cast from `dtype` to `to`; None where they do, or need not."""
+    """Return why the kernels cannot cast from `dtype` to `to`, or None."""
     return None if to in (None, dtype) or widens(dtype, to) else f"no kernel from {dtype} to {to}"
 
 

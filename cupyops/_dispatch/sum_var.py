@@ -1,4 +1,4 @@
-"""What sum, mean, var and amax share: dimensions, launches; and all of sum and mean, which are one kernel."""
+"""Dimensions and launches of sum, mean, var and amax; and all of sum and mean, which are one kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATE_LOADS = 16  # of a thread, where more than a number is combined with its n
 
 
 def served(T: torch.dtype, FORM: str) -> bool:
-    """Which instances of fold() there are: double precision has the most general form alone."""
+    """Return True if fold() has such an instance: double precision has the most general form alone."""
     return T is not torch.float64 or FORM == "kStrided"
 
 
@@ -39,7 +39,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def give_roles(op: Any, *, mean: bool) -> None:
-    """What the operator of a sum, or of a mean, is beyond its reference."""
+    """Define all roles but the reference of the operator of a sum, or of a mean."""
 
     @op.unsupported
     def unsupported(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> str | None:
@@ -61,7 +61,7 @@ def give_roles(op: Any, *, mean: bool) -> None:
 
 
 def total(x: Tensor, dims: Sequence[int], dtype: torch.dtype, keepdim: bool = True, divisor: int = 1) -> Tensor:
-    """The sum over `dims`, divided once and rounded once to `dtype`, that of `x` or what it is summed in."""
+    """Compute the sum over `dims`, divided and rounded once; `dtype` is that of `x` or of the accumulator."""
     y, strides = empty_results(x, dims, keepdim, dtype)
     reduce(SUM, sum_fwd_finalize, x, dims, strides, (y,), (y.dtype is not x.dtype, divisor))
     return y
@@ -76,7 +76,7 @@ def sum_into(y: Tensor, x: Tensor, dim: int) -> None:
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:
-    """How many elements are reduced to one."""
+    """Number of elements that are reduced to one."""
     return math.prod(shape[dim] for dim in dims) if len(shape) else 1
 
 
@@ -90,7 +90,7 @@ def empty_results(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dt
 
 
 def accumulator(x: Tensor) -> torch.dtype:
-    """What the kernels compute in: acc_t."""
+    """Dtype in which the kernels accumulate: acc_t."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
@@ -126,7 +126,7 @@ def reduce(
 
 
 def why_not(x: Tensor, dims: Sequence[int]) -> str | None:
-    """Why no kernel serves a call, or None."""
+    """Return why no kernel serves a call, or None."""
     return None if all(x.shape[dim] for dim in dims if x.dim()) else "nothing to reduce"
 
 
@@ -147,7 +147,7 @@ def given_dims(input: Tensor, dim: Any, keepdim: Any, dtype: Any) -> list[int]:
 
 
 def check_inexact(input: Tensor, dtype: torch.dtype | None = None) -> None:
-    """The dtype, by default that of `input`, is not one of integers."""
+    """Check that the dtype, by default that of `input`, is not one of integers."""
     found = input.dtype if dtype is None else dtype
     if not (found.is_floating_point or found.is_complex):
         name, given = ("input", input) if dtype is None else ("dtype", dtype)

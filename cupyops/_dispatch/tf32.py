@@ -61,13 +61,13 @@ def asked(problem: gemm.Problem) -> gemm.Problem:
 
 
 def of_convolutions(x: Tensor) -> bool:
-    """Whether PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
+    """Return True if PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     return x.dtype is torch.float32 and precision == "tf32"
 
 
 def serves(launch: Launch) -> bool:
-    """Whether a launch is that of copies."""
+    """Return True if a launch works on copies."""
     return InVectors.name in launch.extra
 
 
@@ -84,7 +84,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:
 
 
 def _filled(matrix: Tensor) -> Tensor:
-    """A matrix whose rows, or columns if those are contiguous, are whole vectors, and so many as are; itself if it is."""
+    """Return the matrix padded to whole vectors in both dimensions, or itself if it has them."""
     if matrix.stride(0) == 1 and matrix.stride(1) != 1:
         return _filled(matrix.T).T
     rows, columns = matrix.shape

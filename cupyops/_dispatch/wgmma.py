@@ -99,7 +99,7 @@ class Tile(Form[Any]):
         return self.kernel_of("gemm_wgmma.cu", "gemm_wgmma", **self.stored())
 
     def stored(self) -> dict[str, Any]:
-        """How a kernel takes operands, as a part of its domain."""
+        """Operand layouts that a kernel takes, as a part of its domain."""
         return dict(A_MN=_BOTH, B_MN=_BOTH, where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts)
 
     def kernel_of(self, file: str, function: str, **more: Any) -> Kernel:
@@ -149,12 +149,12 @@ class Tile(Form[Any]):
         return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
 
     def _why_cublas(self, p: Problem, gpu: Gpu) -> str | None:
-        """Why cuBLAS is measured to be faster on an H100, by more than 3%; benchmarks/bench_products.py measures it."""
+        """Return why cuBLAS is faster on an H100, by more than 3%, or None; benchmarks/bench_products.py measures it."""
         full, waves = self.full(p, gpu), self._waves(p, gpu)
         if full < FULL:
             return f"cuBLAS splits k, or has smaller tiles: {full:.0%} of the multiprocessors have work"
         if self.split > 1:
-            return "of few rows cuBLAS takes as long, and half of that where the weight lies in L2"
+            return "cuBLAS takes as long for few rows, and half of that where the weight lies in L2"
         if waves <= FEW_WAVES and waves * p.k < LITTLE:
             return "cuBLAS begins and ends sooner, which counts in so little work"
         if p.k < LITTLE_K:
@@ -168,7 +168,7 @@ class Tile(Form[Any]):
         return None
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
-        """As many clusters as run at once, or one for each tile."""
+        """Launch as many clusters as run at once, or one for each tile."""
         p = gemm.gemm_of(problem)
         blocks = self.cluster * self.split
         tiles = self._tiles(p)
@@ -194,7 +194,7 @@ class Tile(Form[Any]):
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
+        """The only kernel."""
         return (self.kernel,)
 
     @property
@@ -214,7 +214,7 @@ class Tile(Form[Any]):
         return _START + self._waves(p, gpu) * self.m * self.n * ceil_div(p.k, self.split) / (_RATE * share)
 
     def full(self, p: Problem, gpu: Gpu) -> float:
-        """Which part of the tiles' work is of use, and of the waves filled; of what is bound by memory the last alone."""
+        """Useful part of the tiles' work, times the filled part of the waves; the latter alone if memory is the limit."""
         blocks, tiles = self.cluster * self.split, self._tiles(p)
         filled = tiles * blocks / (self._waves(p, gpu) * (gpu.multiprocessors // blocks * blocks))
         if self.split > 1:
@@ -225,7 +225,7 @@ class Tile(Form[Any]):
         return ceil_div(self._tiles(p), max(1, gpu.multiprocessors // (self.cluster * self.split)))
 
     def _tiles(self, p: Problem) -> int:
-        """Of clusters."""
+        """Number of tiles of clusters."""
         return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.columns) * p.batches
 
 
@@ -252,7 +252,7 @@ class Splits(Tile):
         return "there is too little of k" if p.k < 2 * LEAST_SHARE else None
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """Not measured; beside the kernels of this library a model of the time chooses."""
+        """Compare by a model of the time with this library's kernels; PyTorch's product is not measured against it."""
         p = gemm.gemm_of(problem)
         if gpu.library:
             return "it is not measured to be faster than cuBLAS"
@@ -262,7 +262,7 @@ class Splits(Tile):
         return None if least == own else f"without partial sums it should take {least:.1f} us"
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
-        """As many clusters as run at once, for all tiles and shares."""
+        """Launch as many clusters as run at once, for all tiles and shares."""
         p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
         splits = self._splits(p, gpu)
         clusters = min(self._tiles(p) * splits, max(1, gpu.multiprocessors // self.cluster))
@@ -323,7 +323,7 @@ def run(
 
 
 def _stored(p: Problem) -> tuple[bool, bool]:
-    """Whether each operand is stored with k outside."""
+    """Flags of the operands: True if it is stored with k outside."""
     return _k_outside(p.a, p.k), _k_outside(p.b, p.k)
 
 

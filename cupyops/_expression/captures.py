@@ -1,4 +1,4 @@
-"""What a call gives an expression of attention by keyword: tensors and numbers, checked."""
+"""Keyword arguments of expressions of attention: tensors and numbers, checked."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def variant(
 
 
 def dropout(p: float, query: Tensor) -> dict[str, Any] | None:
-    """What a variant captures of dropout: a number of PyTorch's generator, which makes the mask; None where all is kept."""
+    """Return a variant's captures for dropout: a random number, from which the mask is made; None where all is kept."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
         arguments.fail("dropout_p", p, "a probability in [0, 1]")
     if p == 0:
@@ -167,7 +167,7 @@ def sequences(
     longest: tuple[int | None, int | None],
     last: bool,
 ) -> dict[str, Any] | None:
-    """What a variant captures of packed sequences in (tokens, heads, head_dim); None where none are given."""
+    """Return a variant's captures for packed sequences in (tokens, heads, head_dim); None where none are given."""
     if all(one is None for one in (*starts, *longest)):
         return None
     of_tokens(query, key)
@@ -237,7 +237,7 @@ def _number(name: str, value: Any) -> float | int | bool:
 
 
 def is_packed(variant: Variant) -> bool:
-    """Whether the rows are those of several sequences."""
+    """Return True if the rows are those of several sequences."""
     return variant.text is not None and scores(variant.text, variant.given).packed
 
 
@@ -260,7 +260,7 @@ def packed(variant: Variant, y: Tensor, lse: Tensor, tokens: int) -> tuple[Tenso
 def bound(
     variant: Variant, low: int | None, high: int | None
 ) -> tuple[int | None, int | None, attentions.Variant | None]:
-    """(low, high, what makes launches those of the variant): bounds that the mask says, and the rest for the kernels."""
+    """Return (low, high, variant): the bounds that the mask sets, and the variant for the rest of it."""
     if variant.text is None:
         return low, high, None
     found, numbers = scores(variant.text, variant.given), variant.numbers or []
@@ -277,7 +277,7 @@ def bound(
 
 
 def why_not(variant: Variant) -> str | None:
-    """Why the kernels do not compute a variant."""
+    """Return why the kernels do not compute a variant, or None."""
     return None if variant.text is None else scores(variant.text, variant.given).why_not(variant.given)
 
 

@@ -1,4 +1,4 @@
-"""What an operator takes and gives, read from text such as `mylib::swish(T x, float beta = 1.0) -> T y`."""
+"""Declaration of an operator, read from text such as `mylib::swish(T x, float beta = 1.0) -> T y`."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Parameter:
 
     @property
     def is_typed(self) -> bool:
-        """Whether it is of the operator's dtype T."""
+        """True if it is of the operator's dtype T."""
         return self.ctype == "T"
 
     @property
     def is_floating(self) -> bool:
-        """Whether a tensor has a gradient."""
+        """True for a tensor that has a gradient."""
         return self.is_tensor and (self.dtype is None or self.dtype.is_floating_point)
 
 
@@ -130,7 +130,7 @@ def parse(text: str, module: str = "__main__") -> Declaration:
 
 
 def dtypes_of(asked: object) -> tuple[torch.dtype, ...]:
-    """What T may be: what is asked for, or every dtype that kernels are made for."""
+    """Dtypes that T may be: those asked for, or all that kernels are made for."""
     listed = FLOATING if asked is None else asked if isinstance(asked, (tuple, list)) else (asked,)
     if not listed or any(one not in FLOATING for one in listed):
         raise InputError(f"dtypes is {asked!r}, expected one of {', '.join(map(str, FLOATING))}")

@@ -201,7 +201,7 @@ class Expressions:
 
     @contextmanager
     def _guarded(self, condition: Value, node: Any) -> Iterator[set[str]]:
-        """Inside a branch: a scope of its own, in which what it reads has a gradient only where it is taken."""
+        """Open the scope of a branch, in which the values read have a gradient only where it is taken."""
         outside = self.scope
         self.scope = {name: Variable(one.ctype, one.value) for name, one in outside.items()}
         guarded = set()

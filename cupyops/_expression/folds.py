@@ -17,7 +17,7 @@ from .translation import Translation
 COUNT = Parameter("n", "long long", False)  # how many elements are reduced to one
 LEFT, RIGHT, TOTAL = (Parameter(name, "float", False) for name in ("a", "b", "a"))
 
-# What PyTorch has a function for, by the C without blanks.
+# Functions of PyTorch for expressions of C, which are written without blanks.
 _KNOWN = {"a+b": "c_.torch.sum", "b+a": "c_.torch.sum", "a*b": "c_.product", "b*a": "c_.product"}
 _KNOWN |= {"max(a,b)": "c_.torch.amax", "max(b,a)": "c_.torch.amax"}
 _KNOWN |= {"min(a,b)": "c_.torch.amin", "min(b,a)": "c_.torch.amin"}
@@ -34,12 +34,12 @@ class Fold:
 
     @classmethod
     def of(cls, name: str, **expressions: str) -> Fold:
-        """From what the user wrote of each."""
+        """Build the fold from what the user wrote of each role."""
         return cls(**{role: _assigning(f"{name}.{role}", text) for role, text in expressions.items()})
 
     @property
     def bodies(self) -> list[Body]:
-        """All four."""
+        """Bodies of all four expressions."""
         return [self.map, self.reduce, self.post, self.identity]
 
 

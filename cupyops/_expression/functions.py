@@ -1,4 +1,4 @@
-"""What a translated body calls: C's functions and conversions in PyTorch, where PyTorch's own differ from them."""
+"""Functions that a translated body calls: C's functions and conversions in PyTorch, where PyTorch's own differ."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def summed(gradient: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:
-    """How many elements are reduced to one."""
+    """Number of elements that are reduced to one."""
     return math.prod(shape[dim] for dim in dims)
 
 

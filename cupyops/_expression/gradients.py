@@ -55,7 +55,7 @@ def check_assigned(body: Body, names: Iterable[str]) -> None:
 
 
 class Gradient:
-    """What a backward body reads, and the roles of the operator that are made of it.
+    """Inputs of a backward body, and the roles of the operator that are made of it.
 
     `inputs` and `scalars` are what the body mentions, `extra` those of the scalars that are no parameters. `names` is what
     the roles ask for, which is kept for them: with `shapes` every input, for the shapes.
@@ -127,7 +127,7 @@ class Gradient:
 
 
 def _summed(gradient: Tensor | None, like: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A gradient over the whole shape as that of the input: summed in what it was computed in, rounded once."""
+    """Sum a gradient over the whole shape to the input's, in the dtype it was computed in, and round it once."""
     if gradient is None or like is None or gradient.shape == like.shape:
         return gradient
     return gradient.sum_to_size(like.shape).to(dtype).contiguous()

@@ -36,7 +36,7 @@ class Formula(Body):
 
     @cached_property
     def cuda(self) -> str:
-        """As kernels have it, where a captured tensor is called with its indices."""
+        """CUDA text of the expression, in which a captured tensor is called with its indices."""
         return Body.cuda.func(self).replace("[", "(").replace("]", ")")  # type: ignore[attr-defined]
 
     @property
@@ -49,7 +49,7 @@ class Formula(Body):
 
 
 class Indexed(Translation):
-    """A translation in which `indexed`, tensors by name, of so many dimensions and such a C type, have indices."""
+    """Translation in which the tensors of `indexed`, {name: (dimensions, C type)}, have indices."""
 
     def __init__(
         self,
@@ -113,5 +113,5 @@ def at(x: Tensor, places: Sequence[Tensor] | bool, *indices: Tensor) -> Tensor:
 
 
 def is_name(name: str) -> bool:
-    """Whether C leaves a name to who writes an expression."""
+    """Return True if C leaves a name to authors of expressions."""
     return name not in KNOWN and name not in ("score", "mask", "s", "q", "k", "b", "h", "A", "T", "infer")

@@ -1,4 +1,4 @@
-"""What a mask says of the distance k - q alone: bounds, for which blocks of keys need not be looked at."""
+"""Bounds of a mask on the distance k - q, outside of which blocks of keys need not be looked at."""
 
 from __future__ import annotations
 

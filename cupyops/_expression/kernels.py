@@ -73,7 +73,7 @@ class Preamble(Body):
 
 @dataclass(frozen=True)
 class Unit:
-    """What the kernels of one operator share: name, preamble, folder of includes, options, and what T may be."""
+    """Common parts of the kernels of one operator: name, preamble, folder of includes, options, and the dtypes of T."""
 
     name: str
     preamble: str
@@ -146,7 +146,7 @@ template <typename A> __device__ __forceinline__ void {name}({", ".join(paramete
 
 
 def is_nearly(body: Body) -> bool:
-    """Whether half types have an element() of their own, in the namespace `nearly`."""
+    """Return True if half types have an element() of their own, in the namespace `nearly`."""
     return any(word in body.words for word in _NEARLY)
 
 
@@ -177,7 +177,7 @@ def assigned_type(one: Parameter) -> str:
 
 
 def is_narrow(one: Parameter) -> bool:
-    """Whether it is a tensor of integers narrower than int."""
+    """Return True for a tensor of integers narrower than int."""
     return one.dtype in (torch.int8, torch.uint8, torch.int16)
 
 
@@ -187,7 +187,7 @@ def pointee(one: Parameter) -> str:
 
 
 def by_value(scalars: Sequence[Parameter], suffix: str = "") -> list[str]:
-    """How a kernel declares its scalars."""
+    """Declare scalars as parameters of a kernel."""
     return [f"{'::acc_t<T>' if one.ctype == 'float' else one.ctype} {one.name}{suffix}" for one in scalars]
 
 

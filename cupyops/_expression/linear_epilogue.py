@@ -123,7 +123,7 @@ def _check_form(declaration: Declaration) -> None:
 
 
 class Call(NamedTuple):
-    """The arguments of the operator: those of the layer, what is captured, and whether backward will read z."""
+    """Arguments of the operator: those of the layer, captured tensors and numbers, and whether backward reads z."""
 
     input: Tensor
     weight: Tensor
@@ -162,11 +162,11 @@ class Layer:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters of the operator, in their order."""
+        """Names of the operator's parameters, in their order."""
         return [*LAYER, *(one.name for one in (*self.captured, *self.declaration.scalars)), "keep_"]
 
     def reference(self, epilogue: Callable[..., Any]) -> Callable[..., Any]:
-        """What the operator means: of the arguments in its order."""
+        """Make the operator's reference, which takes the arguments in its order."""
         parameters = python.annotated([*self.captured, *self.declaration.scalars])
         layer = "input: Tensor, weight: Tensor, bias: Tensor | None"
         given = "".join(f", {name}" for name in self.names[len(LAYER) : -1])
@@ -182,12 +182,12 @@ class Layer:
         return Call(input, weight, bias, tuple(args[first:second]), tuple(args[second:-1]), args[-1])
 
     def sharding(self, *args: Any) -> str:
-        """How the work on DTensors may be split."""
+        """Return the sharding rule for work on DTensors."""
         call = self._call(args)
         return shardings.linear_epilogue(call.weight, call.captured)
 
     def unsupported(self, *args: Any) -> str | None:
-        """Why kernels do not compute this."""
+        """Return why kernels do not compute a call, or None."""
         call = self._call(args)
         if call.input.dtype not in self.unit.dtypes:
             return f"the operator is not of {call.input.dtype}"
@@ -196,7 +196,7 @@ class Layer:
         return too_large(math.prod(call.input.shape[:-1]), *call.weight.shape)
 
     def forward(self, *args: Any) -> Any:
-        """By the product's own kernel, or by one that follows it."""
+        """Compute the layer by the product's own kernel, or by one that follows it."""
         call = self._call(args)
         rows, (weight, bias) = rows_of(call.input), contiguous(call.weight, call.bias)
         y = call.input.new_empty((*call.input.shape[:-1], weight.shape[0]))
@@ -219,7 +219,7 @@ class Layer:
         return y, () if kept is None else (kept,)
 
     def _is_measured(self, k: int, lies: Sequence[tuple[bool, str]]) -> bool:
-        """Whether the product's kernel was measured to be faster with such an epilogue, of large products."""
+        """Return True if the product's kernel was measured faster with such an epilogue, for large products."""
         if self.unit.preamble:
             return False
         if not any(rows and columns != "Same" for rows, columns in lies):
@@ -246,7 +246,7 @@ class Layer:
         return role
 
     def backward(self, values: dict[str, Any]) -> list[Tensor | None]:
-        """The gradients of the layer by that of z; those of captured tensors."""
+        """Compute the layer's gradients from that of z, and those of captured tensors."""
         gradient, needs = self.gradient, values["needs_grad"]
         assert gradient is not None
         grad_y = values[gradient.first]
@@ -311,7 +311,7 @@ def _public(op: Operator, layer: Layer, meaning: Callable[..., Any], module: str
 
 
 def _lies(one: Tensor, row: int, column: int) -> tuple[bool, str]:
-    """How a captured tensor of these strides lies: see `linear_text.fused`."""
+    """Classify the layout of a captured tensor with these strides: see `linear_text.fused`."""
     in_pairs = column == 1 and row % 2 == 0 and one.shape[-1] % 2 == 0 and aligned(one, 2 * one.element_size())
     return row != 0, "Same" if column == 0 else "Pairs" if in_pairs else "Anyhow"
 

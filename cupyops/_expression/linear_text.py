@@ -17,7 +17,7 @@ from .slopes import slopes as slopes_of
 from .syntax import Body
 from .values import KNOWN
 
-# What a Dual is not: of such a body the gradient is that of the reference.
+# Words that Dual numbers do not support: a body with one has the gradient of the reference.
 _UNDERIVED = {"lgamma", "double", "int", "long", "bool", "_Bool", "goto", "return", "struct", "for", "while", "do"}
 _UNDERIVED |= {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _DERIVED = {*(name.removesuffix("f") for name in KNOWN), "i", "A", "T", "float"}  # "i": if, without its f
@@ -46,7 +46,7 @@ class Derived(Body):
 
     @cached_property
     def cuda(self) -> str:
-        """As the kernel has it."""
+        """CUDA text of the body."""
         return self.code
 
 
@@ -184,12 +184,12 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
 
 
 def _is_short(body: Body, preamble: str) -> bool:
-    """Whether there may be a copy of it for each of a thread's sums."""
+    """Return True if the body is short enough for a copy for each of a thread's sums."""
     return not (preamble or body.words & KNOWN - QUICK) and len(body.clean) <= _SHORT
 
 
 def registers(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> float:
-    """That a thread needs for what it captures with each pair of sums; where that is more than one, a loop takes longer."""
+    """Registers of a thread for its captures with each pair of sums; where that is more than one, a loop takes longer."""
     return sum(
         (3 if columns == "Anyhow" else max(1, (one.dtype or HALF[0]).itemsize // 2)) / (1 if rows else 2)
         for one, (rows, columns) in zip(captured, lies)
@@ -198,6 +198,6 @@ def registers(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -
 
 
 def _at_once(captured: Sequence[Parameter], lies: Sequence[tuple[bool, str]]) -> int:
-    """How many pairs of each are loaded before they are used: as many as there are registers for, beside the sums."""
+    """Number of pairs of each capture loaded before use: as many as there are registers for, beside the sums."""
     needed = registers(captured, lies)
     return 16 if needed <= 1 else 8 if needed <= 2 else 4

@@ -1,4 +1,4 @@
-"""Where scores stand, in PyTorch: batch, head, query, key; packed sequences, each by itself; which weights are dropped."""
+"""Indices of scores in PyTorch: batch, head, query, key; packed sequences, each by itself; the weights that are dropped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def unpacked(x: Tensor, starts: Tensor, longest: int) -> Tensor:
     tokens = x.shape[2]
     begin, end = _begins_and_ends(starts, tokens)
     rows = begin[:, None] + torch.arange(longest, device=x.device)
-    return _followed(x.squeeze(0), 0.0)[:, torch.where(rows < end[:, None], rows, tokens)].transpose(0, 1)
+    return _append_row(x.squeeze(0), 0.0)[:, torch.where(rows < end[:, None], rows, tokens)].transpose(0, 1)
 
 
 def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
-    """What `unpacked` is undone by: (1, heads, tokens, ...), with `none` for the tokens of no sequence."""
+    """Undo `unpacked`: return (1, heads, tokens, ...), with `none` for the tokens of no sequence."""
     count, longest = y.shape[0], y.shape[2]
     begin, end = _begins_and_ends(starts, tokens)
     token = torch.arange(tokens, device=y.device)
@@ -37,13 +37,13 @@ def packed(y: Tensor, starts: Tensor, tokens: int, none: float) -> Tensor:
     row = token - begin[of]
     held = (row >= 0) & (row < longest) & (token < end[of])
     at = torch.where(held, of * longest + row, count * longest)
-    return _followed(y.transpose(0, 1).flatten(1, 2), none)[:, at].unsqueeze(0)
+    return _append_row(y.transpose(0, 1).flatten(1, 2), none)[:, at].unsqueeze(0)
 
 
 def seen_in(
     scores: Tensor, starts: tuple[Tensor, Tensor], tokens: tuple[int, int], bounds: Sequence[int | None], last: bool
 ) -> Tensor:
-    """Which keys are seen in (sequences, heads, queries, keys): those of the sequence, within the bounds.
+    """Return a mask (sequences, heads, queries, keys): True for keys of the sequence, within the bounds.
 
     `last`: the bounds are those of the diagonal on which the last query is at the last key.
     """
@@ -62,7 +62,7 @@ def _begins_and_ends(starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return within[:-1], within[1:].contiguous()
 
 
-def _followed(x: Tensor, value: float) -> Tensor:
+def _append_row(x: Tensor, value: float) -> Tensor:
     """(heads, rows, ...), with a row of `value` behind the others."""
     return torch.cat([x, x.new_full((x.shape[0], 1, *x.shape[2:]), value)], 1)
 
@@ -82,5 +82,5 @@ def dropped(weights: Tensor, at: tuple[Tensor, ...], seed: Tensor, p: float) -> 
 
 
 def _group(x: Tensor) -> Tensor:
-    """Which pair of rows 8 apart a row is of."""
+    """Number of the pair of rows, 8 apart, to which a row belongs."""
     return x // 16 * 8 + x % 8

@@ -63,7 +63,7 @@ def spelled(score: str | None, mask: str | None, names: Sequence[str]) -> str:
 
 
 class Scores:
-    """What a variant's text means: the expressions in PyTorch, and the kernels that are compiled for them at need."""
+    """Meaning of a variant's text: the expressions in PyTorch, and the kernels that are compiled for them at need."""
 
     def __init__(self, text: str, captured: Sequence[tuple[torch.dtype, int]]) -> None:
         score, mask, names = text.split("\f")
@@ -170,7 +170,7 @@ class Scores:
     # --- in the kernels ---
 
     def why_not(self, tensors: Sequence[Tensor]) -> str | None:
-        """Why kernels do not compute this."""
+        """Return why kernels do not compute the variant, or None."""
         for word, reason in _NOT_DIFFERENTIATED.items():
             if self.score is not None and word in self.score.words:
                 return reason
@@ -181,7 +181,7 @@ class Scores:
     def bound(
         self, numbers: Sequence[float], tensors: Sequence[Tensor]
     ) -> tuple[Callable[[Launch, Maps | None], Launch], Masked | None]:
-        """Launches of plain kernels as those of this variant, with these numbers and tensors; what makes a map."""
+        """Return the function that turns plain kernels' launches into this variant's, and the mask that maps are made of."""
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
         def of(launch: Launch, maps: Maps | None) -> Launch:
@@ -192,7 +192,7 @@ class Scores:
                     extra[name] = of(extra[name], maps)
             if maps is not None:
                 extra["map"] = lists
-            args = *launch.args, *places, lists, self._given(numbers, tensors, strides)
+            args = *launch.args, *places, lists, self._pack_given(numbers, tensors, strides)
             return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 
         by_batch, by_head, dense = self._uses.differ(self.tensors, tensors)
@@ -200,11 +200,11 @@ class Scores:
             return of, None
 
         def look(grid: int, block: int, *args: Any) -> None:
-            self._looking[grid, block](*args, *places, None, self._given(numbers, tensors))
+            self._looking[grid, block](*args, *places, None, self._pack_given(numbers, tensors))
 
         return of, Masked(look, by_batch, by_head)
 
-    def _given(self, numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
+    def _pack_given(self, numbers: Sequence[float], tensors: Sequence[Tensor], strides: Sequence[int] = ()) -> Any:
         """`struct Given`: the sizes and strides of tensors, and the numbers; the strides of a map."""
         given = np.zeros(_GIVEN + 3, dtype=np.int64)
         given[_GIVEN:][: len(strides)] = strides
@@ -360,5 +360,5 @@ def _scores(text: str, captured: tuple[tuple[torch.dtype, int], ...]) -> Scores:
 
 
 def scores(text: str, tensors: Sequence[Tensor]) -> Scores:
-    """The variant of a text, for tensors of such dtypes. Raises `InputError` at what cannot be read."""
+    """Return the variant of a text, cached by the tensors' dtypes and dimensions. Raises `InputError` for a wrong text."""
     return _scores(text, tuple((one.dtype, one.dim()) for one in tensors))

@@ -11,7 +11,7 @@ LOG2E = "1.4426950408889634"
 
 
 def shift(score: Formula) -> Formula | None:
-    """What a score adds to s, times log2(e); None where it does more, or other."""
+    """Return the term that a score adds to s, times log2(e); None where it does more, or other."""
     from pycparser.c_generator import CGenerator
 
     terms = list(_terms(score.expression, "+"))
@@ -25,7 +25,7 @@ def shift(score: Formula) -> Formula | None:
 
 
 def _terms(node: Any, sign: str) -> Iterator[tuple[str, Any]]:
-    """What a sum has, each with its sign."""
+    """Yield the terms of a sum, each with its sign."""
     if type(node).__name__ == "BinaryOp" and node.op in "+-":
         yield from _terms(node.left, sign)
         yield from _terms(node.right, sign if node.op == "+" else "-" if sign == "+" else "+")

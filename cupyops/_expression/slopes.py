@@ -1,4 +1,4 @@
-"""What the derivatives of a body read, by its text: nothing else is kept for backward, and what is 1 is not computed."""
+"""Names that the derivatives of a body read: nothing else is kept for backward, and derivatives of 1 are not computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .syntax import Body
 
 @dataclass(frozen=True)
 class Slopes:
-    """Of an expression: the names that it depends on; the derivative by each, as the names that it reads.
+    """Dependencies of an expression: its names; for each, the names that the derivative by it reads.
 
     ones: those by which the derivative is 1.
     """
@@ -23,7 +23,7 @@ class Slopes:
 
 
 def slopes(body: Body, y: str, names: Sequence[str]) -> Slopes:
-    """Those of y, by `names`. Of anything but one assignment of sums and products they read all that there is."""
+    """Return the slopes of y by `names`. For anything but one assignment of sums and products they read every name."""
     try:
         statements = body.statements
     except InputError:  # the text has a reference of its own
@@ -31,7 +31,7 @@ def slopes(body: Body, y: str, names: Sequence[str]) -> Slopes:
     if len(statements) == 1 and type(statements[0]).__name__ == "Assignment":
         (one,) = statements
         if one.op == "=" and getattr(one.lvalue, "name", "") == y:
-            return _of(one.rvalue, frozenset(names))
+            return _slopes_of(one.rvalue, frozenset(names))
     return _any(frozenset(names) & body.words)
 
 
@@ -39,17 +39,17 @@ def _any(names: frozenset[str]) -> Slopes:
     return Slopes(names, dict.fromkeys(names, names))
 
 
-def _of(node: Any, known: frozenset[str]) -> Slopes:
+def _slopes_of(node: Any, known: frozenset[str]) -> Slopes:
     kind = type(node).__name__
     if kind == "ID":
         own = frozenset({node.name} & known)
         return Slopes(own, dict.fromkeys(own, frozenset()), own)
     if kind == "BinaryOp" and node.op in "+-*/":
-        return _of_two(node.op, _of(node.left, known), _of(node.right, known))
+        return _of_two(node.op, _slopes_of(node.left, known), _slopes_of(node.right, known))
     if kind == "UnaryOp" and node.op == "-":
-        one = _of(node.expr, known)
+        one = _slopes_of(node.expr, known)
         return Slopes(one.names, one.reads)
-    return _any(frozenset().union(*(_of(child, known).names for _, child in node.children())))
+    return _any(frozenset().union(*(_slopes_of(child, known).names for _, child in node.children())))
 
 
 def _of_two(op: str, a: Slopes, b: Slopes) -> Slopes:

@@ -22,7 +22,7 @@ _WITH_F = re.compile(
 )
 _TOKEN = re.compile(r'(?P<number>\.?\d(?:[eE][+-]|[\w.])*)|(?P<word>[A-Za-z_]\w*)|"(?:\\.|[^"\\])*"')
 _CAST = re.compile(r"\b(A|T|double|int|bool)\s*(?=\()")
-# What is no C, and what to write.
+# Patterns of Python and C++ that are no C, and what to write instead.
 _NOT_C = tuple(
     (re.compile(pattern), message)
     for pattern, message in (
@@ -81,7 +81,7 @@ class Body:
 
     @cached_property
     def cuda(self) -> str:
-        """As the kernel has it: `A` is the type computed in, and floating literals are of it."""
+        """CUDA text of the body: `A` is the type computed in, and floating literals are of it."""
         return _rewritten(self.clean, lambda literal: f"A({literal})")
 
     @cached_property
@@ -107,7 +107,7 @@ class Body:
         return list(tree.ext[-1].body.block_items or [])
 
     def _refuse_python(self) -> None:
-        """What is Python, or C++, and would be told in words of the parser or, as a comment, not at all."""
+        """Refuse Python and C++, which the parser would report in its own words or, in a comment, not at all."""
         for number, (line, clean) in enumerate(zip(self.text.splitlines(), self.clean.splitlines()), 1):
             for pattern, message in self.refused:
                 if (match := pattern.search(clean)) is not None:
@@ -142,5 +142,5 @@ def _rewritten(text: str, literal: Callable[[str], str]) -> str:
 
 
 def is_floating(number: str) -> bool:
-    """Whether a literal is one of a floating-point type."""
+    """Return True if a literal is one of a floating-point type."""
     return not number.lower().startswith("0x") and re.search(r"[.eE]", number) is not None

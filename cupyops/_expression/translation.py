@@ -1,4 +1,4 @@
-"""From C to PyTorch: a body's syntax tree as the text of a Python function over torch.
+"""Translation of C to PyTorch: a body's syntax tree as the text of a Python function over torch.
 
 Assignments become new names. Both branches of an `if` or `?:` are computed and one is selected; see `functions.guard`.
 """

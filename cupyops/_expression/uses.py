@@ -1,4 +1,4 @@
-"""What a mask depends on, by its text: whether one map of it serves all batches and heads."""
+"""Dependencies of a mask, by its text: whether one map of it serves all batches and heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .indexed import Formula
 
 @dataclass(frozen=True)
 class Uses:
-    """Where an expression names the batch and the head: of which tensors in which dimension, None for elsewhere.
+    """Uses of the batch and the head in an expression: the tensor and dimension that each indexes, None for elsewhere.
 
     both: the tensors whose elements go by query and key.
     """
@@ -24,7 +24,7 @@ class Uses:
 
     @classmethod
     def of(cls, formula: Formula | None) -> Uses:
-        """Those of an expression."""
+        """Collect the uses in an expression."""
         if formula is None:
             return cls()
         found = list(_names(formula.expression, None))

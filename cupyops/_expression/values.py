@@ -47,7 +47,7 @@ ANY_TWO = {"max": "c_.torch.maximum", "min": "c_.torch.minimum"}
 FORMS = FLOATING | FLOATING_TWO | TRUTH | ANY_TWO | {"abs": "c_.torch.abs"}
 KNOWN = frozenset({*FORMS, "fma"})
 
-# What an error says of C that has no translation.
+# Advice of errors about C that has no translation.
 GIVE = "give reference=, a Python function of the same parameters"
 
 

@@ -44,7 +44,7 @@ def tensor_at(address: int, ctype: str) -> Tensor:
 
 
 def _on_cpu(address: int, dtype: torch.dtype) -> Tensor | None:
-    """What the simulator has to know: the whole of the storage behind the address."""
+    """Find the storage behind the address, as a flat tensor, which the simulator has to know; None where there is none."""
     for one in gc.get_objects():
         if _is_there(one, address):
             storage = one.untyped_storage()

@@ -16,7 +16,7 @@ from .launch.shared import Shared
 
 
 class Extension:
-    """What `cupyops.extension` gives: the kernels of a file.
+    """Kernels of a file, as returned by `cupyops.extension`.
 
     `ext.name` is the `Kernel` of that name, with the template parameters that have no default; `ext["name<T, 4>"]` one with
     template parameters as they are written there, as of `Kernel`. Of two kernels of one name in different namespaces each is

@@ -31,18 +31,18 @@ _thread = _Thread()
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured; never what torch.compile traces, which could not go through the question."""
+    """Return True if a CUDA graph is being captured; False under torch.compile, which could not trace the question."""
     return not is_dynamo_compiling() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def warming() -> bool:
-    """Whether this thread makes one of the calls before a capture, which launch what the graph will."""
+    """Return True while this thread makes one of the calls before a capture, which launch what the graph will."""
     return _thread.warming
 
 
 @dataclass
 class _Captured:
-    """What there is of one signature: how often it has run, then the graph between its inputs and outputs."""
+    """State of one signature: how often it has run, then the graph between its inputs and outputs."""
 
     runs: int = 0
     graph: Any = None
@@ -51,7 +51,7 @@ class _Captured:
 
 
 class Graphed:
-    """What `cupyops.graph` gives: called as the step is."""
+    """Step as returned by `cupyops.graph`: called as the original is."""
 
     def __init__(self, step: Callable[..., Any], warmup: int) -> None:
         if not callable(step):
@@ -125,8 +125,7 @@ class Graphed:
 
 
 def _leave(stream: torch.cuda.Stream) -> None:
-    """After a capture that failed: PyTorch's random numbers stay inside one that CUDA refuses to end, and the next would
-    raise. One that is ended takes them out."""
+    """Take PyTorch's random numbers out of a failed capture, by one that succeeds: else the next capture would raise."""
     with contextlib.suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is empty
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
@@ -191,7 +190,7 @@ def _device(tensors: list[Tensor]) -> torch.device | None:
 
 
 def _signature(leaves: list[Any], spec: Any, device: torch.device) -> Any:
-    """What a graph was captured for."""
+    """Key of the graph that serves a call: device, modes, and the metadata or values of its arguments."""
     modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
     parts = [
         (leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves

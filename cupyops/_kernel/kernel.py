@@ -78,7 +78,7 @@ def kernels(folder: Path | None = None) -> list[Kernel]:
 
 
 def _after_fork() -> None:
-    """In the child: nobody will release a lock that another thread held, and nothing is loaded on a device."""
+    """Reset a child process: nobody will release a lock that another thread held, and nothing is loaded on a device."""
     for kernel in kernels():
         kernel._lock = threading.Lock()
         kernel._table.clear()
@@ -165,7 +165,7 @@ class Kernel(ByName, Template):
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing is compiled, loaded or configured, and nobody has been warned."""
+        """Reset to the state in which nothing is compiled, loaded or configured, and nobody has been warned."""
         self._warned: set[int] = set()  # the places of arguments that were views
         self._warned_of_gradients = False
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
@@ -178,7 +178,7 @@ class Kernel(ByName, Template):
         _kernels.append(weakref.ref(self))
 
     def defined_at(self, beside: Path | None, module: str, strided: bool) -> None:
-        """It belongs to a module that has asked for it by way of another: includes are looked for beside that one."""
+        """Assign the kernel to a module that asked for it through another, and look for includes beside that one."""
         self._beside, self._defined_in, self.strided = beside, module, strided or source.is_own(beside)
 
     @functools.cached_property
@@ -204,7 +204,7 @@ class Kernel(ByName, Template):
 
     @property
     def is_text(self) -> bool:
-        """Whether it was given as CUDA C, and not as the name of a file."""
+        """True if the kernel was given as CUDA C, and not as the name of a file."""
         return isinstance(self._code, str) and source.is_text(self._code)
 
     def __getitem__(self, launch: tuple[Any, ...]) -> Callable[..., None]:
@@ -236,7 +236,7 @@ class Kernel(ByName, Template):
         cluster: int | tuple[int, ...] | None = None,
         overlap: bool = False,
     ) -> Callable[..., None]:
-        """What `kernel[grid, block, shared]` is, a function of the kernel's arguments, with more to choose.
+        """Return a function of the kernel's arguments, like `kernel[grid, block, shared]`, with more to choose.
 
         Args:
             grid: how many blocks: an int, or a tuple of one to three.
@@ -337,7 +337,7 @@ class Kernel(ByName, Template):
         return lambda *args, **template: self._launch(launch, args, template)
 
     def _unhurried_at_first(self, configuration: Configuration) -> Callable[..., None]:
-        """The launch function for who keeps it from before the kernel's first launch, after which it is a fast one."""
+        """Return a launch function that may be kept from before the kernel's first launch, after which it is a fast one."""
         fast: Callable[..., None] | None = None
 
         def launch(*args: Any, **template: Any) -> None:
@@ -435,7 +435,7 @@ class Kernel(ByName, Template):
             return specialised.launch(anchor, configuration, args, record)
 
     def _make_fast(self, specialised: Specialised, loaded: Loaded) -> None:
-        """From now on these template values, on this device, take the fast path."""
+        """Let these template values, on this device, take the fast path."""
         with self._lock:
             if self._specialised.get(specialised.values) is not specialised:
                 return  # the file has been edited meanwhile

@@ -247,7 +247,7 @@ class RawKernel:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What CUDA says of the kernel on the current GPU: `num_regs`, `shared_size_bytes`, `max_threads_per_block` ...
+        """Attributes of the kernel on the current GPU: `num_regs`, `shared_size_bytes`, `max_threads_per_block` ...
 
         Raises:
             LaunchError: there is no GPU.
@@ -259,7 +259,7 @@ class RawKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """How much dynamic shared memory a launch may have. Setting it does nothing: a launch asks for what it needs."""
+        """Largest dynamic shared memory of a launch. Setting it does nothing: a launch asks for what it needs."""
         return self.attributes["max_dynamic_shared_size_bytes"]
 
     @max_dynamic_shared_size_bytes.setter
@@ -267,7 +267,7 @@ class RawKernel:
         del value
 
     def compile(self) -> None:
-        """Nothing: a kernel is compiled, or found in the cache, at its first launch."""
+        """Do nothing: a kernel is compiled, or found in the cache, at its first launch."""
 
     def __repr__(self) -> str:
         return f"RawKernel({self.kernel})"
@@ -329,7 +329,7 @@ class RawModule:
         return self._module[kernels[0]].globals()[name]
 
     def compile(self) -> None:
-        """Nothing: a kernel is compiled, or found in the cache, at its first launch."""
+        """Do nothing: a kernel is compiled, or found in the cache, at its first launch."""
 
     def __repr__(self) -> str:
         return f"RawModule({self._module.name})"
@@ -340,7 +340,7 @@ def _name(code: str | Path) -> str:
 
 
 def _is_memory(value: Any, for_pointer: bool) -> bool:
-    """Whether it is an array whose memory a kernel is to see; NumPy's are structs by value elsewhere."""
+    """Return True for an array whose memory a kernel is to see; NumPy's are structs by value elsewhere."""
     if isinstance(value, (Tensor, Pointers, TensorMap)) or not libraries.is_array(value):
         return False
     kind = libraries.kind_of(value)

@@ -20,7 +20,7 @@ _INSTANCE = re.compile(r"(\w+)(?:<(.+)>)?")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext cupyops` runs: makes the cell magic `%%cuda` known to IPython and Jupyter.
+    """Make the cell magic `%%cuda` known to IPython and Jupyter; `%load_ext cupyops` runs this.
 
     Args:
         shell: the `InteractiveShell`.
@@ -63,7 +63,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext cupyops` runs: `%%cuda` is gone, the kernels stay."""
+    """Remove the cell magic `%%cuda`; `%unload_ext cupyops` runs this. The kernels stay."""
     shell.magics_manager.magics["cell"].pop("cuda", None)
     if hasattr(CupyopsError, "_render_traceback_"):
         del CupyopsError._render_traceback_
@@ -99,7 +99,7 @@ def _kernels(line: str, cell: str) -> dict[str, Kernel]:
         found[name]._beside = None  # like a Kernel made in the notebook: includes are looked for in the working folder
     if not found:
         raise InputError(f"the cell has no __global__ function; {_HINT}")
-    instances = _asked(asked.instance, found)
+    instances = _instances_named(asked.instance, found)
     for kernel, values in instances:
         kernel.instance(**values).binary(_arch())
     for name, kernel in found.items():
@@ -108,7 +108,7 @@ def _kernels(line: str, cell: str) -> dict[str, Kernel]:
     return found
 
 
-def _asked(names: list[str], found: dict[str, Kernel]) -> list[tuple[Kernel, dict[str, Any]]]:
+def _instances_named(names: list[str], found: dict[str, Kernel]) -> list[tuple[Kernel, dict[str, Any]]]:
     """The instances that the line names."""
     chosen = []
     for text in names:
@@ -136,7 +136,7 @@ def _check(kernel: Kernel, declared: Function) -> None:
 
 
 def _hangs_on_the_type(kernel: Kernel, error: CompileError) -> bool:
-    """Whether a template that does not compile for float32 may do so for another type."""
+    """Return True if a template that does not compile for float32 may do so for another type."""
     if "static assertion failed" in str(error):
         return True
     try:

@@ -56,7 +56,7 @@ class OperatorOfLists(Operator):
 
     @property
     def definition(self) -> Any:  # type: ignore[override]
-        """That of an operator for lists of one tensor: of what does not depend on the lengths."""
+        """Definition for lists of one tensor: for what does not depend on the lengths."""
         return self.of(tuple(1 for _ in self.lists)).definition
 
     def of(self, lengths: Lengths) -> Operator:
@@ -93,7 +93,7 @@ class OperatorOfLists(Operator):
         return function
 
     def forward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        """As `Operator.forward`; lists of tensors come as lists, and outputs may be returned as one."""
+        """Set the forward role, like `Operator.forward`; lists of tensors come as lists, and outputs may be one."""
         return self._give("forward", launch)
 
     def backward(
@@ -103,21 +103,21 @@ class OperatorOfLists(Operator):
         reads: Mapping[str, Sequence[str]] = schema.NOTHING,
         apart: bool = False,
     ) -> Any:
-        """As `Operator.backward`; the gradient of a list is a list, or None, and `needs_grad` has a tuple for it."""
+        """Set the backward role, like `Operator.backward`; a list's gradient is a list or None, its `needs_grad` a tuple."""
         if launch is None:
             return functools.partial(self.backward, reads=reads, apart=apart)
         return self._give("backward", launch, reads=reads, apart=apart)
 
     def reference_backward(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
-        """As `Operator.reference_backward`, with lists as backward has them."""
+        """Set the role, like `Operator.reference_backward`, with lists as backward has them."""
         return self._give("reference_backward", gradient)
 
     def unsupported(self, reason: Callable[..., str | None]) -> Callable[..., str | None]:
-        """As `Operator.unsupported`; lists of tensors come as lists."""
+        """Set the role, like `Operator.unsupported`; lists of tensors come as lists."""
         return self._give("unsupported", reason)
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """As `Operator.fake`; lists of tensors come as lists, and outputs may be returned as one."""
+        """Set the role, like `Operator.fake`; lists of tensors come as lists, and outputs may be returned as one."""
         return self._give("fake", function)
 
     # --- the call ---
@@ -274,7 +274,7 @@ class _Flat:
         return self._shown(author, backward, [schema.parameter(name, None) for name in flat])
 
     def _gradients(self, found: Any) -> Any:
-        """What a backward of the author's returns, a gradient for each tensor, in order."""
+        """Flatten what a backward of the author's returns into a gradient for each tensor, in order."""
         if found is None:
             return None
         tensors = [

@@ -179,14 +179,14 @@ class Operator(ByName):
         return gradient
 
     def unsupported(self, reason: Callable[..., str | None]) -> Callable[..., str | None]:
-        """Why the kernels have no case for these arguments, or None: takes the reference's arguments, looks at metadata."""
+        """Set the function that tells from metadata why the kernels have no case for the reference's arguments, or None."""
         self.definition.check_takes("unsupported", reason)
         self.definition.refusal = reason
         self._has_another_role()
         return reason
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What `torch.compile` and `torch.export` run in the place of forward, to learn the shapes of what it returns.
+        """Set the function that `torch.compile` and `torch.export` run in place of forward, to learn its outputs' shapes.
 
         Needed where forward reads values, as one does whose output has as many elements as it counts: such a size is
         `torch.library.get_ctx().new_dynamic_size()`. It takes the reference's arguments, tensors without storage, and
@@ -254,7 +254,7 @@ class Operator(ByName):
         return self._otherwise(args)
 
     def _settled(self, args: tuple[Any, ...], reason: str) -> Callable[..., Any]:
-        """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
+        """Return the function for more calls of a known signature, without a choice of route if it is the kernels'."""
         if self._route(args)[0] != "kernel" or self.definition.nondeterministic:  # which the settings of PyTorch decide
             return self._of_values
 

@@ -1,1 +1,1 @@
-"""From the host code of a C++ extension to Python: what `python -m cupyops port` writes."""
+"""Translation of the host code of C++ extensions to Python: what `python -m cupyops port` writes."""

@@ -22,7 +22,7 @@ _OF_THE_OUTPUT = re.compile(
 
 
 class Forward(Protocol):
-    """What a backward asks of its operator."""
+    """Parts of an operator that its backward uses."""
 
     name: str
     forward: Function
@@ -98,7 +98,7 @@ class Backward:
         if is_tensor and name in operator.outputs:
             self.saved.append(name)
             return name_of(name)
-        if is_tensor and (of := _of(name, self.grads)):
+        if is_tensor and (of := _gradient_of(name, self.grads)):
             return self.grads[of]
         if is_tensor and _OF_THE_OUTPUT.fullmatch(name) and len(self.grads) == 1:
             return next(iter(self.grads.values()))
@@ -111,9 +111,9 @@ class Backward:
         return operator.need(name)
 
     def _of_results(self) -> list[str]:
-        """Of which input each result is the gradient; empty where names do not tell."""
+        """Name for each result the input whose gradient it is; empty where names do not tell."""
         operator, results = self.operator, self.results or self.allocated
-        of = [_of(one, operator.tensors) for one in results]
+        of = [_gradient_of(one, operator.tensors) for one in results]
         if not all(of) and len(results) == 1 and len(operator.differentiable) == 1:
             of = list(operator.differentiable)  # there is no other
         return of if all(of) and len(set(of)) == len(of) else []
@@ -144,7 +144,7 @@ class Backward:
 
     def _gradient(self, name: str) -> str:
         """A gradient that the caller allocates: zeros of the shape of what it is the gradient of."""
-        of = _of(name, self.operator.tensors)
+        of = _gradient_of(name, self.operator.tensors)
         shape = f"torch.zeros_like({of})" if of else f"torch.zeros({self.operator.need(f'the shape of {name}')})"
         self.body.append(f"    {name_of(name)} = {shape}")
         return name_of(name)
@@ -199,23 +199,23 @@ def _name(node: Node) -> str:
     return text(node) if node.type == "identifier" else "?"
 
 
-def _plain(name: str) -> str:
+def _simplify(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _of(name: str, names: Mapping[str, str] | Sequence[str]) -> str:
-    """Of which of the names this is the gradient, by its own: `grad_x`, `dL_dx`, `gx`, `x_grad`; empty for none."""
-    known = {_plain(one): one for one in names}
+def _gradient_of(name: str, names: Mapping[str, str] | Sequence[str]) -> str:
+    """Return the name whose gradient this is, by its own: `grad_x`, `dL_dx`, `gx`, `x_grad`; empty for none."""
+    known = {_simplify(one): one for one in names}
     rest = name
     while (match := _OF.fullmatch(rest.strip("_"))) is not None:
         rest = match[1] or match[2]
-        if _plain(rest) in known:
-            return known[_plain(rest)]
+        if _simplify(rest) in known:
+            return known[_simplify(rest)]
     return ""
 
 
 def _defined(function: Function, name: str, operator: Forward) -> str:
-    """What the forward has under a name, in terms of its arguments: as a variable, or as what it passes on by that name."""
+    """Return the forward's value of a name, in terms of its arguments: a variable's, or that of an argument passed on."""
     for node in walk(function.body):
         value: Node | None = None
         if node.type == "init_declarator" and text(node.child_by_field_name("declarator")) == name:

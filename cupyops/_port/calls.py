@@ -99,7 +99,7 @@ def call(node: Node, scope: Scope) -> Value:
 
 
 def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], scope: Scope) -> Value | None:
-    """What a constructor makes; None where it is no type that is known."""
+    """Translate a constructor call; None where the type is not known."""
     kind = type_of(spelled, scope.types)
     if kind is None or kind.kind not in ("dim3", "options", "string", "list", "tuple", "optional", "device", "scalar"):
         return None
@@ -151,7 +151,7 @@ def grid(node: Node, scope: Scope) -> Value:
 
 
 def status(node: Node, base: str, given: Node, scope: Scope) -> Value:
-    """What only reports an error of CUDA's, or waits: errors are exceptions here, so that there is none."""
+    """Translate a call that only reports an error of CUDA's, or waits, as success: errors are exceptions here."""
     for one in children(given):
         if base in REPORTS:
             if python(one, scope).type != STATUS:
@@ -163,7 +163,7 @@ def status(node: Node, base: str, given: Node, scope: Scope) -> Value:
 
 
 def attribute(node: Node, given: Node, scope: Scope) -> bool:
-    """Whether it sets a hint for a kernel, or asks for its shared memory, which a launch does itself."""
+    """Accept a call that sets a hint for a kernel, or asks for its shared memory, which a launch does itself."""
     nodes = children(given)
     if len(nodes) < 2 or bare(text(nodes[1])) not in ATTRIBUTES_OF_KERNELS:
         raise NotTranslated(node, f"{text(node)[:60]!r}: an attribute of a kernel that is no hint")

@@ -19,12 +19,12 @@ _SIGNS = {"EQ": "==", "NE": "!=", "GT": ">", "GE": ">=", "LT": "<", "LE": "<="}
 
 
 def is_check(name: str) -> bool:
-    """Whether a macro is one of PyTorch's that checks, or C's."""
+    """Return True if a macro is one of PyTorch's checks, or C's."""
     return _ASSERTS.fullmatch(name) is not None
 
 
 def refusals(node: Node, name: str, given: Node, scope: Scope) -> list[tuple[str, str]]:
-    """(what refuses, the Python of the message) of a call that checks; none where a launch checks the same."""
+    """Return (condition, message) pairs in Python for a call that checks; none where a launch checks the same."""
     nodes = children(given)
     if not nodes:
         raise NotTranslated(node, f"a check of nothing: {text(node)[:60]!r}")
@@ -68,9 +68,9 @@ def message(parts: list[Value]) -> str:
     if all(one.type.kind == "string" for one in parts) and len(parts) == 1:
         return parts[0].code
     if all(one.type.kind == "string" and one.code[0] in "'\"" for one in parts):
-        return repr("".join(_plain(one.code) for one in parts))
+        return repr("".join(_literal_text(one.code) for one in parts))
     return f"''.join(map(str, ({', '.join(one.code for one in parts)},)))"
 
 
-def _plain(code: str) -> str:
+def _literal_text(code: str) -> str:
     return str(ast.literal_eval(code))

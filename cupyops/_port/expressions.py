@@ -470,7 +470,7 @@ def constant(node: Node, name: str, scope: Scope) -> Value:
 
 
 def constant_value(name: str, value: str, scope: Scope) -> Value | None:
-    """What a constant of the files is; None where that has no translation."""
+    """Return the value of a constant of the files; None where it has no translation."""
     root = parser().parse(f"auto found = {value};".encode()).root_node
     node = next((one for one in walk(root) if one.type == "init_declarator"), None)
     if node is None or root.has_error:
@@ -489,7 +489,7 @@ def constant_value(name: str, value: str, scope: Scope) -> Value | None:
 
 
 def nothing(node: Node, scope: Scope) -> None:
-    """What stands for a device or a stream: a launch finds both itself. Raises `NotTranslated` for anything else."""
+    """Accept an expression for a device or a stream, which a launch finds itself; else raise `NotTranslated`."""
     if node.type == "identifier":
         variable = scope.find(text(node))
         if variable is not None and variable.value.type.kind in ("guard", "tensor", "device", "pointer"):

@@ -1,4 +1,4 @@
-"""Where the values of a host function go: which names kernels read and write, and as which C types."""
+"""Data flow of a host function: names that kernels read and write, and as which C types."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .vocabulary import DTYPES, dispatched, kind_of_type
 
 @dataclass
 class Use:
-    """What kernels do with a tensor: the C type of its elements, empty where it is not known, and whether they write."""
+    """Use of a tensor by kernels: the C type of its elements, empty where it is not known, and whether they write."""
 
     element: str = ""
     written: bool = False
 
     @property
     def is_integer(self) -> bool:
-        """Whether its elements are integers or bools, which have no gradient."""
+        """True if its elements are integers or bools, which have no gradient."""
         return self.element in DTYPES and "float" not in DTYPES[self.element]
 
     @property
     def alignment(self) -> int:
-        """How many bytes are read at once, where they are elements of a vector type, as `float4`; else 1."""
+        """Bytes read at once where elements are of a vector type, as `float4`; else 1."""
         match = re.fullmatch(r"(?:__)?([a-z_]+?)(?:16)?([248])", self.element)
         return 1 if match is None else min(16, _BYTES.get(match[1], 0) * int(match[2])) or 1
 
@@ -35,13 +35,13 @@ _BYTES |= {"double": 8, "longlong": 8, "ulonglong": 8, "long": 8, "ulong": 8}
 
 
 def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) -> dict[str, Use]:
-    """Of each name inside the function that reaches a kernel, what kernels do with it."""
+    """Return the use that kernels make of each name inside the function that reaches one."""
     return _uses(function, program, kernels, frozenset())
 
 
 def launched(functions: Sequence[Function], program: Program) -> set[str]:
     """The names of the kernels that functions launch, themselves or through others."""
-    nodes = (node for function in _reached(functions, program) for node in walk(function.body))
+    nodes = (node for function in _reachable(functions, program) for node in walk(function.body))
     return {
         bare(text(node.parent).partition("<<<")[0])
         for node in nodes
@@ -52,7 +52,7 @@ def launched(functions: Sequence[Function], program: Program) -> set[str]:
 def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[str]:
     """The dtypes that each dispatch takes which functions reach, themselves or through others; none where there is none."""
     found: list[str] | None = None
-    for function in _reached(functions, program):
+    for function in _reachable(functions, program):
         for node in walk(function.body):
             if node.type == "call_expression" and "DISPATCH" in (name := text(node.child_by_field_name("function"))):
                 before = text(node.child_by_field_name("arguments")).partition('"')[0].lstrip("( ").rstrip(", \n")
@@ -62,7 +62,7 @@ def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[s
     return found or []
 
 
-def _reached(functions: Sequence[Function], program: Program) -> Iterator[Function]:
+def _reachable(functions: Sequence[Function], program: Program) -> Iterator[Function]:
     """Functions, and those that they call."""
     pending, seen = list(functions), set()
     while pending:
@@ -91,7 +91,7 @@ def _uses(
 
 
 def _of_call(node: Node, program: Program, kernels: Mapping[str, Kernel], within: frozenset[str]) -> list[Use | None]:
-    """What is done with each argument of a call; None for what is no tensor."""
+    """Return the use of each argument of a call; None for one that is no tensor."""
     called = text(node.child_by_field_name("function"))
     name = bare(called.partition("<<<")[0])
     if any(one.type == "kernel_call_syntax" for one in walk(node.child_by_field_name("function"))) or any(

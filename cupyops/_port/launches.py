@@ -17,7 +17,7 @@ from .vocabulary import type_of
 
 @dataclass
 class Kernel:
-    """What is known of a kernel.
+    """Signature of a kernel.
 
     Attributes:
         name: its name, without namespaces.

@@ -14,7 +14,7 @@ from .values import INT, Type, Value
 
 
 class Writer(Protocol):
-    """What a loop asks of the writer of its function."""
+    """Methods of a function's writer that a loop uses."""
 
     scope: Scope
     depth: int
@@ -61,7 +61,7 @@ def for_statement(writer: Writer, node: Node) -> None:
     begin, until, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
     body = node.child_by_field_name("body")
     writer.scope.frames.append({})
-    if not _counted(writer, begin, until, update, body, node):
+    if not _write_range(writer, begin, until, update, body, node):
         if begin is not None:
             writer.statement(begin) if begin.type == "declaration" else writer.effect(begin)
             writer.scope.read(begin)
@@ -77,10 +77,10 @@ def for_statement(writer: Writer, node: Node) -> None:
     writer.scope.read(node)
 
 
-def _counted(
+def _write_range(
     writer: Writer, begin: Node | None, until: Node | None, update: Node | None, body: Node, node: Node
 ) -> bool:
-    """Whether the loop counts, so that it is written as a range: its limits are taken once."""
+    """Write a loop that counts as a range, whose limits are taken once; return False for other loops."""
     scope = writer.scope
     if (
         begin is None
@@ -147,7 +147,7 @@ def _wider(value: Value) -> Value:
 
 
 def _is_size(node: Node) -> bool:
-    """Whether the calls in a limit are of sizes of tensors, which what a loop computes does not change."""
+    """Return True if the calls in a limit are of sizes of tensors, which what a loop computes does not change."""
     found = [
         text(one.child_by_field_name("function")).rpartition(".")[2]
         for one in walk(node)
@@ -157,7 +157,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _step(writer: Writer, update: Node, name: str) -> int | None:
-    """By how much the update counts; None where it does something else."""
+    """Step by which the update counts; None where it does something else."""
     if update.type == "update_expression" and text(update.child_by_field_name("argument")) == name:
         return 1 if text(update.child_by_field_name("operator")) == "++" else -1
     if update.type == "assignment_expression" and text(update.child_by_field_name("left")) == name:
@@ -303,7 +303,7 @@ def _case(writer: Writer, cases: Sequence[Node], index: int) -> None:
 
 
 def _ends(node: Node) -> bool:
-    """Whether nothing goes on behind a statement."""
+    """Return True if control never passes the end of a statement."""
     if node.type == "compound_statement":
         inner = children(node)
         return bool(inner) and _ends(inner[-1])

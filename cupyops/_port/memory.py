@@ -55,7 +55,7 @@ def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
 
 
 def _to_host(nodes: list[Node], scope: Scope) -> bool:
-    """Whether it copies to a variable or an array of the host, as `cudaMemcpy(&n, p, sizeof(int), ...)`: then it does."""
+    """Translate a copy to a variable or an array of the host, `cudaMemcpy(&n, p, sizeof(int), ...)`; False for others."""
     target, name = nodes[0], None
     if text(target).startswith("&") and target.type == "pointer_expression":
         name = target.child_by_field_name("argument")

@@ -83,12 +83,12 @@ class Operator:
 
     @property
     def tensors(self) -> list[str]:
-        """Those of them that are tensors."""
+        """Names of the inputs that are tensors."""
         return [name for ctype, name in self.inputs if kind_of_type(ctype) == "tensor"]
 
     @property
     def differentiable(self) -> list[str]:
-        """Those of the tensors that kernels do not take as integers."""
+        """Names of the tensors that kernels do not take as integers."""
         return [name for name in self.tensors if not self.uses.get(name, Use()).is_integer]
 
     def write(self) -> None:
@@ -102,12 +102,12 @@ class Operator:
             self.lines += ["", "", *backward.lines]
 
     def note(self, what: str, place: str = "") -> str:
-        """Something to be checked: it is listed, and the line that marks it is returned."""
+        """List something to be checked, and return the line that marks it."""
         self.problems.append(f"{place or self.place}: check: {what}")
         return f"    # check this ({place or self.place}): {what}"
 
     def need(self, what: str) -> str:
-        """In the place of what has to be given: it raises until it is."""
+        """Return a placeholder for what the user has to give: it raises until it is replaced."""
         self.missing = True
         return f"_missing({what!r})"
 
@@ -127,7 +127,7 @@ class Operator:
         ]
 
     def _declared(self, constant: Sequence[int]) -> str:
-        """What else the C++ says of it.
+        """Write the options of the operator that follow from the C++.
 
         The dtypes that it dispatches over; outputs whose gradient its backward does not take; and that a kernel adds by
         atomics, in an order that is another each time.
@@ -151,7 +151,7 @@ class Operator:
         return f"{name}: {annotation}{optional}" + (f" = {default}" if default is not None else "")
 
     def _unsupported(self, without: Sequence[str]) -> None:
-        """Without elements the grid of the C++ is empty, which CUDA refuses to launch: the reference is taken.
+        """Write the `unsupported` role: without elements the grid of the C++ is empty, and CUDA refuses to launch it.
 
         So it is where a gradient is wanted that the C++ has not.
         """

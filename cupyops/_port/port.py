@@ -24,7 +24,7 @@ from .vocabulary import DTYPES, kind_of_type, name_of, type_of
 
 @dataclass
 class Ported:
-    """What was made of an extension.
+    """Result of porting an extension.
 
     Attributes:
         files: the text of each file, by its name.
@@ -138,7 +138,7 @@ def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
 
 
 def _hints(program: Program) -> list[str]:
-    """Why there may be no function that launches."""
+    """Say why there may be no function that launches."""
     found = [
         f"the launch in the macro {name} ({place}) is not read: write it into a function"
         for name, place in program.macros.items()
@@ -276,7 +276,7 @@ _OF_SIGNATURE = frozenset(
 
 
 def _signature(function: Function) -> list[str]:
-    """What a signature has besides a type, a name and parameters, such as attributes: it is not translated."""
+    """List parts of a signature that are not translated, such as attributes: all but types, a name and parameters."""
     found, node = list[str](), function.node
     while node is not None:
         parts = [node.child_by_field_name(field) for field in ("type", "declarator", "body", "parameters")]
@@ -366,7 +366,7 @@ def _tests(stem: str, file: str, operators: list[Operator]) -> str:
 
 
 def _left_open(operator: Operator) -> list[str]:
-    """Of indices kernels know no bound: they read or write where these say."""
+    """Write the entry of LEFT_OPEN for an operator: kernels do not check indices, so index tensors are listed there."""
     integers = [one for one in operator.tensors if operator.uses.get(one, Use()).is_integer]
     if not integers:
         return [f'    "{operator.name}": {{}},']

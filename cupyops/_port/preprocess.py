@@ -33,8 +33,8 @@ class Macro:
 
 
 @functools.cache
-def _given() -> dict[str, str]:
-    """What a compiler of host code and PyTorch's headers define, as numbers."""
+def _predefined() -> dict[str, str]:
+    """Macros that a compiler of host code and PyTorch's headers define, as numbers."""
     version = [re.sub(r"\D.*", "", one) or "0" for one in torch.__version__.split("+")[0].split(".")[:3]]
     cuda = [int(one) for one in (torch.version.cuda or "12.8").split(".")[:2]]
     names = dict(zip(("TORCH_VERSION_MAJOR", "TORCH_VERSION_MINOR", "TORCH_VERSION_PATCH"), version))
@@ -139,7 +139,7 @@ class Preprocessor:
             self.constants[name] = macro
 
     def _is_constant(self, macro: Macro) -> bool:
-        """Whether it is a number, or an expression of constants in brackets: one that is a whole wherever it stands."""
+        """Return True for a number, or an expression of constants in brackets, which is a whole wherever it stands."""
         if macro.parameters is not None or _NUMBER.fullmatch(macro.body):
             return macro.parameters is None
         run = tokens(macro.body)
@@ -166,8 +166,8 @@ class Preprocessor:
             active.append((holds, holds))
 
     def _holds(self, asked: str, file: str, line: int) -> bool:
-        """Whether the condition of an `#if` holds; a name that nothing defines is 0, as in C++."""
-        given = _given()
+        """Return True if the condition of an `#if` holds; a name that nothing defines is 0, as in C++."""
+        given = _predefined()
 
         def defined(match: re.Match[str]) -> str:
             name = match[1] or match[2]
@@ -192,7 +192,12 @@ class Preprocessor:
             return False
 
     def _ask(self, name: str, file: str, line: int) -> None:
-        if name not in self.macros and name not in _given() and name not in self._known and name != "__CUDA_ARCH__":
+        if (
+            name not in self.macros
+            and name not in _predefined()
+            and name not in self._known
+            and name != "__CUDA_ARCH__"
+        ):
             self.taken.append((file, line, name))
 
     # --- macros ---
@@ -208,7 +213,7 @@ class Preprocessor:
                 continue
             out.append(_spaces(content[at : one.start]))
             line += content.count("\n", at, one.start)
-            text, after = self._one(run, index, frozenset(), file, line, False)
+            text, after = self._expand_at(run, index, frozenset(), file, line, False)
             out.append(text)
             lines = content.count("\n", one.start, run[after - 1].end)
             out.append("\n" * (lines - text.count("\n")))
@@ -217,7 +222,7 @@ class Preprocessor:
         out.append(_spaces(content[at:end]))
         return "".join(out)
 
-    def _one(
+    def _expand_at(
         self, run: Sequence[Token], index: int, hidden: frozenset[str], file: str, line: int, every: bool
     ) -> tuple[str, int]:
         """The text of what begins at a token, with its macro expanded, and the place behind it."""
@@ -243,7 +248,7 @@ class Preprocessor:
         out, index = [], 0
         while index < len(run):
             gap = " " if index and run[index - 1].end < run[index].start and run[index].kind != "lines" else ""
-            text, index = self._one(run, index, hidden, file, line, every)
+            text, index = self._expand_at(run, index, hidden, file, line, every)
             out += [gap, text]
         return "".join(out)
 
@@ -336,7 +341,7 @@ def _blank(text: str) -> str:
 
 
 def _spaces(gap: str) -> str:
-    """What stands between two tokens: spaces and comments."""
+    """Blank out the text between two tokens: spaces and comments."""
     return gap if gap.isspace() or not gap else _blank(gap)
 
 

@@ -72,7 +72,7 @@ class Function:
 
     @property
     def launches(self) -> bool:
-        """Whether it has a `<<<>>>`."""
+        """True if the function has a `<<<>>>`."""
         return any(node.type == "kernel_call_syntax" for node in walk(self.body))
 
     @property
@@ -89,7 +89,7 @@ class Function:
 
 @dataclass
 class Program:
-    """What the files of an extension have.
+    """Parsed files of an extension.
 
     Attributes:
         functions: host functions by name.
@@ -121,7 +121,7 @@ class Program:
 
 
 def is_stream(ctype: str) -> bool:
-    """Whether a C type is that of a stream."""
+    """Return True if a C type is that of a stream."""
     return re.search(r"cudaStream_t|CUDAStream", ctype) is not None
 
 
@@ -216,7 +216,7 @@ def _terminated(code: str) -> str:
 
 
 def _give_defaults(function: Function | None, values: list[str | None]) -> None:
-    """Those of a declaration or of the bindings, where they are as many as the parameters, and the last of them."""
+    """Set defaults from a declaration or the bindings, where it lists every parameter and has defaults at the end alone."""
     if function is None or len(values) != len(function.parameters):
         return
     given = [one is not None for one in values]
@@ -351,7 +351,7 @@ def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tupl
 
 
 def _declared(node: Node, found: Program) -> bool:
-    """Whether it declares a function; its default arguments."""
+    """Record the default arguments of a declared function; return False for other declarations."""
     declarator = node.child_by_field_name("declarator")
     if declarator is None or declarator.type != "function_declarator":
         return False

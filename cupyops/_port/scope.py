@@ -1,4 +1,4 @@
-"""What is known inside a function: its variables, block by block, and which tokens of the C++ are accounted for."""
+"""Scope of a function: its variables, block by block, and which tokens of the C++ are accounted for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Variable:
 
 @dataclass
 class Scope:
-    """What is known of names inside a function.
+    """Names known inside a function.
 
     Attributes:
         program: the files.
@@ -66,7 +66,7 @@ class Scope:
     _names: set[str] = field(default_factory=set)
 
     def note(self, what: str) -> None:
-        """Something that a reader is to check."""
+        """Note something that a reader is to check."""
         if what not in self.notes:
             self.notes.append(what)
 
@@ -107,7 +107,7 @@ class Scope:
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """While a text of its own is translated, whose tokens are not those of the function."""
+        """Translate a text of its own inside, whose tokens are not those of the function."""
         done, self._done = self._done, set()
         try:
             yield
@@ -120,7 +120,7 @@ class Scope:
             self._done |= {one.start_byte for one in leaves(node)}
 
     def is_read(self, node: Node) -> bool:
-        """Whether every token below a node is accounted for."""
+        """Return True if every token below a node is accounted for."""
         return all(one.start_byte in self._done or one.type in _WITHOUT_MEANING for one in leaves(node))
 
     def account(self, node: Node) -> None:

@@ -48,12 +48,12 @@ class Writer:
         self.lines.append(pad + code)
 
     def flush(self) -> None:
-        """What the statement under way does before it."""
+        """Write the lines that the statement under way needs before it."""
         self.lines += ["    " * self.depth + one for one in self.scope.before]
         self.scope.before = []
 
     def fail(self, error: NotTranslated) -> None:
-        """In the place of what has no translation."""
+        """Write an error in place of what has no translation."""
         place = f"{self.function.file}:{error.line}"
         self.scope.notes, self.scope.written, self.scope.before = [], [], []
         self.problems.append(f"{place}: not translated: {error.why}")
@@ -66,7 +66,7 @@ class Writer:
     # --- statements ---
 
     def block(self, nodes: Sequence[Node]) -> None:
-        """Some statements, in order, in a scope of their own."""
+        """Write statements, in order, in a scope of their own."""
         before = len(self.lines)
         self.scope.frames.append({})
         for node in nodes:
@@ -450,7 +450,7 @@ class Writer:
         self.scope.read(node)
 
     def _set(self, left: Node, sign: str, right: Value, node: Node) -> None:
-        """`left sign right`: the value is that of the type of what is assigned to."""
+        """Write the assignment `left sign right`; the value is converted to the type of `left`."""
         written, self.scope.written = self.scope.written, []
         if left.type == "field_expression":
             self._member(left, sign, right, node)
@@ -655,7 +655,7 @@ class Writer:
         elif base.startswith(("AT_DISPATCH_", "TORCH_DISPATCH_")):
             self._dispatch(node, base, given)
         elif base in ALIKE:
-            self._alike(node, given)
+            self._write_dtype_check(node, given)
         elif base in ("AT_ERROR", "TORCH_ERROR"):
             self.scope.read(function)
             self.put(f"raise ValueError({message(arguments(given, self.scope))})", node)
@@ -695,7 +695,7 @@ class Writer:
                         raise NotTranslated(node, f"{text(node)[:60]!r}")
         self.scope.read(given)
 
-    def _alike(self, node: Node, given: Node) -> None:
+    def _write_dtype_check(self, node: Node, given: Node) -> None:
         """Checks that tensors have one dtype."""
         parts = [
             part for one in children(given) for part in (children(one) if one.type == "initializer_list" else [one])
@@ -816,7 +816,7 @@ STATEMENTS = {
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether a `static` of a function keeps one value, so that it is a variable like others."""
+    """Return True if a `static` of a function keeps one value, so that it is a variable like others."""
     words = {text(one) for one in node.named_children if one.type == "type_qualifier"}
     return bool(words & {"const", "constexpr"})
 
@@ -827,7 +827,7 @@ def _has_initializer(node: Node) -> bool:
 
 
 def _elements(code: str) -> int:
-    """How many elements a written tuple has."""
+    """Number of elements of a written tuple."""
     depth, count = 0, 1
     inner = code[1:-1].rstrip(", ")
     for one in inner:

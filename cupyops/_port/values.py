@@ -38,12 +38,12 @@ class Type:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer, or a truth value, which is one in arithmetic."""
+        """True for an integer, or a truth value, which is one in arithmetic."""
         return self.kind in ("int", "bool")
 
     @property
     def is_number(self) -> bool:
-        """Whether C++ computes with it."""
+        """True if C++ computes with it."""
         return self.kind in ("int", "bool", "float")
 
     @property
@@ -278,12 +278,12 @@ def _sides(a: Value, b: Value, binds: int) -> tuple[str, str]:
 
 def compared(sign: str, a: Value, b: Value) -> Value:
     """A comparison of two numbers."""
-    a, b = _alike(promoted(a), promoted(b))
+    a, b = _in_common_type(promoted(a), promoted(b))
     left, right = a.at(COMPARE + 1), b.at(COMPARE + 1)
     return Value(f"{left} {sign} {right}", BOOL, COMPARE, 0, 1)
 
 
-def _alike(a: Value, b: Value) -> tuple[Value, Value]:
+def _in_common_type(a: Value, b: Value) -> tuple[Value, Value]:
     """Both sides in the type in which C++ computes with them, where that changes a value."""
     to = common(a.type, b.type)
     if to.kind == "int":
@@ -311,7 +311,7 @@ def computed(sign: str, a: Value, b: Value) -> Value:
     if sign in ("<<", ">>"):
         return _shifted(sign, a, b)
     to = common(a.type, b.type)
-    a, b = _alike(a, b)
+    a, b = _in_common_type(a, b)
     if to.kind == "float":
         return _of_floats(sign, a, b, to)
     sized = (a.sized or b.sized) and all(one.sized or one.type.bits <= 32 for one in (a, b))
@@ -382,7 +382,7 @@ def _of_floats(sign: str, a: Value, b: Value, to: Type) -> Value:
 
 
 def _is_literal(value: Value) -> bool:
-    """Whether it is written as a number that is not 0."""
+    """Return True if the value is written as a number other than 0."""
     found = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value.code)
     return found is not None and float(value.code) != 0
 

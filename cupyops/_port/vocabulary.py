@@ -156,7 +156,7 @@ def dispatched(macro: str, given: str) -> list[str] | None:
 
 
 def _count(word: str | None) -> int:
-    """How many dtypes a macro takes before its first argument: two of `_AND2`."""
+    """Number of dtypes that a macro takes before its first argument: two for `_AND2`."""
     return 0 if word in (None, "_AND_HALF") else int((word or "").removeprefix("_AND") or 1)
 
 

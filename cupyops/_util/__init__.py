@@ -1,1 +1,1 @@
-"""What has no knowledge of kernels or operators: argument checks, strides, array libraries, progress, traces."""
+"""Helpers that know nothing of kernels or operators: argument checks, strides, array libraries, progress, traces."""

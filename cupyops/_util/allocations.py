@@ -74,12 +74,12 @@ class Allocations(TorchFunctionMode):
         return runs
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
-        """What the caller gets in the place of `fresh`, which `by` has made."""
+        """Return the tensor that the caller gets in the place of `fresh`, which `by` has made."""
         raise NotImplementedError
 
 
 def _is_plain(result: Any) -> bool:
-    """Whether it is a tensor with memory of its own on the CPU or a GPU."""
+    """Return True for a tensor with memory of its own on the CPU or a GPU."""
     if type(result) is not Tensor or result.layout != torch.strided or not result.numel():
         return False
     if torch_private.functorch_active() or torch_private.dispatch_modes():

@@ -35,7 +35,7 @@ def describe(value: Any) -> str:
 
 
 def tensor(name: str, value: Any) -> None:
-    """`value` is a tensor."""
+    """Check that `value` is a tensor."""
     if not isinstance(value, Tensor):
         if libraries.is_array(value):  # beside a tensor: of the arguments of a call all are arrays, or none
             fail(name, value, "a tensor; inside cupyops.vjp arrays are tensors: pass it to vjp as an argument")
@@ -43,20 +43,20 @@ def tensor(name: str, value: Any) -> None:
 
 
 def optional_tensor(name: str, value: Any) -> None:
-    """`value` is a tensor or None."""
+    """Check that `value` is a tensor or None."""
     if value is not None:
         tensor(name, value)
 
 
 def floating(name: str, value: Tensor) -> None:
-    """`value` is a tensor of a floating-point dtype."""
+    """Check that `value` is a tensor of a floating-point dtype."""
     tensor(name, value)
     if not value.dtype.is_floating_point:
         fail(name, value, "a tensor of a floating-point dtype")
 
 
 def same_device(**tensors: Tensor | None) -> None:
-    """All the tensors given are on the device of the first."""
+    """Check that all tensors given are on the device of the first."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
     for name, value in given[1:]:
         first_name, first = given[0]
@@ -65,7 +65,7 @@ def same_device(**tensors: Tensor | None) -> None:
 
 
 def same_dtype(**tensors: Tensor | None) -> None:
-    """All the tensors given have the dtype of the first."""
+    """Check that all tensors given have the dtype of the first."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
     for name, value in given[1:]:
         first_name, first = given[0]
@@ -74,7 +74,7 @@ def same_dtype(**tensors: Tensor | None) -> None:
 
 
 def dim(name: str, value: Any, ndim: int) -> int:
-    """`value` as a dimension counted from the front, 0 <= dim < max(ndim, 1)."""
+    """Return `value` as a dimension counted from the front, 0 <= dim < max(ndim, 1)."""
     value = _size(value)
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         fail(name, value, "an int")
@@ -85,7 +85,7 @@ def dim(name: str, value: Any, ndim: int) -> int:
 
 
 def in_range(where: str, values: Tensor, limit: int, expected: str, ignored: int | None = None) -> None:
-    """The integers are in [0, limit), where they can be read: on the CPU, by nobody who records or transforms the call.
+    """Check that integers are in [0, limit), where they can be read: on the CPU, while nobody records or transforms a call.
 
     `where` has {} for the number of an element; the words are those that the kernels print before they stop.
     """
@@ -101,18 +101,18 @@ def in_range(where: str, values: Tensor, limit: int, expected: str, ignored: int
 
 
 def _is_wrapped(values: Tensor) -> bool:
-    """Whether it has no values of its own to read."""
+    """Return True if the tensor has no values of its own to read."""
     return is_dry(values) or bool(torch_private.is_functorch_wrapped(values) or torch_private.dispatch_modes())
 
 
 def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
-    """`value` is one of `allowed`."""
+    """Check that `value` is one of `allowed`."""
     if not any(isinstance(value, type(one)) and value == one for one in allowed):
         fail(name, value, "one of " + ", ".join(repr(one) for one in allowed))
 
 
 def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
-    """`value`, an int or a sequence of 1 or `count` ints of at least `minimum`, as a list of `count` ints."""
+    """Return `value`, an int or a sequence of 1 or `count` ints of at least `minimum`, as a list of `count` ints."""
     values = [_size(v) for v in (value if isinstance(value, (tuple, list, torch.Size)) else [value])]
     if len(values) not in (1, count) or any(
         isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)) for v in values
@@ -140,10 +140,10 @@ def warn(message: str) -> None:
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether a frame is of a file of this package, or of code that it has generated."""
+    """Return True if a frame is of a file of this package, or of code that it has generated."""
     return filename.startswith((_PACKAGE, "<plans of ", "<recorded plan"))
 
 
 def autocast(device: torch.device) -> bool:
-    """Whether autocast is on for tensors there: PyTorch raises for devices that have none, such as "meta"."""
+    """Return True if autocast is on for a device's tensors; PyTorch itself raises for devices without it, such as "meta"."""
     return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)

@@ -26,15 +26,15 @@ class ByName:
         return self._reduced(protocol)
 
     def _name(self) -> str | None:
-        """What its module calls it, where it is an attribute there."""
+        """Name of the object in its module, where it is an attribute there."""
         names = vars(sys.modules[self._defined_in]) if self._defined_in in sys.modules else {}
         return next((name for name, value in list(names.items()) if value is self), None)
 
     def _reduced(self, protocol: Any) -> Any:
-        """How it is pickled where its module has no name for it."""
+        """Pickle the object where its module has no name for it."""
         return object.__reduce_ex__(self, protocol)
 
 
 def found(module: str, name: str) -> Any:
-    """What a module has by a name."""
+    """Return the object of that name in a module."""
     return getattr(importlib.import_module(module), name)

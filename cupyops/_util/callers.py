@@ -1,4 +1,4 @@
-"""Who called this package: whom a warning is for."""
+"""Stack level of the code that called this package, for warnings."""
 
 from __future__ import annotations
 

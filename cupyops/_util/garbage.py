@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """Inside, nothing is collected: for an import, whose objects stay.
+    """Disable garbage collection inside: for an import, whose objects stay.
 
     A collection looks at all objects of the process, which after `import torch` takes as long as the import of cupyops.
     """

@@ -42,7 +42,7 @@ def _bits(itemsize: int) -> str:
 
 
 def _twin(dtype: np.dtype) -> torch.dtype | None:
-    """What torch has for a dtype of ml_dtypes (bfloat16, float8_e4m3fn ...); None for NumPy's own."""
+    """Return torch's dtype for one of ml_dtypes (bfloat16, float8_e4m3fn ...); None for NumPy's own."""
     twin = getattr(torch, dtype.name, None)
     known = dtype.type.__module__ == "ml_dtypes" and isinstance(twin, torch.dtype) and twin.is_floating_point
     return twin if known else None
@@ -143,7 +143,7 @@ def _not_a_tensor(value: Any, error: Exception) -> InputError:
 
 
 def _dlpack_device(like: Any) -> AbstractContextManager[Any]:
-    """Its device current: torch hands out tensors of no other."""
+    """Return a context in which the array's device is current: torch hands out tensors of no other."""
     try:
         device, index = like.__dlpack_device__()
     except _UNFIT as error:
@@ -188,12 +188,12 @@ def kind_of(value: Any) -> Kind | None:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of one of the libraries; a NumPy scalar is a number."""
+    """Return True for an array of one of the libraries; a NumPy scalar is a number."""
     return not isinstance(value, np.generic) and kind_of(value) is not None
 
 
 def describe(array: Any) -> str:
-    """An array as messages show it, without what is in it."""
+    """Describe an array for messages, without its contents."""
     known = [f"of shape {tuple(array.shape)}"] if hasattr(array, "shape") else []
     known += [str(array.dtype)] if hasattr(array, "dtype") else []
     return " ".join(["an array", ", ".join(known), f"({type(array).__name__})"])

@@ -1,4 +1,4 @@
-"""Who looks on at calls and launches now: two counts that every call compares with zero, and this thread's recorder."""
+"""Observers of calls and launches: two counts that every call compares with zero, and this thread's recorder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def call_when_settings_change(function: Callable[[], None]) -> None:
 
 
 def settings_changed() -> None:
-    """Such a setting has changed."""
+    """Call the functions that wait for a change of settings."""
     for function in _when_settings_change:
         function()
 
@@ -48,7 +48,7 @@ def recorder() -> Any:
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """What this thread does inside is no part of what is being recorded."""
+    """Keep what this thread does inside out of a recording."""
     return nullcontext() if (current := recorder()) is None else current.paused()
 
 
@@ -69,7 +69,7 @@ class Faster(str):
 
 
 def refuse(reason: str, passing: bool = False) -> None:
-    """What this thread does now cannot be replayed: if it is being recorded, the recording is given up.
+    """Give up this thread's recording, if there is one: what it does now cannot be replayed.
 
     `passing`: the next call alike may be another matter.
     """

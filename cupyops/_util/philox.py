@@ -21,7 +21,7 @@ def philox(seed: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 
 def of_counter(seed: Tensor, counter: Tensor) -> Tensor:
-    """The same for counters of 64 bits."""
+    """Draw the random numbers for counters of 64 bits."""
     zero = torch.zeros_like(counter)
     return philox(seed, counter & _LOW, counter >> 32 & _LOW, zero, zero)
 

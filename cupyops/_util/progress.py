@@ -38,7 +38,7 @@ class Bar:
             self._bar = _shown = None
 
     def update(self, done: int, total: int | None = None, title: str | None = None) -> None:
-        """So many steps are done."""
+        """Show that `done` steps are done."""
         global _shown
         if self._bar is None:
             if not self.wanted or _shown is not None or time.perf_counter() - self._start < self.after:

@@ -20,7 +20,7 @@ def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def has_bits(tensor: Tensor) -> bool:
-    """Whether its values are the conjugates or negatives of what its memory holds, of which PyTorch only keeps a note."""
+    """Return True if the values are conjugates or negatives of what is in memory, of which PyTorch only keeps a note."""
     return tensor.is_conj() or tensor.is_neg()
 
 
@@ -78,7 +78,7 @@ def alignment(tensor: Tensor, most: int = 16) -> int:
 
 
 def laid_out_alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors, of one shape, are dense and hold their elements in the same order."""
+    """Return True if the tensors, of one shape, are dense and hold their elements in the same order."""
     if all(t.is_contiguous() for t in tensors):
         return True
     strides = tensors[0].stride()
@@ -88,7 +88,7 @@ def laid_out_alike(tensors: Sequence[Tensor]) -> bool:
 
 
 def aligned(tensor: Tensor, boundary: int = 16) -> bool:
-    """Whether a tensor begins at an address that is a multiple of `boundary` bytes, so that a kernel may use wide accesses.
+    """Return True if the tensor's address is a multiple of `boundary` bytes, so that a kernel may use wide accesses.
 
     Ask this in a forward or backward, and not for `data_ptr()`: tensors without storage, on which `torch.compile` and
     `torch.export` run a forward, have no address, and what is recorded of a call is checked against the answer.
@@ -106,7 +106,7 @@ def aligned(tensor: Tensor, boundary: int = 16) -> bool:
 
 
 def is_dry(value: Any) -> bool:
-    """Whether it is a tensor without storage: a dry run, for the shapes that torch.compile and torch.export ask for."""
+    """Return True for a tensor without storage: a dry run, by which torch.compile and torch.export learn shapes."""
     if type(value) is Tensor:
         return value.is_meta or is_functional(value)
     return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and (value.is_meta or is_functional(value)))

@@ -14,7 +14,7 @@ _ANY = 64  # for a size of which nothing is known
 
 
 def is_symbolic(args: Sequence[Any]) -> bool:
-    """Whether a size, a stride or a number among the arguments is a symbol."""
+    """Return True if a size, a stride or a number among the arguments is a symbol."""
     return any(
         any(type(size) is not int for size in (*value.shape, *value.stride()))
         if isinstance(value, Tensor)
@@ -25,7 +25,7 @@ def is_symbolic(args: Sequence[Any]) -> bool:
 
 
 def known(condition: Any) -> bool:
-    """Whether it holds; of a symbol whose value is known nowhere, whether that is certain."""
+    """Return True if the condition holds; for a symbol whose value is known nowhere, if that is certain."""
     if not isinstance(condition, torch.SymBool):
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import guard_or_false

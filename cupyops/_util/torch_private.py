@@ -57,32 +57,32 @@ _reinterpret_tensor = _found("_dynamo", "guards", "_reinterpret_tensor")
 _modes: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
 
 function_mode_enabled: Callable[[], bool] = _found("_is_torch_function_mode_enabled")
-"""Whether a torch-function mode is open in this thread."""
+"""Return True if a torch-function mode is open in this thread."""
 scaled_mm: Callable[..., Tensor] = torch._scaled_mm
 """The product of float8 matrices, times their scales."""
 functorch_active: Callable[[], bool] = _found("_are_functorch_transforms_active")
-"""Whether a transform of torch.func is under way in this thread."""
+"""Return True if a transform of torch.func is under way in this thread."""
 is_functorch_wrapped: Callable[[Tensor], bool] = _found("_functorch", "is_functorch_wrapped_tensor")
-"""Whether a tensor is one that a transform of torch.func has made."""
+"""Return True if a tensor is one that a transform of torch.func has made."""
 is_jit_tracing: Callable[[], bool] = _found("_is_tracing")
-"""Whether torch.jit.trace, or torch.onnx.export(dynamo=False), records in this thread."""
+"""Return True if torch.jit.trace, or torch.onnx.export(dynamo=False), records in this thread."""
 dispatch_modes: Callable[[], int] = _found("_len_torch_dispatch_stack")
-"""How many dispatch modes are open in this thread."""
+"""Return the number of dispatch modes open in this thread."""
 deterministic: Callable[[], bool] = _found("_get_deterministic_algorithms")
-"""Whether PyTorch is asked for deterministic algorithms."""
+"""Return True if PyTorch is asked for deterministic algorithms."""
 saved_tensors_hooks: Callable[[bool], Any] = _found("_autograd", "_top_saved_tensors_default_hooks")
 """The pair of hooks that tensors saved for backward go through, or None; True: also those that tracing ignores."""
 keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_keep_graph")
-"""Whether the backward under way keeps the graph; True outside of one."""
+"""Return True if the backward under way keeps the graph, or none is under way."""
 _will_execute: Callable[[Any], bool] | None = _found("_will_engine_execute_node")
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
 below_autograd: Any = _found("_AutoDispatchBelowAutograd")
 """A context manager, inside which the dispatcher goes past autograd."""
 is_legacy_batched: Callable[[Tensor], bool] = _found("_functorch", "is_legacy_batchedtensor")
-"""Whether a gradient stands for a batch of them, as `is_grads_batched=True` has it."""
+"""Return True if a gradient stands for a batch of them, as `is_grads_batched=True` has it."""
 set_grad_enabled: Any = _found("_set_grad_enabled")
-"""What `torch.no_grad` and its like call; modes see it."""
+"""Function that `torch.no_grad` and its like call; modes see it."""
 current_stream: Callable[[int], int] = _found("_cuda_getCurrentRawStream")
 """The handle of the current stream of a CUDA device; None in a PyTorch without CUDA."""
 current_device: Callable[[], int] = _found("_cuda_getDevice")
@@ -92,7 +92,7 @@ increment_versions: Callable[[Iterable[Tensor]], None] = _found("_increment_vers
 registered_operators: Callable[[], list[str]] = _found("_dispatch_get_all_op_names")
 """The qualified names of all operators of the dispatcher."""
 has_kernel: Callable[[str, str], bool] = _found("_dispatch_has_kernel_for_dispatch_key")
-"""Whether an operator has a kernel of its own for a dispatch key."""
+"""Return True if an operator has a kernel of its own for a dispatch key."""
 
 _is_functorch_wrapped: Any = _found("_functorch", "is_functorch_wrapped_tensor")
 _get_dispatch_mode: Any = _found("_get_dispatch_mode")
@@ -107,7 +107,7 @@ available = hasattr(forward_ad, LEVEL) and None not in (
 
 
 def will_use_gradient(node: Any) -> bool:
-    """Whether the backward under way will use the gradient that goes to a node: `torch.autograd.grad` may ask for others."""
+    """Return True if the backward under way will use a node's gradient: `torch.autograd.grad` may ask for others alone."""
     if node is None or _will_execute is None:
         return node is not None
     try:
@@ -117,11 +117,7 @@ def will_use_gradient(node: Any) -> bool:
 
 
 def tensor_guard(examples: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function of as many tensors: whether they are as these, and different objects.
-
-    It compares the Python type, the dispatch keys (so autocast, torch.func, dispatch modes, inference, conjugate and
-    negative bits, sparse and nested layouts), dtype, device index, requires_grad, sizes and strides. It holds no example.
-    """
+    """Return a function of as many tensors that tells if they have these tensors' metadata and are different objects."""
     guards = _TensorGuards(*examples, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     check: Callable[..., bool] = guards.check
     return check
@@ -211,7 +207,7 @@ _Namespace: Any = _namespace()
 
 
 def opaque_modes() -> bool:
-    """Whether a torch-function mode is open that may change what functions give.
+    """Return True if a torch-function mode is open that may change what functions give.
 
     One that says of itself that it is `transparent` does not, nor does the default device for functions that are told one.
     """
@@ -219,7 +215,7 @@ def opaque_modes() -> bool:
 
 
 def asks_function_modes() -> bool:
-    """Whether a torch-function mode is open that is neither PyTorch's own, as tracers have them, nor ours.
+    """Return True if a torch-function mode is open that is neither PyTorch's own, as tracers have them, nor ours.
 
     Ours say of themselves that they are `ours`: they watch kernels, which are therefore to run.
     """
@@ -228,25 +224,25 @@ def asks_function_modes() -> bool:
 
 
 def has_torch_function(kind: type) -> bool:
-    """Whether a class sees the functions of PyTorch that its objects are given to, by a `__torch_function__` of its own."""
+    """Return True if a class sees PyTorch's functions of its objects, by a `__torch_function__` of its own."""
     found = getattr(kind, "__torch_function__", None)
     return found is not None and getattr(found, "__func__", found) not in _no_say
 
 
 def has_torch_dispatch(kind: type) -> bool:
-    """Whether a class sees what PyTorch's functions do with its objects, by a `__torch_dispatch__` of its own."""
+    """Return True if a class sees what PyTorch's functions do with its objects, by a `__torch_dispatch__` of its own."""
     found = getattr(kind, "__torch_dispatch__", None)
     return found is not None and found is not _no_torch_dispatch
 
 
 def proxy_mode() -> bool:
-    """Whether make_fx, torch.export or torch.compile records in this thread what PyTorch's operators do."""
+    """Return True if make_fx, torch.export or torch.compile records in this thread what PyTorch's operators do."""
     asked = (_get_dispatch_mode, getattr(torch._ops, "_get_dispatch_mode_pre_dispatch", None))
     return any(mode is not None and mode(_proxy_key) is not None for mode in asked)
 
 
 def recorded() -> bool:
-    """Whether a graph of ops is being made in this thread, or one is run without values: by PyTorch's own dispatch modes."""
+    """Return True if PyTorch's dispatch modes record a graph of ops in this thread, or run one without values."""
     if proxy_mode():
         return True
     keys = _found("_TorchDispatchModeKey")
@@ -311,12 +307,12 @@ def open_flop_registries() -> list[dict[Any, Any]]:
 
 
 def is_functional(tensor: Tensor) -> bool:
-    """Whether it belongs to a graph that is being made functional, and has no memory of its own."""
+    """Return True if a tensor belongs to a graph that is being made functional, and has no memory of its own."""
     return torch._is_functional_tensor(tensor) or isinstance(tensor, FunctionalTensor)
 
 
 def stands_for(tensor: Any) -> str:
-    """What of PyTorch's a value is that stands for tensors and has no memory of its own, in words; else nothing."""
+    """Name the kind of PyTorch's stand-ins for tensors, without memory of their own, that a value is; else ""."""
     if isinstance(tensor, Proxy):
         return "a proxy of torch.fx"
     if not isinstance(tensor, Tensor):
@@ -331,13 +327,13 @@ def stands_for(tensor: Any) -> str:
 
 
 def has_tangent(value: Any) -> bool:
-    """Whether a tensor has a derivative of its own, of forward-mode AD."""
+    """Return True if a tensor has a derivative of its own, of forward-mode AD."""
     return forward_mode() and isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 
 @contextmanager
 def above_autograd() -> Iterator[None]:
-    """Inside, autograd records again in an op that the dispatcher has called below it."""
+    """Let autograd record inside, in an op that the dispatcher has called below it."""
     keys = torch._C.DispatchKey
     with (
         torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
@@ -347,7 +343,7 @@ def above_autograd() -> Iterator[None]:
 
 
 def forward_mode() -> bool:
-    """Whether a level of forward-mode AD is open."""
+    """Return True if a level of forward-mode AD is open."""
     return int(forward_ad._current_level) >= 0
 
 
@@ -365,7 +361,7 @@ def neg_view(x: Tensor) -> Tensor:
 
 
 def module_hooks() -> bool:
-    """Whether there are hooks on the calls, or on the backwards, of all modules."""
+    """Return True if there are hooks on the calls, or on the backwards, of all modules."""
     return bool(
         _module._global_forward_hooks
         or _module._global_forward_pre_hooks
@@ -375,22 +371,22 @@ def module_hooks() -> bool:
 
 
 def has_gradient_hooks(tensor: Tensor) -> bool:
-    """Whether somebody hears the gradient of a tensor: by a hook of its own, or as its `.grad`."""
+    """Return True if somebody reads the gradient of a tensor: by a hook of its own, or as its `.grad`."""
     return bool(tensor._backward_hooks) or tensor.retains_grad
 
 
 def pre_step_hooks() -> Any:
-    """What is called before each step of any optimizer."""
+    """Hooks called before each step of any optimizer."""
     return _optimizer._global_optimizer_pre_hooks
 
 
 def post_step_hooks() -> Any:
-    """What is called after each step of any optimizer."""
+    """Hooks called after each step of any optimizer."""
     return _optimizer._global_optimizer_post_hooks
 
 
 def is_forked_after_cuda() -> bool:
-    """Whether this process was forked from one that had used CUDA, which does not survive that."""
+    """Return True if this process was forked from one that had used CUDA, which does not survive that."""
     return bool(torch.cuda._is_in_bad_fork())
 
 
@@ -400,7 +396,7 @@ def spin(cycles: int) -> None:
 
 
 def run_backward() -> Callable[..., Any]:
-    """What `backward()` and `torch.autograd.grad` call: the attribute `RUN_BACKWARD` of torch.autograd."""
+    """Return the function behind `backward()` and `torch.autograd.grad`: the attribute `RUN_BACKWARD` of torch.autograd."""
     found: Callable[..., Any] = getattr(torch.autograd, RUN_BACKWARD)
     return found
 

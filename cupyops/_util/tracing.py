@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher hides: which kernel ran for which operator, by which route, with which launch, how long.
+"""Traces of what PyTorch's dispatcher hides: which kernel ran for which operator, by which route, how long.
 
     >>> with cupyops.trace() as trace:
     ...     y = cupyops.relu(x)

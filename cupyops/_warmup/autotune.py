@@ -78,7 +78,7 @@ def autotune(
 
 
 class Autotuned(ByName):
-    """What `autotune` makes of a function."""
+    """Function with a choice of configurations, as made by `autotune`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Autotuned(ByName):
         stem = self._stem(device, repr(key))
         observed.refuse("its configuration has not been chosen yet", passing=True)
         with _locks.setdefault(stem, threading.Lock()):
-            choice = self.choices.get((device, key)) or self._kept(stem)
+            choice = self.choices.get((device, key)) or self._stored_choice(stem)
             if choice is None:
                 if torch.cuda.is_current_stream_capturing():
                     return first
@@ -169,7 +169,7 @@ class Autotuned(ByName):
                 bound.arguments[name] = bound.arguments[name].detach().clone()
         return bound.args, bound.kwargs
 
-    def _kept(self, stem: str) -> str | None:
+    def _stored_choice(self, stem: str) -> str | None:
         """The choice of another process; a damaged file, or one of another's making, is a miss."""
         folder = cache.own_folder("autotune")
         record = None if folder is None else cache.read_record(folder, stem, private=True)
@@ -195,7 +195,7 @@ def microseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def _timed(call: Callable[[], Any], times: int) -> float:
-    """Milliseconds of one of so many calls."""
+    """Milliseconds of one call, averaged over `times`."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -220,7 +220,7 @@ def _dtypes_and_shapes(*args: Any, **kwargs: Any) -> Hashable:
 
 
 def _kernels(function: Callable[..., Any]) -> list[list[str]]:
-    """What is compiled for the function, as far as its code tells: the text, the name and the options of each kernel."""
+    """Identify the kernels that the function's code shows: the digest of the text, the name and the options of each."""
     try:
         found = kernels_of(function)
     except InputError:  # none that can be seen

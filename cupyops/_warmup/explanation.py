@@ -1,4 +1,4 @@
-"""What a call would launch, without a GPU and without running it: the forms, why not others, and each launch.
+"""Plan of a call's launches, without a GPU and without running it: the forms, why not others, and each launch.
 
 The operator runs as it always does, on CPU tensors of which nobody has touched the memory, and planned for the GPU that is
 asked for; what it launches is written down in the place of being run.
@@ -40,7 +40,7 @@ class Planned:
 
 @dataclass
 class Direction:
-    """What forward or backward chooses and launches, in order; references: operators whose gradients PyTorch finds so."""
+    """Choices and launches of forward or backward, in order; references: operators whose gradients PyTorch finds so."""
 
     name: str
     choices: list[forms.Choice[Any]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Recorder:
         self.into.launches.append(Planned(instance, configuration, moved))
 
     def address(self, tensor: Tensor) -> int:
-        """What a struct passed by value holds as a pointer."""
+        """Return the pointer to a tensor in a struct passed by value."""
         return tensor.data_ptr()
 
     def library(self, name: str) -> None:
@@ -75,12 +75,12 @@ class _Recorder:
         self.into.references.append(name)
 
     def tensor_map(self, of: TensorMap) -> bytes:
-        """What a kernel takes for a tensor map: it does not run."""
+        """Return the bytes in place of a tensor map, empty since no kernel runs."""
         return bytes(of.nbytes)
 
 
 def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], card: Card) -> list[Direction]:
-    """What `function(*args, **kwargs)` and its backward would choose and launch on `card`.
+    """Plan what `function(*args, **kwargs)` and its backward would choose and launch on `card`.
 
     Args:
         function: an operator, or a function of operators.

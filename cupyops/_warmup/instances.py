@@ -1,4 +1,4 @@
-"""Which instances of kernels are wanted: by the values of their template parameters."""
+"""Selection of kernels' instances by the values of their template parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Instance = tuple[Kernel, dict[str, Any]]
 
 
 class Restriction:
-    """Some values of template parameters, for kernels of which only a part is wanted.
+    """Restriction of template parameters to some values, for kernels of which only a part is wanted.
 
     Args:
         dtypes: the floating-point types that are wanted; None for all.
@@ -45,7 +45,7 @@ class Restriction:
         if every and (unknown := self.values.keys() - parameters):
             known = ", ".join(sorted(parameters)) or "none"
             raise InputError(f"no kernel has a template parameter {', '.join(sorted(unknown))}; there is {known}")
-        found = [(kernel, values) for kernel in every for values in self._of(kernel)]
+        found = [(kernel, values) for kernel in every for values in self._instances_of(kernel)]
         if every and not found:
             names = ", ".join(map(str, every))
             raise InputError(
@@ -53,7 +53,7 @@ class Restriction:
             )
         return found
 
-    def _of(self, kernel: Kernel) -> Iterator[dict[str, Any]]:
+    def _instances_of(self, kernel: Kernel) -> Iterator[dict[str, Any]]:
         for chosen in itertools.product(*(self._choices(kernel, name) for name in kernel.template)):
             values = dict(zip(kernel.template, chosen))
             with suppress(LaunchError):  # a combination that there is not

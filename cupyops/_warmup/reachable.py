@@ -1,4 +1,4 @@
-"""Which kernels a function may launch: those that its code mentions, by way of the functions and tables that it names."""
+"""Kernels that a function may launch: those that its code mentions, through the functions and tables that it names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kernels_of(subject: Any) -> list[Kernel]:
 
 
 def _mentioned(value: Any) -> Iterable[Any]:
-    """What a value leads to, one step on."""
+    """Return the objects that a value leads to, one step on."""
     if isinstance(value, Operator):
         backward = value.definition.launch_backward
         return value.definition.forward, None if backward is None else backward.launch

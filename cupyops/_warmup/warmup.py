@@ -19,7 +19,7 @@ from .reachable import kernels_of
 
 @dataclass(frozen=True)
 class Warmup:
-    """What `warmup` did.
+    """Result of `warmup`.
 
     Attributes:
         device: where; the CPU if there is no GPU.
@@ -109,7 +109,7 @@ def _device(device: str | int | torch.device | None) -> torch.device:
 
 
 def _loader(device: torch.device) -> Callable[[Specialised], object] | None:
-    """What makes an instance ready on `device`; None where no kernel runs."""
+    """Return the function that makes an instance ready on `device`; None where no kernel runs."""
     if device.type == "cpu":
         arch = getattr(executors.get("cpu"), "arch", None)
         return None if arch is None else lambda instance: instance.binary(arch)

@@ -1,4 +1,4 @@
-"""What to measure, as files of `benchmarks/` declare it."""
+"""Cases to measure, as files of `benchmarks/` declare them."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class Case:
         return forward if way == "forward" else backward
 
     def peers(self) -> dict[str, Callable[..., Any]]:
-        """What it is compared with, but for torch.compile's."""
+        """Functions that the case is compared with, but for torch.compile's."""
         found = {"eager": self.eager, **self.others}
         return found if self.liger is None else {**found, "liger": self.liger}
 
     def twin(self) -> Case | None:
-        """The same in so few numbers that a CPU compares it: `small`, or the case itself if it moves little."""
+        """Return the case in sizes small enough for a CPU: `small`, or the case itself if it moves little; else None."""
         if self.small is not None:
             return self.small if isinstance(self.small, Case) else self.small()
         work = max(*self.work("forward"), *self.work("backward"))
@@ -138,7 +138,7 @@ def shipped() -> Path:
 
 
 def here() -> Path:
-    """Where declarations are looked for unasked: `benchmarks` of the working folder, else the built-in operators'."""
+    """Default folder of declarations: `benchmarks` of the working folder, else the built-in operators'."""
     own = Path("benchmarks")
     return own if own.is_dir() else shipped()
 
@@ -189,7 +189,7 @@ def _cases(path: Path) -> Iterator[Case]:
 
 
 def _name(path: Path) -> str:
-    """Of the module that a file becomes: one that no other file's module has. That of the same file is made anew."""
+    """Name of the module for a file, which no other file's module has; a file read again replaces its own."""
     stem = path.stem.replace(".", "_")
     names = (f"{stem}_{number}" if number else stem for number in itertools.count())
     return next(name for name in names if _where(name) in (None, str(path.resolve())))

@@ -60,7 +60,7 @@ def png(figure: Any) -> bytes:
 
 
 def colours(rows: list[Row]) -> dict[str, str]:
-    """Of all that have figures, ours first."""
+    """Colours of all that have figures, ours first."""
     found = {who for row in rows for who in row.figures}
     others = sorted(found - set(WHO))
     named = {who: _OTHERS[index % len(_OTHERS)] for index, who in enumerate(others)}
@@ -77,7 +77,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _speedups(results: Results) -> Any:
-    """For each operator the geometric mean against the best of eager and compile, and its range."""
+    """Chart of each operator's geometric mean against the best of eager and compile, and its range."""
     found: dict[str, list[float]] = {}
     for row, way in results.measured():
         if (speedup := row.speedup(way)) is not None:

@@ -37,7 +37,7 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         del calls[name]
     grads: Gradients = {}  # the same for all who have the arguments in common
     runs = {
-        name: samples(case, call, _given(name, arguments), grads if _in_common(name) else {})
+        name: samples(case, call, _arguments_for(name, arguments), grads if _in_common(name) else {})
         for name, call in calls.items()
     }
     if case.beside is not None and "ours" in runs:
@@ -70,7 +70,7 @@ def _algorithms_tried() -> Iterator[None]:
 
 
 def compiled(case: Case, against: Iterable[str]) -> dict[str, Callable[..., Any]]:
-    """What torch.compile makes of a case. Tuned as `max-autotune` is, but no graph: a graph's outputs are overwritten."""
+    """Compile a case by torch.compile, also tuned as by `max-autotune`; without a graph, whose outputs are overwritten."""
     modes = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
     return {
         name: torch.compile(case.eager, dynamic=False, mode=mode) for name, mode in modes.items() if name in against
@@ -171,7 +171,7 @@ def _right(case: Case, arguments: Any, calls: dict[str, Callable[..., Any]], row
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = _results(call, _given(name, arguments))
+                found = _results(call, _arguments_for(name, arguments))
             if truth is not None and theirs is not None:
                 _judge(case, name, found, theirs, truth)
         except Exception as error:  # whatever a peer raises: its place in the table says so
@@ -180,11 +180,11 @@ def _right(case: Case, arguments: Any, calls: dict[str, Callable[..., Any]], row
 
 
 def _in_common(name: str) -> bool:
-    """Whether one of the calls works on the same tensors as ours: Liger writes gradients over what was saved."""
+    """Return True if a call works on the same tensors as ours: Liger writes gradients over what was saved."""
     return name in ("ours", *BASE)
 
 
-def _given(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _arguments_for(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments for one of the calls."""
     return arguments if _in_common(name) else _own(arguments)
 

@@ -1,4 +1,4 @@
-"""What was measured of whole models: a CSV file, a table in the terminal, a picture."""
+"""Figures of whole models: a CSV file, a table in the terminal, a picture."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Figures:
 
     @property
     def rate(self) -> float:
-        """How many tokens, images or clips a second."""
+        """Tokens, images or clips per second."""
         return 1e3 * self.each / self.ms
 
     def difference(self, base: Figures) -> float:
@@ -74,7 +74,7 @@ def write(figures: Sequence[Figures], machine: dict[str, str], path: Path) -> No
 
 
 def read(path: Path) -> tuple[list[Figures], dict[str, str]]:
-    """What `write` has kept. Raises `InputError` where it is not that."""
+    """Read a file that `write` made. Raises `InputError` where it is another."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         if not lines or lines[0] != HEAD:
@@ -95,7 +95,7 @@ def _figures(row: dict[str, str]) -> Figures:
 
 
 def picture(figures: Sequence[Figures]) -> Any:
-    """How many times as fast as the model as it is, a bar for each variant."""
+    """Draw speed-ups over the unchanged model, a bar for each variant."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(one.model for one in figures if base_of(figures, one.model) is not None))

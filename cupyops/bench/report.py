@@ -62,13 +62,13 @@ for (const th of document.querySelectorAll("th")) th.onclick = () => {
 
 
 def peers(results: Results) -> list[str]:
-    """Who has figures beside ours, PyTorch first."""
+    """Names of all that have figures beside ours, PyTorch first."""
     found = {who for row in results.rows for who in (*row.figures, *row.wrong)} - {"ours"}
     return [*(who for who in BASE if who in found), *sorted(found - set(BASE))]
 
 
 def summary(results: Results) -> Iterator[str]:
-    """What the rows come to, in sentences: the answer first."""
+    """Summarise the rows in sentences, the answer first."""
     better = "the better of PyTorch and torch.compile" if "compile" in peers(results) else "PyTorch"
     if rows := results.slowest_rows():
         behind = sum(speedup < BEHIND for speedup, _ in rows)
@@ -158,7 +158,7 @@ _LOST = re.compile(r"\b(?:What is lost|Lost): (.*)", re.DOTALL)
 
 
 def lost(row: Row) -> str:
-    """Why a wanted figure is not reached: what the row says of it, or the head of a file of the operator's kernels."""
+    """Return why a wanted figure is not reached: by the row, or the head of a file of the operator's kernels."""
     if row.lost:
         return row.lost
     said = next((found[1] for path in _files(row.op) if (found := _LOST.search(_head(path)))), "")
@@ -221,7 +221,7 @@ def rate(row: Row, who: str, way: str) -> str:
 
 
 def _rate(row: Row, who: str, way: str) -> str:
-    """The same with its unit."""
+    """Write a rate with its unit."""
     found = rate(row, who, way)
     return f"{found} {row.unit}" if found.strip("-") else found
 

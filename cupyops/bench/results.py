@@ -32,7 +32,7 @@ class Figure:
 
     @staticmethod
     def of(time: Time) -> Figure:
-        """From a time."""
+        """Make a figure of a time."""
         return Figure(rounded(time.median), rounded(time.low), rounded(time.high), time.samples)
 
 
@@ -71,7 +71,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As a table and `--compare` name it."""
+        """Name in tables and for `--compare`."""
         return f"{self.op} {self.size} {self.dtype}"
 
     def ways(self) -> list[str]:
@@ -79,7 +79,7 @@ class Row:
         return [way for way in WAYS if way in self.figures.get("ours", {})]
 
     def rate(self, who: str, way: str) -> float | None:
-        """In the unit of the row; None where there is no figure."""
+        """Rate in the unit of the row; None where there is no figure."""
         figure = self.figures.get(who, {}).get(way)
         if figure is None:
             return None
@@ -92,7 +92,7 @@ class Row:
         return min(others) / self.figures["ours"][way].us if others else None
 
     def whole(self, against: Iterable[str] = BASE) -> float | None:
-        """As `speedup`, of all ways in sum: what one way leaves for the other to do counts where it is done."""
+        """Speed-up of all ways in sum: what one way leaves for the other to do counts where it is done."""
         ways = self.ways()
         sums = [
             sum(found[way].us for way in ways)
@@ -120,7 +120,7 @@ class Row:
         return replace(self, figures=figures, beside=self.beside and self.beside.onto(old.beside))
 
     def reached(self, way: str) -> bool | None:
-        """Whether the wanted figure is reached, to a hundredth; None where none is wanted."""
+        """Return True if the wanted figure is reached, to a hundredth; None where none is wanted."""
         want, rate = self.want.get(way), self.rate("ours", way)
         if want is None or rate is None:
             return None
@@ -148,7 +148,7 @@ class Results:
         return ((row, way) for row in self.rows for way in row.ways())
 
     def left_out(self) -> Iterator[tuple[str, str, str]]:
-        """(name, who, reason) of what has no figures."""
+        """Yield (name, who, reason) for each missing figure."""
         for row in self.rows:
             for one in (row, row.beside):
                 yield from () if one is None else ((one.name, who, reason) for who, reason in one.wrong.items())

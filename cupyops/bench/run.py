@@ -98,8 +98,7 @@ def _without_tf32() -> Iterator[None]:
 
 
 def compile_first(cases: Sequence[Case], part: int, parts: int, against: Sequence[str]) -> list[str]:
-    """Compile the kernels of every `parts`-th case, from `part` on, and what torch.compile makes of it, for a later process
-    to find; what fails."""
+    """Compile every `parts`-th case from `part` on, by NVRTC and torch.compile, into the caches; return the failures."""
     failures = []
     with _without_tf32():  # it is part of what inductor's cache looks up
         for case in cases[part::parts]:
@@ -122,7 +121,7 @@ def _tried(case: Case, what: str, compile: Callable[[Case], None]) -> list[str]:
 
 
 def in_processes(command: Sequence[str], jobs: int) -> list[str]:
-    """A command as so many processes, each with its part "2/8" as last argument; what they say of failures."""
+    """Run a command in `jobs` processes, each with its part, such as "2/8", as last argument; return their failures."""
     with contextlib.ExitStack() as stack:
         running = []
         for index in range(jobs):
@@ -169,28 +168,30 @@ def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str], bool]:
 
 
 def machine() -> dict[str, str]:
-    """What was measured on, and with what."""
+    """Describe the machine and the versions of the measurement."""
     from .._kernel.compile import backend
 
     properties = torch.cuda.get_device_properties(0)
     found = {
         "gpu": properties.name,
         "multiprocessors": str(properties.multi_processor_count),
-        "driver": _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "clocks now, SM and memory": _asked("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"),
+        "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "clocks now, SM and memory": _output_of(
+            "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"
+        ),
         "python": sys.version.split()[0],
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "cupy": str(backend.cupy().__version__),
         "nvrtc": ".".join(map(str, backend.nvrtc_version())),
         "liger": _version("liger-kernel"),
         "cupyops": _version("cupyops") or "from source",
-        "commit": _asked("git", "rev-parse", "--short", "HEAD"),
+        "commit": _output_of("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
     return {name: value for name, value in found.items() if value}
 
 
-def _asked(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -89,7 +89,7 @@ def _short(value: float) -> str:
 
 
 def parse(content: str) -> Results:
-    """What a file says. Raises ValueError or KeyError where it is no file of this kind."""
+    """Parse a file of results. Raises ValueError or KeyError where it is no file of this kind."""
     lines = list(io.StringIO(content))
     if not lines or lines[0].rstrip("\n") != HEAD:
         raise ValueError(f"its first line is not {HEAD!r}")

@@ -29,7 +29,7 @@ class Time:
 
     @staticmethod
     def of(samples: Sequence[float]) -> Time:
-        """From single samples, at least one."""
+        """Summarise single samples, at least one."""
         ordered = sorted(samples)
         low, high = (ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] for q in (0.25, 0.75))
         return Time(statistics.median(ordered), low, high, len(ordered))
@@ -127,7 +127,7 @@ def peak_memory(call: Callable[[], Any]) -> int:
 
 
 def ceilings(clock: Clock) -> dict[str, float]:
-    """What this GPU does at its best, by PyTorch: GB/s of copying, reading and writing, TFLOP/s of matrix products."""
+    """Best rates of this GPU, by PyTorch: GB/s of copying, reading and writing, TFLOP/s of matrix products."""
     x = torch.randn(1 << 29, device="cuda").bfloat16()
     y = torch.empty_like(x)
     size = x.numel() * x.element_size()

@@ -81,7 +81,7 @@ def _compiled(module: nn.Module, device: str) -> Any:
 
 
 def why_not(model: Model, variant: str, device: str) -> str | None:
-    """Why a variant of a model cannot be had here; None where it can."""
+    """Return why a variant of a model is not available here, or None."""
     if model.needs is not None and importlib.util.find_spec(model.needs) is None:
         return f"{model.needs} is not installed"
     if variant == "liger" and model.liger is None:
@@ -170,7 +170,7 @@ def measure(timed: Sequence[Timed]) -> list[Figures]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """With nothing left of what ran before, on the host or on the GPU."""
+    """Remove all that earlier runs have left on the host and on the GPU."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()

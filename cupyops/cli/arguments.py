@@ -16,7 +16,7 @@ import torch
 from .._kernel.launch import signature
 from ..errors import CupyopsError, InputError
 
-# What C calls the elements beyond those that the library's own table has.
+# C names of element types beyond those of the library's own table.
 _MORE = {
     "char": "int8",
     "unsigned": "uint32",

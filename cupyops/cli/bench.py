@@ -56,9 +56,9 @@ def run(request: Request) -> int:
 
 def _run(request: Request, console: Console) -> int:
     _check(request)
-    old = None if request.compare is None else table.read(_kept(request.compare))
+    old = None if request.compare is None else table.read(_figures_path(request.compare))
     if request.source is not None:
-        results = table.read(_kept(request.source))
+        results = table.read(_figures_path(request.source))
     else:
         cases = declared(files(request.names, request.folder), request.only)
         if not cases and not request.host:
@@ -86,7 +86,7 @@ def _run(request: Request, console: Console) -> int:
     return INTERRUPTED if results.interrupted else int(bool(problems))
 
 
-def _kept(path: Path) -> Path:
+def _figures_path(path: Path) -> Path:
     """A file of figures; where there is none, that of this name among those of the built-in operators."""
     own = shipped() / "results" / path.name
     return own if not path.exists() and path.parent == Path() and own.is_file() else path

@@ -39,7 +39,7 @@ def run(action: str, most: str | None) -> int:
 
 
 def _checked(action: str, most: str | None) -> int:
-    """How many bytes are to be left. Raises `InputError`."""
+    """Check the arguments and return the number of bytes to be left. Raises `InputError`."""
     if action not in ACTIONS:
         raise InputError(f"{action!r}: expected one of {', '.join(ACTIONS)}{words.near(action, ACTIONS)}")
     if (action == "limit") != (most is not None):

@@ -139,7 +139,7 @@ def _rows(report: Report) -> Table:
 
 
 def _families(report: Report) -> Table:
-    """How many hazards of each family had which verdict, on each backend."""
+    """Table of verdicts: hazards of each family, on each backend."""
     known = hazards()
     counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in report.rows:
@@ -149,10 +149,10 @@ def _families(report: Report) -> Table:
     for head in ("hazards", *backends):
         table.add_column(head, no_wrap=True)
     for family in dict.fromkeys(family for family, _ in counts):
-        table.add_row(family, *(_counted(counts[family, backend]) for backend in backends))
+        table.add_row(family, *(_verdict_counts(counts[family, backend]) for backend in backends))
     return table
 
 
-def _counted(verdicts: Counter[str]) -> Text:
+def _verdict_counts(verdicts: Counter[str]) -> Text:
     parts = [Text(f"{verdicts[verdict]} {verdict}", style) for verdict, style in _STYLES.items() if verdicts[verdict]]
     return Text(", ").join(parts)

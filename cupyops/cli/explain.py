@@ -107,7 +107,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _call(request: Request) -> Call:
-    """Tensors of the shapes, then the arguments of --arg; without those what the operator usually takes beside them."""
+    """Make the call: tensors of the shapes, then the values of --arg or the operator's usual other arguments."""
     dtype = getattr(torch, request.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InputError(f"--dtype is {request.dtype!r}, expected one such as bfloat16 or float32")
@@ -154,7 +154,7 @@ def _positions(x: Tensor) -> Tensor:
     return torch.zeros((*x.shape[:1], *x.shape[2:]), dtype=torch.int64)
 
 
-# What operators take beside one tensor, where they take more.
+# Arguments of operators that take more than one tensor.
 _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     "add": lambda x: (x, _like(x, *x.shape)),
     "add_rms_norm": lambda x: (x, _like(x, *x.shape), x.shape[-1:], _like(x, x.shape[-1])),
@@ -221,7 +221,7 @@ def _facts(directions: Sequence[Direction], on: Card, compiled: bool) -> list[li
             if compiled and one.instance not in known:
                 known[one.instance] = _resources(one, on)
             bar.update(index + 1, len(planned))
-    return [[_of(one, on, known.get(one.instance)) for one in direction.launches] for direction in directions]
+    return [[_facts_of(one, on, known.get(one.instance)) for one in direction.launches] for direction in directions]
 
 
 def _resources(planned: Planned, on: Card) -> tuple[int, int, int] | None:
@@ -235,7 +235,7 @@ def _resources(planned: Planned, on: Card) -> tuple[int, int, int] | None:
     return found.registers, found.stack, found.shared
 
 
-def _of(planned: Planned, on: Card, resources: tuple[int, int, int] | None) -> Facts:
+def _facts_of(planned: Planned, on: Card, resources: tuple[int, int, int] | None) -> Facts:
     launch = planned.configuration
     registers, stack, static = resources or (None, None, 0)
     fits = None

@@ -31,7 +31,7 @@ class Commands(TyperGroup):
     """A group whose help lists the commands as they are needed, those that are not named here behind the others."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
+        """Names of the commands, in the order of a user's day."""
         return sorted(super().list_commands(ctx), key=lambda name: _DAY.index(name) if name in _DAY else len(_DAY))
 
     def invoke(self, ctx: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which instance of a kernel template is meant: `relu_fwd<float>`, or `relu_fwd` and T=float32."""
+"""Instances of a kernel template, as the user names them: `relu_fwd<float>`, or `relu_fwd` and T=float32."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def choose(source: Source, file: str, kernel: str | None, given: Sequence[str]) 
             raise InputError(f"KERNEL {kernel!r} names its template arguments; --template names them again")
         tokens = [_token(part.strip()) for part in split(inside)]
         return Instance(qualified, f"{qualified}<{', '.join(tokens)}>", dict(zip(names, tokens)))
-    types = _named(base, names, given)
+    types = _types_by_name(base, names, given)
     missing = [one.name for one in template if one.name not in types and not one.has_default]
     if found is not None and missing:
         examples = {one.name: "float32" if one.is_type else "4" for one in template}
@@ -85,7 +85,7 @@ def _token(text: str) -> str:
     return _TOKENS.get(text.removeprefix("torch."), text)
 
 
-def _named(base: str, names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+def _types_by_name(base: str, names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     types = {}
     for text in given:
         name, equals, value = (part.strip() for part in text.partition("="))

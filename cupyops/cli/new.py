@@ -79,7 +79,7 @@ def _check(name: str, kind: str) -> None:
         raise InputError(f"NAME is {name!r}, expected a name of letters, digits and _ that is no Python keyword")
     if len(name) > _LONGEST:
         raise InputError(f"NAME has {len(name)} characters, expected {_LONGEST} at most")
-    if hasattr(builtins, name) or name in _taken(kind):
+    if hasattr(builtins, name) or name in _names_taken(kind):
         raise InputError(f"NAME is {name!r}, which the generated code needs for something else; take another")
     spec = importlib.util.find_spec(name)
     origin = None if spec is None else spec.origin  # a folder that is no package has none
@@ -89,7 +89,7 @@ def _check(name: str, kind: str) -> None:
         raise InputError(f"NAME is {name!r}, which is a namespace of torch.ops already; take another")
 
 
-def _taken(kind: str) -> set[str]:
+def _names_taken(kind: str) -> set[str]:
     """Every name in the generated Python."""
     taken: set[str] = set()
     for template in (f"{kind}.py", "test.py", "bench.py"):

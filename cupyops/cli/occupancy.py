@@ -1,4 +1,4 @@
-"""How many blocks of a kernel fit on one multiprocessor, as CUDA's occupancy calculation has it."""
+"""Number of blocks of a kernel that fit on one multiprocessor, by CUDA's occupancy calculation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full a multiprocessor can be."""
+    """Occupancy of a multiprocessor."""
 
     blocks: int
     warps: int
@@ -44,12 +44,12 @@ class Occupancy:
 
     @property
     def share(self) -> float:
-        """Warps held, of those that could be."""
+        """Part of the multiprocessor's warps that is in use."""
         return self.warps / self.most
 
 
 def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy | None:
-    """For blocks of `threads` threads with `shared` bytes of shared memory; None for an architecture not known here."""
+    """Occupancy by blocks of `threads` threads with `shared` bytes of shared memory; None for an unknown architecture."""
     match = re.fullmatch(r"sm_(\d+)[af]?", arch)
     limits = _LIMITS.get(match.group(1)) if match is not None else None
     if match is None or limits is None:

@@ -148,7 +148,7 @@ def _arguments(launch: Launch) -> Iterator[str]:
 
 
 def describe(array: ArrayFacts) -> str:
-    """In one line: what changed, the range, the first elements."""
+    """Describe an array in one line: what changed, the range, the first elements."""
     total = 1
     for extent in array.shape:
         total *= extent

@@ -255,5 +255,5 @@ def _conflicts(wavefronts: tuple[float, float] | None) -> Remark | None:
 
 
 def number(value: float) -> str:
-    """At most one decimal: 4, 4.5."""
+    """Write a number with at most one decimal: 4, 4.5."""
     return f"{value:.1f}".removesuffix(".0")

@@ -107,12 +107,12 @@ def _tensor(word: str, match: re.Match[str], source: torch.Generator) -> Tensor:
 def _usual(of: Target, source: torch.Generator) -> Call:
     for shape in _USUAL:
         for candidate in _candidates(of, shape, source):
-            if _taken(of, candidate):
+            if _is_accepted(of, candidate):
                 return candidate
     raise InputError(f"{of.name} takes none of the usual calls: give its arguments with --arg, each one of: {FORMS}")
 
 
-def _taken(of: Target, candidate: Call) -> bool:
+def _is_accepted(of: Target, candidate: Call) -> bool:
     """True if the reference takes the call without a warning."""
     try:
         with warnings.catch_warnings():

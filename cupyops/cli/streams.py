@@ -28,7 +28,7 @@ def _plainly(error: UnicodeError) -> tuple[str, int]:
 
 
 def plain() -> None:
-    """From now on the standard output and error print what they can in place of a character that they have not."""
+    """Make the standard output and error replace characters that they cannot print."""
     codecs.register_error("cupyops.plain", _plainly)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not where something else has taken its place, as in a notebook

@@ -22,7 +22,7 @@ _WORTH = 0.01
 
 
 def show(console: Console, launch: Launch) -> None:
-    """All of it."""
+    """Print the whole report."""
     console.print(_summary(launch))
     changed = [array for array in launch.arrays if array.changed]
     for array in changed:

@@ -52,7 +52,7 @@ def _unseen(machine: Machine, stage: str, name: str) -> Finding | None:
 
 
 def nvrtc(machine: Machine) -> Iterator[Finding]:
-    """That it loads, and its version."""
+    """Examine that NVRTC loads, and its version."""
     facts = machine.seen.get("nvrtc", {})
     if "error" in facts and cupys(machine) and "error" in machine.seen.get("torch, cupy", {}):
         yield absent("NVRTC", "not examined: CuPy, by which it is loaded, does not import")
@@ -104,7 +104,7 @@ def compiling(machine: Machine) -> Iterator[Finding]:
 
 
 def driver(machine: Machine) -> Iterator[Finding]:
-    """That it works, and serves the CUDA of NVRTC."""
+    """Examine that the driver works, and serves the CUDA of NVRTC."""
     facts, major = machine.seen.get("driver", {}), machine.driver_major
     if (row := _unseen(machine, "driver", "driver")) is not None:
         yield row

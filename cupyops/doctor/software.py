@@ -78,7 +78,7 @@ def cupy(machine: Machine) -> Iterator[Finding]:
 
 
 def compile_backend(machine: Machine) -> Iterator[Finding]:
-    """Whether torch.compile finds the backend by its name."""
+    """Examine that torch.compile finds the backend by its name."""
     if "cupyops" in machine.backends:
         yield ok("torch.compile", 'backend="cupyops": NVRTC compiles its kernels, no C compiler is needed')
     else:

@@ -20,7 +20,7 @@ _FREE = 1 << 28  # bytes: about what all built-in kernels take
 
 
 def cache(machine: Machine) -> Iterator[Finding]:
-    """Where compiled kernels are kept, and whether they can be."""
+    """Examine the folder of compiled kernels: where it is, and that it can be used."""
     name, facts = "kernel cache", machine.seen.get("cache")
     if facts is None or machine.nvrtc_major is None or "error" in machine.seen.get("headers", {}):
         yield absent(name, "not examined: NVRTC or the headers are missing")
@@ -44,7 +44,7 @@ def cache(machine: Machine) -> Iterator[Finding]:
 
 
 def _refused(facts: Facts) -> tuple[str, str]:
-    """Why the folder is not used, and the remedy: another user could have put a kernel there, or nothing can be written."""
+    """Return why the folder is not used (another user could put kernels there, it cannot be written), and the remedy."""
     folder = shlex.quote(facts["nearest"])
     if facts["is_link"] and facts["nearest"] == facts["root"]:
         return f"{folder} is a link that another user has made, or can turn elsewhere", _ANOTHER

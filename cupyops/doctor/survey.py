@@ -52,7 +52,7 @@ def nvrtc() -> Facts:
 
 
 def headers() -> Facts:
-    """Where the CUDA headers are, and of which CUDA version."""
+    """Find the CUDA headers, and their CUDA version."""
     folder = backend.cuda_include()
     return {"folder": str(folder), "version": backend.runtime_version(folder)}
 
@@ -88,7 +88,7 @@ def _size(path: Path) -> int:
 
 
 def _state(root: Path) -> Facts:
-    """Who may do what to a folder, or to the nearest one above it that is there."""
+    """State of a folder, or of the nearest one above it that is there: its owner and who may write to it."""
     nearest = next((path for path in (root, *root.parents) if os.path.lexists(path)), root)
     status = nearest.lstat()
     return {

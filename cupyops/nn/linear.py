@@ -87,7 +87,8 @@ def _in_half(x: Tensor, half: torch.dtype) -> Tensor:
 
 
 def _state(x: Tensor, half: torch.dtype) -> tuple[Any, ...]:
-    """Its version, memory and history, the type asked for, whether gradients are recorded, and the stream, which a copy made
-    on another one would have to wait for."""
+    """Key of a cached copy: version, memory and history of `x`, the dtype asked for, whether gradients are recorded, and the
+    stream, since a copy made on another one would have to be waited for.
+    """
     stream = torch_private.current_stream(x.device.index) if x.is_cuda else None
     return x._version, x.data_ptr(), x.grad_fn, half, torch.is_grad_enabled(), stream

@@ -207,7 +207,7 @@ def _statistics(softcap: float | None, temperature: float, x: Tensor, target: Te
 
 
 def logits_of(x: Tensor, weight: Tensor, bias: Any, temperature: float, softcap: float | None = None) -> Tensor:
-    """In fp32 or fp64."""
+    """Compute logits in fp32 or fp64."""
     logits = F.linear(x, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap is not None:

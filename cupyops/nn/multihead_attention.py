@@ -123,7 +123,7 @@ class MultiheadAttention(Twin, torch.nn.MultiheadAttention):
         return masks[0] if len(masks) == 1 else masks[0] + masks[1]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """With the learned row of `add_bias_kv` and the zeros of `add_zero_attn`, which every query sees."""
+        """Append the learned row of `add_bias_kv` and the zeros of `add_zero_attn`, which every query sees."""
         more = []
         if self.bias_k is not None and self.bias_v is not None:
             more.append((self.bias_k.to(k.dtype), self.bias_v.to(v.dtype)))

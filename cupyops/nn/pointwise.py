@@ -134,7 +134,7 @@ def _of_image(grad_y: Tensor, x: Tensor, half: Tensor, more: Tensor | None, adde
 
 
 def _of_weight(grad_y: Tensor, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:
-    """In float32 as a product, which is not rounded on the way, and not cast."""
+    """Compute the weight's gradient; for a wider weight as a float32 product, with no rounding or cast on the way."""
     if weight.dtype is x.dtype:
         found: Tensor = torch.ops.aten.convolution_backward(grad_y, x, half, *_GEOMETRY, [False, True, False])[1]
         return found
@@ -172,5 +172,5 @@ def moments_of(x: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _state(y: Tensor) -> tuple[Any, ...]:
-    """Its version and memory, and the stream, on another of which the moments would have to be waited for."""
+    """Key of cached moments: version and memory of `y`, and the stream, since those made on another would need a wait."""
     return y._version, y.data_ptr(), torch_private.current_stream(y.device.index) if y.is_cuda else None

@@ -260,7 +260,7 @@ def _jsd(beta: float, temperature: float, x: Any, z: Any, weight: Any, bias: Any
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Over what counts in the last dimension; 0 where nothing does."""
+    """Mean over the masked-in elements of the last dimension; 0 where there are none."""
     return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 

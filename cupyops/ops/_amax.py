@@ -101,7 +101,7 @@ def amax(input: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) ->
 
 
 def _has_masks(x: Tensor, dim: Sequence[int]) -> bool:
-    """Whether forward has left masks: chosen as it was, so that both want the same form where one is asked for."""
+    """Return True if forward has left masks. It is chosen as forward was, so that both have the form that is asked for."""
     if is_dry(x) or x.numel() == 0:
         return False
     return reduction.chosen(FORWARD, x, dim) is ROWS

@@ -37,10 +37,10 @@ def _batch_norm_act(
     counts: Tensor | None = None,
 ) -> Tensor:
     y = torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
-    return _followed(y, residual, relu)
+    return _add_and_activate(y, residual, relu)
 
 
-def _followed(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+def _add_and_activate(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     y = y if residual is None else y + residual
     return torch.relu(y) if relu else y
 
@@ -109,7 +109,9 @@ def _batch_norm_act_inference(
     keep: bool = True,
 ) -> Tensor:
     mean, var = running_mean.detach(), running_var.detach()
-    return _followed(torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), residual, relu)
+    return _add_and_activate(
+        torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), residual, relu
+    )
 
 
 @_batch_norm_act_inference.forward
@@ -127,7 +129,7 @@ def forward_inference(x, weight, bias, residual, running_mean, running_var, eps,
 
 @_batch_norm_act_inference.backward(reads={"x": OF_BATCH_NORM, "weight": OF_BATCH_NORM, "bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
-    """relu's own pass, then those of batch_norm."""
+    """Run the backward pass of relu, then those of batch_norm."""
     grad_z = passed(grad_y, *saved) if saved else grad_y
     if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
         return None, None, None, grad_z
@@ -193,7 +195,7 @@ def batch_norm_act(
     relu = activation is not None
     if torch.compiler.is_dynamo_compiling():
         y = torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        return _followed(y, residual, relu)
+        return _add_and_activate(y, residual, relu)
     keep = relu and wants_gradient(input, weight, bias, residual)
     numbers = (float(momentum), float(eps)) if training else (float(eps),)
     function = _batch_norm_act if training else _batch_norm_act_inference

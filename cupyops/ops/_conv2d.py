@@ -150,7 +150,7 @@ def conv2d(
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """The same image, or filter, with channels contiguous."""
+    """Return an image or a filter with its channels contiguous: itself or a copy."""
     if pointwise.is_channels_last(x):
         return x
     copy = torch.empty_like(x, memory_format=torch.channels_last)

@@ -20,7 +20,7 @@ from .._util.strides import is_dry
 
 
 def _has(forward: bool) -> Any:
-    """Which instances by FMAs there are: 8 filters to a thread for 3 x 3 taps and, forward, for half types too."""
+    """Return the test for instances by FMAs: 8 filters to a thread for 3 x 3 taps and, forward, for half types too."""
 
     def has(T: torch.dtype, K: int, NF: int) -> bool:
         return NF == 4 or (K == 3 and T is not torch.float64 and (forward or T is torch.float32))

@@ -33,7 +33,7 @@ def _decode(
     scale: float | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """With the scores in memory. What no query sees of the cache may be anything, NaN among it."""
+    """Attend with the scores in memory. What no query sees of the cache may be anything, NaN among it."""
     wide = torch.promote_types(q.dtype, torch.float32)
     _check_values(k_cache, kv_lengths, block_table)
     k, v = (_of_sequences(x, block_table).transpose(1, 2) for x in (k_cache, v_cache))

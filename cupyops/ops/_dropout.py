@@ -34,7 +34,7 @@ dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", define=DEFINE, T=FL
 
 
 class Contiguous(Form[Broadcast]):
-    """Where an element lies says its number."""
+    """Form for contiguous tensors, where an element's address gives its number."""
 
     name = "contiguous"
     summary = "a thread owns one or two runs of neighbours, and makes four random numbers at once"

@@ -42,7 +42,7 @@ def _linear_cross_entropy(
 
 @_linear_cross_entropy.forward
 def forward(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, scratch):
-    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch)
+    given = _launch_arguments(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch)
     wanted = wanted if reduction != "none" else 0  # of a row's factor nothing is known yet
     dtype = losses.accumulator(x.dtype)
     each = torch.empty(x.shape[0], dtype=dtype, device=x.device)
@@ -74,7 +74,7 @@ def backward(
     scratch,
     needs_grad,
 ):
-    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch)
+    given = _launch_arguments(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch)
     grad_y = grad_y.to(losses.accumulator(x.dtype))
     needed = X * needs_grad.x + WEIGHT * needs_grad.weight + BIAS * needs_grad.bias
     if reduction == "none":
@@ -96,14 +96,14 @@ def unsupported(x, weight, target, bias, class_weight, ignore_index, reduction, 
     return "no classes" if weight.shape[0] == 0 else None
 
 
-def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch) -> Given:
+def _launch_arguments(x, weight, target, bias, class_weight, ignore_index, label_smoothing, scratch) -> Given:
     tensors = x.contiguous(), weight.contiguous(), target.contiguous(), losses.contiguous(bias)
     class_weight = None if class_weight is None else _from_bits(class_weight)
     return Given(*tensors, class_weight, ignore_index, label_smoothing, scratch)
 
 
 def _to_bits(class_weight: Tensor) -> Tensor:
-    """As integers: an operator takes floating tensors of one dtype, and under autocast these weights keep theirs."""
+    """Return the weights' bits as integers: floating tensors must share one dtype, and autocast must not cast these."""
     wide = class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous()
     if is_tracing():  # PyTorch cannot trace a view in another dtype; the reference takes the weights as they are
         return wide

@@ -70,12 +70,12 @@ def unsupported(x, weight, weight_up, activation, keep):
 
 
 def _forms(activation: str) -> tuple[Forms, Forms]:
-    """Of the gate by itself, forward and backward."""
+    """Forms of the gate alone, forward and backward."""
     return gated.SWIGLU if activation == "silu" else gated.GEGLU
 
 
 def _products(z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """As gated activations take them: packed rows are one tensor."""
+    """Return the products as gated activations take them: packed rows are one tensor."""
     return (z, None) if z.dim() == 2 else (z[0], z[1])
 
 

@@ -31,7 +31,7 @@ def _group_norm(
 
 
 def _in_steps(x, num_groups, weight, bias, eps):
-    """The same of elementary operations."""
+    """Compute group_norm by elementary operations."""
     wide = x.double() if x.dtype is torch.float64 else x.float()
     grouped = wide.reshape(x.shape[0], num_groups, x.shape[1] // num_groups * spatial(x))
     centred = grouped - grouped.mean(-1, keepdim=True)
@@ -75,7 +75,7 @@ def backward(saved, grad_y, x, num_groups, weight, bias, keeps_format, needs_gra
 
 
 def _read_in(memory: torch.memory_format, x: Tensor, num_groups: int) -> torch.memory_format:
-    """In which format kernels read and write: that of the result where a form takes it, else contiguous."""
+    """Memory format in which kernels read and write: that of the result where a form takes it, else contiguous."""
     return memory if is_there(x) and forms.is_served(x, num_groups) else torch.contiguous_format
 
 
@@ -161,5 +161,5 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
 
 
 def _memory_format(x: Tensor, keeps: bool) -> torch.memory_format:
-    """Of the result: PyTorch keeps that of the input on a CPU alone."""
+    """Return the memory format of the result: PyTorch keeps the input's on a CPU alone."""
     return suggested_format(x) if keeps or x.device.type == "cpu" else torch.contiguous_format

@@ -66,7 +66,7 @@ def unsupported(input, mat2, offs, turned):
 
 
 def _pytorch_takes(x: Tensor) -> bool:
-    """Whether PyTorch has a kernel that takes an operand, without waiting for the device to know the groups."""
+    """Return True if PyTorch has a kernel for an operand, without waiting for the device to know the groups."""
     if not x.is_cuda or x.dtype is not torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (8, 0):
         return False
     steps = sorted(x.stride()[-2:])
@@ -74,7 +74,7 @@ def _pytorch_takes(x: Tensor) -> bool:
 
 
 def _hidden() -> bool:
-    """Whether the values of offs are not to be read, or not those of other calls of what is being recorded."""
+    """Return True if the values of offs must not be read, or may not be those of later calls of what is recorded."""
     recorded = torch_private.proxy_mode() or torch.jit.is_tracing() or torch.compiler.is_compiling()
     return recorded or torch_private.functorch_active()
 
@@ -98,7 +98,7 @@ def _by_slices(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
 
 
 def _by_masks(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
-    """The same whatever the values of offs are: of each group a product of all, of which the rest is zeros."""
+    """Compute the products whatever the values of offs: for each group one of all rows, masked to zero outside the group."""
     at = torch.arange(_shared_size(input, mat2), device=offs.device)
     firsts = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
     inside = (at >= firsts[:, None]) & (at < offs[:, None])
@@ -110,13 +110,13 @@ def _by_masks(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
 
 
 def _of_one_group(input: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
-    """The shape, by as many operations as all groups take together."""
+    """Make a result of the right shape by as many operations as all groups take together."""
     y = input.flatten(0, -2)[: input.shape[-2]] @ mat2.flatten(0, -2)[: mat2.shape[-2]]
     return y.expand(*offs.shape, *y.shape).contiguous() if input.dim() == mat2.dim() else y
 
 
 def _shared_size(input: Tensor, mat2: Tensor) -> int:
-    """Of the dimension that groups are parts of."""
+    """Size of the dimension that groups divide."""
     return input.shape[0] if mat2.dim() == 3 else mat2.shape[0 if input.dim() == 2 else 1]
 
 

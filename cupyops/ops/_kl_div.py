@@ -54,7 +54,7 @@ def _kl_div(x: Tensor, target: Tensor, reduction: str, log_target: bool, batch: 
 
 @_kl_div.forward
 def forward(x, target, reduction, log_target, batch):
-    x, target, like = _alike(x, target)
+    x, target, like = _laid_out_alike(x, target)
     n, dtype = x.numel(), x.dtype
     if reduction == "none":
         kl_div_fwd_each[ceil_div(n, TILE[dtype]), BLOCK](x, target, like, n, log_target, T=dtype)
@@ -72,7 +72,7 @@ def forward(x, target, reduction, log_target, batch):
 
 @_kl_div.backward(reads={"x": ("target",)})
 def backward(saved, grad_y, x, target, reduction, log_target, batch, needs_grad):
-    x, target, like = _alike(x if needs_grad.target else target, target)  # it is not kept for grad_x alone
+    x, target, like = _laid_out_alike(x if needs_grad.target else target, target)  # it is not kept for grad_x alone
     n, dtype = x.numel(), x.dtype
     grad_x = like if needs_grad.x else None
     grad_target = torch.empty_like(like) if needs_grad.target else None
@@ -87,7 +87,7 @@ def backward(saved, grad_y, x, target, reduction, log_target, batch, needs_grad)
     return grad_x, grad_target
 
 
-def _alike(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _laid_out_alike(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Both inputs laid out alike and dense, and an empty tensor that is laid out so."""
     like = empty_output(x, target)
     return restride(x, like.stride()), restride(target, like.stride()), like

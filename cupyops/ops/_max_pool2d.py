@@ -178,5 +178,5 @@ def _problem(
 
 
 def _starts(place: Tensor, dim: int, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
-    """Where the windows begin, along one dimension."""
+    """First positions of the windows along one dimension."""
     return torch.arange(place.shape[dim], device=place.device) * stride[dim] - padding[dim]

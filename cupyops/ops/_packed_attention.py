@@ -34,7 +34,7 @@ def parts_of(whole: Tensor, sizes: Sequence[int], strides: Sequence[int], offset
 
 
 def are_all_of(whole: Tensor, sizes: Sequence[int], strides: Sequence[int], offsets: Sequence[int]) -> bool:
-    """Whether three parts that lie alike, one after the other, are all of a tensor, and share no element."""
+    """Return True if three adjacent parts of one layout make up a whole tensor and share no element."""
     one, two, three = sorted(offsets)
     if one or two != three - two or 3 * math.prod(sizes) != whole.numel():
         return False
@@ -68,7 +68,7 @@ def backward(saved, grad_y, whole, sizes, strides, offsets, is_causal, scale, y)
 
 @_packed_attention.reference_backward
 def reference_backward(saved, grad_y, whole, sizes, strides, offsets, is_causal, scale):
-    """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    """Differentiate through scores in memory: PyTorch's fused functions have no second derivative."""
     with torch.enable_grad():
         given = whole.view_as(whole) if whole.requires_grad else whole.detach().requires_grad_()
         y = _in_steps(*parts_of(given, sizes, strides, offsets), is_causal, scale)

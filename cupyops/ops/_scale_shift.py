@@ -137,7 +137,7 @@ def scale_shift(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 
 def _shape(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    """That of the result, when all arguments have been checked."""
+    """Check all arguments and return the shape of the result."""
     arguments.tensor("input", input)
     arguments.tensor("weight", weight)
     arguments.optional_tensor("bias", bias)

@@ -51,12 +51,12 @@ def _sdpa(
 
 
 def _empty(*tensors: Tensor) -> bool:
-    """Whether a tensor has no elements."""
+    """Return True if a tensor has no elements."""
     return any(symbolic.known(size == 0) for x in tensors for size in x.shape)
 
 
 def _has_every_derivative(*tensors: Tensor) -> bool:
-    """Whether PyTorch's fused functions have the derivatives that may be asked for, or it is too dear not to take them."""
+    """Return True if PyTorch's fused functions have the derivatives that may be asked for, or doing without is too slow."""
     if torch_private.functorch_active() or torch_private.forward_mode():
         return False
     return tensors[0].dtype is not torch.float64 or not any(x.requires_grad for x in tensors)
@@ -84,7 +84,7 @@ def backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale, y, n
 
 @_sdpa.reference_backward
 def reference_backward(saved, grad_y, query, key, value, attn_mask, is_causal, scale):
-    """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    """Differentiate through scores in memory: PyTorch's fused functions have no second derivative."""
     floating = attn_mask is not None and attn_mask.dtype != torch.bool
     tensors = (query, key, value, attn_mask) if floating else (query, key, value)
     with torch.enable_grad():
@@ -115,7 +115,7 @@ def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enabl
 
 
 def _broadcasts(mask: Tensor, scores: tuple[int, ...]) -> bool:
-    """Whether the mask is of the shape of the scores, or less."""
+    """Return True if the mask broadcasts to the shape of the scores."""
     sizes = zip(reversed(mask.shape), reversed(scores))
     return mask.dim() <= 4 and mask.numel() > 0 and all(size in (1, whole) for size, whole in sizes)
 

@@ -72,7 +72,7 @@ def _by_row(scale_a: Tensor, scale_b: Tensor) -> bool:
 
 
 def _rounded(y: Tensor, scale_result: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-    """To the dtype of the result; 8-bit numbers are scaled first, and the largest is the limit."""
+    """Round to the dtype of the result; 8-bit numbers are scaled first and clamped to the largest."""
     if out_dtype not in FLOAT8:
         return y.to(out_dtype)
     if scale_result is not None:

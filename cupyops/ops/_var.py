@@ -111,7 +111,7 @@ def var(
 def _arguments(
     input: Any, dim: Any, unbiased: Any, keepdim: Any, correction: Any
 ) -> tuple[Tensor, list[int], float, bool]:
-    """What the operator takes; all checked. A bool in place of `dim` is `unbiased`, as in PyTorch."""
+    """Check the arguments and return the operator's. A bool in place of `dim` is `unbiased`, as in PyTorch."""
     if isinstance(dim, bool):
         if unbiased is not None:
             arguments.fail("unbiased", unbiased, "no second one")

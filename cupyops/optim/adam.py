@@ -31,7 +31,7 @@ class _Adam(Fused):
     _counts = True
 
     def _set_options(self, **options: Any) -> None:
-        """What PyTorch's have not, in each group that does not say otherwise."""
+        """Set the options that PyTorch's optimizers lack, in each group that does not set them itself."""
         self.defaults.update(options)
         for group in self.param_groups:
             for name, value in options.items():
@@ -43,13 +43,13 @@ class _Adam(Fused):
         super().__setstate__({**state, "defaults": self.defaults})
 
     def add_param_group(self, param_group: Group) -> None:
-        """As PyTorch's, with the options of half types checked."""
+        """Add a parameter group as PyTorch does, after checking its options of half types."""
         super().add_param_group(param_group)
         if "seed" in self.defaults:
             half.check(self.param_groups[-1])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, which however has all state in the parameter's dtype: that of a master is fp32."""
+        """Load state as PyTorch does, which however casts it all to the parameter's dtype: that of a master stays fp32."""
         self._given = state_dict
         seen = self.register_load_state_dict_pre_hook(lambda _, given: setattr(self, "_given", given))
         try:
@@ -82,7 +82,7 @@ class _Adam(Fused):
         return entries
 
     def _adopt(self, state: MutableMapping[Tensor, dict[str, Any]], groups: Sequence[Group]) -> None:
-        """With steps as PyTorch has them now, of a parameter each: older ones, Apex's too, have one for the group."""
+        """Give each parameter a step, as PyTorch has it now, in states with one for the group: older ones and Apex's."""
         for group in groups:
             for param in group["params"]:
                 if (of := state.get(param)) and ("step" in of or "step" in group):
@@ -160,7 +160,7 @@ class _Adam(Fused):
         return batch.bank is not None or batch.states[-1][0].dtype is torch.float32
 
     def _again(self, batch: Batch) -> bool:
-        """With the steps that have been taken now, which are to be the same still."""
+        """Update a batch's common step count; return True if all its parameters have the same still."""
         if batch.bank is not None:
             steps = batch.bank.tolist()
             batch.variant = steps[0]
@@ -206,7 +206,7 @@ class _Adam(Fused):
             half.by_rounding(step, *columns, scaled, self._seed(group))
 
     def _adam(self, group: Group, params: Any, grads: Any, states: Any, steps: Any) -> None:
-        """By PyTorch's function."""
+        """Update by PyTorch's function."""
         names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
         adam(
             params,

@@ -119,7 +119,7 @@ class Clipped:
         self._version = _version(first)
 
     def changed(self, parameters: list[Tensor]) -> bool | None:
-        """Whether they have been changed in place since; None where the parameters have others by now."""
+        """Return True if the gradients have since been changed in place; None if the parameters have others by now."""
         first = _first(parameters)
         if first is None or self._grad is None or self._grad() is not first:
             return None
@@ -135,7 +135,7 @@ def _version(tensor: Tensor | None) -> int:
 
 
 def _known_of(parameters: list[Tensor], grads: list[Tensor], norm_type: float) -> _Known | str:
-    """What is known of gradients that the kernels serve; in words why they do not."""
+    """Return what is cached for gradients that the kernels serve, or the reason why they do not."""
     key = (id(parameters[0]), len(grads), norm_type) if grads else (0, 0, norm_type)
     known = _known.get(key)
     if known is not None and known.serves(grads):
@@ -151,7 +151,7 @@ def _known_of(parameters: list[Tensor], grads: list[Tensor], norm_type: float) -
 
 
 class _Known:
-    """What has been found out about gradients, for later ones that are like them wherever they lie; keeps none alive."""
+    """Cached tables and dtypes for gradients of one layout at any address; keeps no gradient alive."""
 
     def __init__(self, grads: list[Tensor], most_blocks: int = BLOCKS) -> None:
         self._most_blocks = most_blocks
@@ -165,7 +165,7 @@ class _Known:
         self._dtype = functools.reduce(torch.promote_types, places)
 
     def serves(self, grads: list[Tensor]) -> bool:
-        """Whether these are like them."""
+        """Take over these gradients if they have the layout of the cached ones; return whether they do."""
         if self._alike is None or not self._alike(grads):
             return False
         for _, at, moving in self._groups:
@@ -272,7 +272,7 @@ _MOST_KNOWN = 64
 
 
 def _why_not_at_all(norm_type: float, foreach: bool | None) -> str | None:
-    """Why PyTorch must do it, whatever the gradients; None where it need not."""
+    """Return why PyTorch must clip, whatever the gradients, or None."""
     if torch.compiler.is_compiling() or torch_private.dispatch_modes():
         return "traced"
     if foreach is not None:
@@ -281,7 +281,7 @@ def _why_not_at_all(norm_type: float, foreach: bool | None) -> str | None:
 
 
 def _why_not(grads: list[Tensor], norm_type: float) -> str | None:
-    """Why PyTorch must do it for these gradients; None where it need not."""
+    """Return why PyTorch must clip these gradients, or None."""
     sizes = [grad.numel() for grad in grads]
     if not any(sizes):
         return "no gradients"

@@ -1,4 +1,4 @@
-"""What the optimizers share: a step by kernels where they serve, by PyTorch where they do not."""
+"""Common part of the optimizers: a step by kernels where they serve, by PyTorch where they do not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Fused(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """As PyTorch has it. Who asks may change or keep a part of it: each later step looks at all of it."""
+        """State as PyTorch has it. A caller may change or keep a part of it, so each later step checks all of it."""
         self._shown = self._shown or bool(self._states)
         return self._states
 
@@ -59,7 +59,7 @@ class Fused(torch.optim.Optimizer):
         self._shown = True
 
     def _adopt(self, state: MutableMapping[Tensor, dict[str, Any]], groups: Sequence[Group]) -> None:
-        """Make a state that is being loaded, perhaps another optimizer's of the same rule, what ours would be."""
+        """Convert a state that is being loaded, perhaps another optimizer's of the same rule, to this optimizer's form."""
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ class Fused(torch.optim.Optimizer):
         return norm
 
     def _check_clipped(self, closure: Callable[[], Any] | None) -> None:
-        """In the step after `clip_grad_norm_`: whether these are the gradients."""
+        """Check, in the step after `clip_grad_norm_`, that the gradients are those that were clipped."""
         changed = self._clipped is None or self._clipped.changed(self._params())
         if changed is None:
             self._factor = None  # of others, which are gone
@@ -193,8 +193,9 @@ class Fused(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves infinite gradients to the step: where that was asked for, and in a CUDA graph, whose
-        capture does not let it look."""
+        """True if a GradScaler leaves infinite gradients to the step: where that was asked for, and in a CUDA graph, whose
+        capture does not let it look.
+        """
         return self.__dict__.get("_heeds_scaler", False) or capturing()
 
     @_step_supports_amp_scaling.setter
@@ -208,14 +209,14 @@ class Fused(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Any) -> Hashable:
-        """What entries of one launch must share, besides device and dtype."""
+        """Key that entries of one launch must share, besides device and dtype."""
 
     def _why_not(self, group: Group, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> str | None:
-        """Why the kernel cannot update this parameter; None where it can."""
+        """Return why the kernel cannot update this parameter, or None."""
         return why_not((param, grad, *(one for one in state if one is not None)))
 
     def _options(self, group: Group) -> tuple[Any, ...]:
-        """Of the group's options those that decide what is in a batch."""
+        """Options of the group that decide the contents of a batch."""
         return ()
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
@@ -223,11 +224,11 @@ class Fused(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _lasts(self, batch: Batch) -> bool:
-        """Whether the next step may have the same batch."""
+        """Return True if the next step may have the same batch."""
         return True
 
     def _again(self, batch: Batch) -> bool:
-        """Make a batch of the last step, with its state as it is now, this step's; False where it cannot be."""
+        """Reuse a batch of the last step, with its state as it is now; return False where that is not possible."""
         return True
 
     def _by_kernel(self, group: Group, batch: Batch) -> None:
@@ -239,7 +240,7 @@ class Fused(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _keeps_state(self, group: Group) -> bool:
-        """Whether a step makes state, the first time."""
+        """Return True if the first step makes state."""
         return True
 
     # --- what all share ---
@@ -288,7 +289,7 @@ class Fused(torch.optim.Optimizer):
         return f"cupyops.optim.{type(self).__name__}"
 
     def _planned(self, index: int, group: Group) -> list[Batch] | None:
-        """What the last step had, where this one is like it."""
+        """Return the batches of the last step if this one is like it, else None."""
         plans: dict[int, StepPlan] = self.__dict__.setdefault("_plans", {})
         plan = plans.pop(index, None)
         if plan is None:
@@ -301,13 +302,13 @@ class Fused(torch.optim.Optimizer):
         return batches
 
     def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
-        """Keep what this step had, where the next can be like it."""
+        """Keep this step's batches, if the next step can be like it."""
         if can_last(served) and all(map(self._lasts, served)):
             plan = StepPlan(group, served, self._states, self._state_names(group), self._options(group))
             self.__dict__["_plans"][index] = plan
 
     def _sort(self, group: Group, whole: str | None) -> tuple[list[Batch], list[Entry], str]:
-        """What the kernel serves, by device, dtype and variant; the rest, and why: `whole` for all, or the first reason."""
+        """Sort entries into batches for the kernel and the rest, with the first reason for the rest (`whole`: for all)."""
         batches: dict[Any, Batch] = {}
         rest: list[Entry] = []
         reasons = []
@@ -360,7 +361,7 @@ _UNSHARED = _references({"_states": {}})  # as many as where nobody else has it
 
 
 def why_not_group(group: Group) -> str | None:
-    """Why PyTorch must update every parameter of `group`; None where it need not."""
+    """Return why PyTorch must update every parameter of `group`, or None."""
     if torch.compiler.is_compiling() or torch_private.dispatch_modes() or torch_private.functorch_active():
         return "traced or transformed"
     if group["foreach"] is not None or group["fused"] is False:
@@ -383,7 +384,7 @@ def written(*arrays: list[Tensor]) -> None:
 
 
 def learning_rate(lr: Any, device: torch.device, dtype: torch.dtype) -> tuple[float, Tensor | None]:
-    """As a number, or where it lies on the device as a tensor of the type that `dtype` is computed in: no wait for it."""
+    """Return the rate as a number; or 0 and the tensor on the device, in the dtype of the computation, without a wait."""
     if isinstance(lr, Tensor) and lr.device == device:
         return 0.0, lr.to(torch.float64 if dtype is torch.float64 else torch.float32)
     return float(lr), None

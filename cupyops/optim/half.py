@@ -44,12 +44,12 @@ def check(group: Group) -> None:
 
 
 def has_master(group: Group, dtype: torch.dtype) -> bool:
-    """Whether parameters of this dtype have master weights."""
+    """Return True if parameters of this dtype have master weights."""
     return bool(group["master_weights"]) and dtype in HALF
 
 
 def is_stochastic(group: Group, dtype: torch.dtype) -> bool:
-    """Whether parameters of this dtype are rounded stochastically."""
+    """Return True if parameters of this dtype are rounded stochastically."""
     return bool(group["stochastic_rounding"]) and dtype is torch.bfloat16
 
 
@@ -69,12 +69,12 @@ def widened_state(param: Tensor, given: Any) -> dict[str, Any]:
 
 
 def widened(param: Tensor) -> Tensor:
-    """In fp32, laid out as it is."""
+    """Copy to fp32, with the same layout."""
     return param.detach().to(torch.float32, copy=True, memory_format=torch.preserve_format)
 
 
 def why_not_master(param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> str | None:
-    """Why the kernel cannot update a parameter with a master; None where it can."""
+    """Return why the kernel cannot update a parameter with a master, or None."""
     states = [one for one in state if one is not None]
     reason = why_not((param, grad)) or why_not(states)
     if reason is None and (states[0].shape != param.shape or states[0].dtype is not torch.float32):
@@ -138,7 +138,7 @@ def random_bits(like: Tensor, step: Tensor, seed: int, place: int) -> list[Tenso
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
-    """As bf16: up in magnitude where what is cut off and 16 random bits are a unit or more. What is not finite stays."""
+    """Round to bf16: away from 0 where the bits cut off plus 16 random bits carry over. Values that are not finite stay."""
     word = (x.view(torch.int32).to(torch.int64) + bits) & 0xFFFF0000
     up = (word - ((word & 0x80000000) << 1)).to(torch.int32).view(torch.float32)
     return torch.where(x.isfinite(), up, x).to(torch.bfloat16)

@@ -16,7 +16,7 @@ from ..errors import LaunchError
 from .fused import Entry, local_part
 from .plan import Group
 
-# Of the matrices in one product, of which there are three such buffers. Large ones fill a GPU alone.
+# Limit for the matrices of one product, which has three such buffers. Large ones fill a GPU alone.
 MOST_ELEMENTS = 2**26
 
 
@@ -125,7 +125,7 @@ class Muon(torch.optim.Muon):
                 torch._foreach_add_([params[place] for place in places], own, alpha=-rate * ratio)
 
     def _orthogonal(self, group: Group, updates: list[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
-        """Those of one shape together: which they are, and what has come of them."""
+        """Orthogonalise updates of one shape together; yield their places and results."""
         shapes: dict[Any, list[int]] = {}
         for place, update in enumerate(updates):
             shapes.setdefault(tuple(update.shape), []).append(place)
@@ -160,7 +160,7 @@ def newton_schulz(x: Tensor, coefficients: tuple[float, float, float], steps: in
 
 
 def adjusted(how: str | None, shape: torch.Size) -> float:
-    """What the learning rate is multiplied by."""
+    """Factor of the learning rate."""
     rows, columns = shape
     if how == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -168,7 +168,7 @@ def adjusted(how: str | None, shape: torch.Size) -> float:
 
 
 def _scale(params: list[Tensor], factor: float | Tensor) -> None:
-    """On a CPU one by one: all at once rounds the factor to a half type."""
+    """Multiply parameters by a factor; on a CPU one by one, as all at once would round the factor to a half type."""
     if params[0].is_cuda:
         torch._foreach_mul_(params, factor)
     else:
@@ -183,7 +183,7 @@ def _gathered(part: Tensor, owner: Tensor) -> Tensor:
 
 
 def _part(matrix: Tensor, owner: Any) -> Tensor:
-    """This device's part of what all devices have."""
+    """Return this device's part of a matrix that all devices have."""
     if not distributed.is_spread(owner):
         return matrix
     mesh, lies = distributed.placements(owner)

@@ -1,4 +1,4 @@
-"""What a step of an optimizer has found out, for the next one to go by where nothing but gradients has moved.
+"""Plan of an optimizer's step, which later steps follow as long as only the gradients have moved.
 
 A plan asks of all at once whether types, dtypes, devices, sizes, strides and addresses are those that the kernel was found
 to serve.
@@ -58,7 +58,7 @@ class Batch:
         self.owners, self.params, self.grads, self.states = [], [], [], []
 
     def launches(self, *states: list[Tensor] | None) -> list[TableLaunch]:
-        """Over parameters, gradients and these; in a later step the gradients alone are taken to have moved."""
+        """Launches over parameters, gradients and these; in a later step the gradients alone are taken to have moved."""
         if self._moving is None:
             self._moving = MovingTables((self.params, self.grads, *states))
         else:
@@ -67,7 +67,7 @@ class Batch:
 
 
 def can_last(batches: list[Batch]) -> bool:
-    """Whether there can be a plan of these."""
+    """Return True if a plan of these batches is possible."""
     plain = all(map(is_, chain(*(batch.owners for batch in batches)), chain(*(batch.params for batch in batches))))
     return plain and SameLayout.can_tell() and len({batch.device.type for batch in batches}) == 1
 
@@ -140,11 +140,11 @@ class StepPlan:
         return self._batches
 
     def _params(self, given: list[Tensor]) -> list[Tensor]:
-        """Those that had a gradient."""
+        """Parameters that had a gradient."""
         return list(compress(given, self._present)) if self._absent else given
 
     def _in_order(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> bool:
-        """Whether the state is of these, one after another, as a rule: to look each up hashes it in Python."""
+        """Return True if the state holds these in order, as a rule: looking each one up would hash it in Python."""
         return len(state) >= self._start + len(params) and all(map(is_, islice(state, self._start, None), params))
 
     def _states(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> list[list[Any]]:

@@ -50,7 +50,7 @@ class SGD(Fused, torch.optim.SGD):
         return [Entry(p, g, (b,)) for p, g, b in zip(params, grads, buffers or [None] * len(params))]
 
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: None) -> bool:
-        """Whether this step is to make the momentum buffer."""
+        """Return True if this step is to make the momentum buffer."""
         return group["momentum"] != 0 and state[0] is None
 
     def _options(self, group: Group) -> tuple[Any, ...]:

@@ -56,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What runs kernels is imported at first use: on a GPU the limits of tensor maps are all that is asked of here."""
+    """Import what runs kernels at first use: on a GPU only the limits of tensor maps are needed."""
     if name in ("MAX_STEPS", "Pointer", "Program", "Report"):
         from . import program
 

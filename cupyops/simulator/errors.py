@@ -1,4 +1,4 @@
-"""What the simulator finds, and what it cannot do. Each kind of fault is a class of its own."""
+"""Errors that the simulator finds, and those of its limits. Each kind of fault is a class of its own."""
 
 from ..errors import SimulatorError as SimulatorError
 

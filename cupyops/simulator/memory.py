@@ -77,15 +77,15 @@ class Allocation(Region):
         self.written = Region(written) if written is not None else None
 
     def restrict(self, low: int, high: int) -> None:
-        """For the launch to come, only bytes `low` to `high` may be touched."""
+        """Restrict the next launch to bytes `low` to `high`."""
         self.low, self.high, self.gaps = low, high, None
 
     def except_for(self, gaps: np.ndarray, told: str) -> None:
-        """Of these not the `gaps`, one bool for each byte of the buffer."""
+        """Exclude `gaps` from the bytes that may be touched: one bool for each byte of the buffer."""
         self.gaps, self.told = gaps, told
 
     def in_gaps(self, offset: np.ndarray, width: int) -> np.ndarray | None:
-        """Which of the accesses of `width` bytes touch one; None where none does."""
+        """Mask of the accesses of `width` bytes that touch a gap; None where none does."""
         if self.gaps is None:
             return None
         found: np.ndarray = self.gaps[offset]
@@ -124,7 +124,7 @@ class Memory:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """From now on its addresses are nobody's."""
+        """Remove an allocation: its addresses are nobody's."""
         self.allocations.pop(allocation.number, None)
 
     def at(self, address: int) -> Allocation | None:
@@ -138,7 +138,7 @@ class Memory:
 
 
 def number_of(address: np.ndarray) -> np.ndarray:
-    """Which allocation's window each address lies in."""
+    """Number of the allocation in whose window each address lies."""
     return (address >> np.uint64(_WINDOW_BITS)).astype(np.int64)
 
 

@@ -19,7 +19,7 @@ _BANKS = 32  # of 4 bytes
 
 @dataclass
 class Counts:
-    """What one instruction, or one line, did in the whole launch."""
+    """Counts of one instruction, or one line, in the whole launch."""
 
     warps: int = 0  # times that a warp ran it
     threads: int = 0
@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass
 class Line:
-    """What one line of the .cu file did."""
+    """Counts of one line of the .cu file."""
 
     own: Counts = field(default_factory=Counts)
     total: int = 0  # warp instructions, with those of the functions that were called, and inlined, on this line
@@ -59,7 +59,7 @@ class _Piece:
         return self.warp << 46 | (sector & ((1 << 46) - 1))
 
 
-def _asked(pieces: list[_Piece]) -> tuple[np.ndarray, np.ndarray]:
+def _bytes_asked(pieces: list[_Piece]) -> tuple[np.ndarray, np.ndarray]:
     """(warps, the bytes that each asks for). Lanes at one address ask for it once."""
     total: defaultdict[int, int] = defaultdict(int)
     for width in {piece.width for piece in pieces}:
@@ -105,7 +105,7 @@ class Profile:
             counts = self._counts[pc]
             touched = np.unique(np.concatenate([piece.sectors() for piece in pieces]))
             counts.sectors += len(touched)
-            warps, bytes_ = _asked(pieces)
+            warps, bytes_ = _bytes_asked(pieces)
             counts.requests += len(warps)
             counts.least_sectors += int((-(-bytes_ // _SECTOR)).sum())
         self._pieces.clear()

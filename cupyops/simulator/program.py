@@ -38,13 +38,13 @@ class Pointer:
 
     @property
     def address(self) -> int:
-        """As the kernel sees it."""
+        """Address that the kernel sees."""
         return self.allocation.base + self.offset
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a launch did."""
+    """Report of a launch."""
 
     kernel: str
     grid: tuple[int, int, int]

@@ -55,7 +55,7 @@ _OF_KIND = {
 
 
 class TensorMapError(InputError):
-    """What is given as a tensor map is none, or is outside what `cuTensorMapEncodeTiled` accepts."""
+    """Error of a tensor map: it is none, or is outside what `cuTensorMapEncodeTiled` accepts."""
 
 
 class LimitError(TensorMapError):
@@ -135,7 +135,7 @@ class TensorMap:
 
     @property
     def element_size(self) -> int:
-        """Bytes."""
+        """Bytes of an element."""
         return element_size(self.element)
 
     @property
@@ -151,11 +151,11 @@ class TensorMap:
 
     @property
     def tile_bytes(self) -> int:
-        """What a copy adds to the count of bytes of its mbarrier, elements outside of the tensor included."""
+        """Bytes that a copy adds to the count of its mbarrier, elements outside of the tensor included."""
         return int(np.prod(self.counts)) * self.element_size
 
     def tile(self, coordinates: Sequence[int], shared_base: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each element of the box at `coordinates` (innermost first), in the tile's order without a swizzle:
+        """Locate each element of the box at `coordinates` (innermost first), in the tile's order without a swizzle:
 
         its address in global memory (int64), whether it lies inside of the tensor (bool; the address of one that does
         not must not be used), and its byte offset (int64) from `shared_base`, the tile's address in shared memory.

@@ -143,7 +143,7 @@ class Outcome:
     inference: list[Tensor] = field(default_factory=list)
 
     def named(self) -> list[tuple[str, Tensor | None]]:
-        """Everything, each with a name for messages."""
+        """Results and gradients, each with a name for messages."""
         found: list[tuple[str, Tensor | None]] = list(zip(_names(self.outputs), self.outputs))
         found += [(f"gradient {i}", gradient) for i, gradient in enumerate(self.gradients)]
         return found + [(f"{name}{INFERENCE}", y) for name, y in zip(_names(self.inference), self.inference)]

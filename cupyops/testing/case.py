@@ -101,7 +101,7 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        """Where the call's tensors are."""
+        """Device of the call's tensors."""
         return next((tensor.device for tensor in self.call.all_tensors()), torch.device("cpu"))
 
     def generator(self, number: int = 0) -> torch.Generator:
@@ -173,7 +173,7 @@ class Case:
         return self.call.map_values(other_values)
 
     def nudged(self, call: Call, number: int = 0) -> Call:
-        """A call much like it, every value a few hundredths away; the same for the same number."""
+        """Return a similar call, every value a few hundredths away; deterministic for each `number`."""
         source = self.generator(2 + number)
         return call.map_values(lambda tensor: nudged(tensor, source))
 
@@ -196,7 +196,7 @@ class Case:
 
     @cached_property
     def slack(self) -> dict[str, float]:
-        """By how much the plain call itself is worse than allowed, 1 where it is not.
+        """Factor by which the plain call itself is worse than allowed, 1 where it is not.
 
         `accuracy` reports that. The other hazards judge what they vary by this measure, so that one fault shows in one row.
         """
@@ -204,7 +204,7 @@ class Case:
         return {what: self._slack(mine, theirs, truth) for (what, mine), theirs, truth in named}
 
     def slack_of(self, what: str) -> float:
-        """That of an output or gradient; one where no gradient is wanted may have been the very same in the plain call."""
+        """Slack of an output or gradient; an output of the inference call without one has that of the plain call."""
         return self.slack.get(what, self.slack.get(wanted(what), 1.0))
 
     def excused(self, what: str) -> float:
@@ -385,7 +385,7 @@ class Case:
             raise NotApplicable("the size of an output is in the data")
 
     def needs_new_outputs(self) -> None:
-        """Raise `NotApplicable` for what works in place: arrays are not changed, nor what vmap has no batch of."""
+        """Raise `NotApplicable` for operators that work in place: arrays must not change, nor tensors outside a vmap."""
         if self.target.operator is not None and self.target.operator.definition.mutated:
             raise NotApplicable("it works in place")
 

@@ -85,7 +85,7 @@ def check(
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise InputError(f"args is {type(args).__name__}, expected a list of the arguments")
     call = Call(*args, **(kwargs or {}))
-    call.kept = _kept(of, call, keep)
+    call.kept = _tensors_kept(of, call, keep)
     tried = _chosen(only, skip)
     where = _backends(backends, of, call)
     report = Report(of.name, repr(call), seed)
@@ -131,7 +131,7 @@ def _frugally() -> Iterator[None]:
 
 
 def _unseen(of: Target, cases: Sequence[Case], asked: str | Iterable[str] | None) -> str:
-    """Why none of these cases shows kernels at work, though the function is one of which that is expected."""
+    """Return why no case shows kernels at work, though some are expected of the function; "" where one does."""
     with_kernels = [case for case in cases if case.backend in KERNELS]
     if with_kernels:
         reasons = [why_none(case) for case in with_kernels]
@@ -214,7 +214,7 @@ def _backends(asked: str | Iterable[str] | None, of: Target, call: Call) -> Sequ
     return names
 
 
-def _kept(of: Target, call: Call, keep: str | int | Iterable[str | int] | None) -> frozenset[int]:
+def _tensors_kept(of: Target, call: Call, keep: str | int | Iterable[str | int] | None) -> frozenset[int]:
     """The numbers of the tensors, among all of the call, that stand in the parameters to be kept."""
     asked = [] if keep is None else [keep] if isinstance(keep, (str, int)) else list(keep)
     if not asked:

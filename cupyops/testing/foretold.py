@@ -1,4 +1,4 @@
-"""How much memory a larger call would take, foretold from smaller ones: nobody is to run out of it for a check."""
+"""Forecast of the memory that a larger call would take, from smaller ones, so that a check does not run out of it."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _related(base: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def _bounded(sizes: list[int]) -> tuple[int, ...]:
-    """At most `_MOST_ELEMENTS` elements: dimensions are dropped from the front."""
+    """Drop dimensions from the front until there are at most `_MOST_ELEMENTS` elements."""
     count, kept = 1, []
     for size in reversed(sizes):
         if count * max(size, 1) > _MOST_ELEMENTS:

@@ -110,7 +110,7 @@ class Fenced:
         return f"written to {' and '.join(found)}; nothing outside its elements may be"
 
     def _own(self) -> Tensor:
-        """Which bytes are elements of the tensor."""
+        """Mask of the bytes that are elements of the tensor."""
         place = torch.tensor(self.offset)
         for extent, stride in zip(self.shape, self.strides):
             place = place.unsqueeze(-1) + torch.arange(extent) * stride
@@ -136,7 +136,7 @@ class Poison:
             flat.set_(storage, 0, (storage.nbytes() // size,), (1,)).fill_(self.value(tensor.dtype))
 
     def value(self, dtype: torch.dtype) -> Any:
-        """For tensors of a dtype."""
+        """Poison for tensors of a dtype."""
         if dtype.is_complex:
             return complex(self.floating(dtype), self.floating(dtype))
         if dtype.is_floating_point:

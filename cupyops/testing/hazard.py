@@ -29,7 +29,7 @@ def told(where: str) -> Iterator[None]:
 
 
 class NotApplicable(Exception):
-    """Why a hazard cannot be tried on a call."""
+    """Reason why a hazard cannot be tried on a call."""
 
 
 @dataclass(frozen=True)

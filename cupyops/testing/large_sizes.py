@@ -96,7 +96,7 @@ def _judge_part(case: Case, repetition: Repetition, found: Outcome, number: int,
 
 
 def _repetition(case: Case) -> Repetition:
-    """In the narrowest dtype in which the call itself is right."""
+    """Repeat the call in the narrowest dtype in which it is right."""
     for dtype in _NARROW:
         narrow = case.call.map_floating(lambda t: t.detach().to(dtype).requires_grad_(t.requires_grad))  # noqa: B023
         try:

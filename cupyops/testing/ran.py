@@ -16,7 +16,7 @@ launched = _simulate.launched  # how many launches the simulator has run so far
 
 
 def without_kernel(one: Hazard, case: Case, before: int) -> str:
-    """Why a hazard that has passed says nothing of kernels; "" where it does. `before`: what `launched` was before it."""
+    """Return why a hazard that passed says nothing of kernels, or "". `before`: `launched()` before it."""
     if case.backend not in KERNELS:
         return ""
     if why := why_none(case):
@@ -27,14 +27,14 @@ def without_kernel(one: Hazard, case: Case, before: int) -> str:
 
 
 def why_none(case: Case) -> str:
-    """Why the plain call launches no kernel; "" where it launches one, ends in an error or has nothing to do.
+    """Return why the plain call launches no kernel; "" where it launches one, ends in an error or has nothing to do.
 
     Of a function that is no operator of cupyops nobody can tell on a GPU, where it may launch by other means.
     """
-    return case.once(why_none, partial(_found, case))
+    return case.once(why_none, partial(_find_reason, case))
 
 
-def _found(case: Case) -> str:
+def _find_reason(case: Case) -> str:
     if case.backend == "gpu" and case.target.operator is None or case.failing:
         return ""
     with running(case.backend), tracing.trace() as trace:

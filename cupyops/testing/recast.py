@@ -37,7 +37,7 @@ def on_cpu(call: Call) -> Call:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """In float64 or complex128; integers as they are."""
+    """Cast to float64 or complex128; integers stay as they are."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
@@ -65,13 +65,13 @@ def nudged(tensor: Tensor, source: torch.Generator) -> Tensor:
 
 
 def rounded_otherwise(grad: Tensor, source: torch.Generator) -> Tensor:
-    """In float64, a unit in the last place up or down."""
+    """Return the gradient in float64, rounded a unit in the last place up or down."""
     step = torch.randn(grad.shape, generator=source, dtype=torch.float64).sign().to(grad.device)
     return widened(grad) * (1 + step * torch.finfo(grad.dtype).eps)
 
 
 def other_truth(tensor: Tensor, source: torch.Generator) -> Tensor:
-    """In float64, where the truth has an error of its own, values that are rounded otherwise."""
+    """Return values that are rounded otherwise, in float64, where the truth has an error of its own."""
     if tensor.dtype not in FINEST:
         return tensor
     return rounded_otherwise(tensor.detach(), source).requires_grad_(tensor.requires_grad)

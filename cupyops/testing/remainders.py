@@ -40,7 +40,9 @@ class Remainders:
         return all(len(met) == MODULUS for met in self.met.values())
 
     def __str__(self) -> str:
-        return f"remainders modulo {MODULUS} met: " + "; ".join(f"{what} {_counted(m)}" for what, m in self.met.items())
+        return f"remainders modulo {MODULUS} met: " + "; ".join(
+            f"{what} {_enumerate(m)}" for what, m in self.met.items()
+        )
 
 
 def _numbers(call: Call) -> dict[str, int]:
@@ -48,7 +50,7 @@ def _numbers(call: Call) -> dict[str, int]:
     return {_ELEMENTS: largest.numel() % MODULUS, _LAST: (*largest.shape, 0)[largest.dim() - 1] % MODULUS}
 
 
-def _counted(met: set[int]) -> str:
+def _enumerate(met: set[int]) -> str:
     return "all" if len(met) == MODULUS else ", ".join(map(str, sorted(met))) or "none"
 
 

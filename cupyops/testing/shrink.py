@@ -1,4 +1,4 @@
-"""From a call that fails to the smallest one that fails the same way."""
+"""Search from a call that fails for the smallest one that fails the same way."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def planted(tensor: Tensor, plant: Plant) -> Tensor:
 
 
 def one_nan(values: Tensor) -> None:
-    """In the middle."""
+    """Plant a NaN in the middle."""
     values.view(-1)[values.numel() // 2] = math.nan
 
 
@@ -44,7 +44,7 @@ def minus_infinity(values: Tensor) -> None:
 
 
 def all_nan(values: Tensor) -> None:
-    """Nothing else."""
+    """Fill a tensor with NaN."""
     values.fill_(math.nan)
 
 
@@ -61,7 +61,7 @@ def nearly_zero(values: Tensor) -> None:
 
 
 def denormals(values: Tensor) -> None:
-    """Too small for a normal number, with the smallest of these between."""
+    """Make values too small for a normal number, with the smallest of these between."""
     tiny = torch.finfo(values.dtype).tiny
     values.copy_(values.double().clamp(-1, 1) * (0.99 * tiny))
     values.view(-1)[::3] = tiny
@@ -76,7 +76,7 @@ PLANTS: tuple[Plant, ...] = (one_nan, infinities, minus_infinity, all_nan, zeros
 
 
 def flushed(case: Case, call: Call) -> float:
-    """How far off a sum by atomics may be: a GPU adds floats in memory without denormals, as PyTorch's own sums there do."""
+    """Largest error of a sum by atomics on subnormals: a GPU flushes these in memory, as PyTorch's own sums there do."""
     if case.target.operator is None or not case.target.operator.definition.nondeterministic:
         return 0.0
     added = max((tensor.numel() for tensor in call.all_tensors()), default=0)

@@ -119,7 +119,7 @@ def kernels_only() -> Iterator[None]:
 
 
 def available(of: Target, call: Call) -> tuple[str, ...]:
-    """Where the call can be made here: on the GPU if its tensors are there, else wherever something can run."""
+    """Backends on which the call can be made here: the GPU if its tensors are there, else all that can run it."""
     if any(tensor.is_cuda for tensor in call.all_tensors()):
         return ("gpu",)
     if of.operator is None:

@@ -1,4 +1,4 @@
-"""How far a result may be from the truth: twice as far as PyTorch's own, and one unit in the last place."""
+"""Tolerance of a result against the truth: twice PyTorch's own error, and one unit in the last place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tolerance:
         return self.ulps.get(dtype, 1.0) * info.eps * max(scale, info.tiny)
 
     def excess(self, ours: Tensor, theirs: Tensor, truth: Tensor) -> float:
-        """How many times the allowed error ours is; infinite where it is not finite and PyTorch's is."""
+        """Ratio of our error to the allowed one; infinite where ours is not finite and PyTorch's is."""
         if not ours.numel():
             return 0.0
         dtype = theirs.dtype

@@ -23,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def different_bits(a: Tensor, b: Tensor) -> str:
-    """Where two tensors of one shape and dtype differ in a bit, and how often; "" if nowhere."""
+    """Describe the first bit by which two tensors of one shape and dtype differ, and count them; "" if none."""
     wrong = _bits(a) != _bits(b)
     if not wrong.any():
         return ""
@@ -59,7 +59,7 @@ class Unchanged:
         self._seen: list[tuple[str, Tensor, Tensor, int]] = []
 
     def add(self, what: str, tensors: Iterable[Tensor]) -> None:
-        """From now on these are watched, as `what` and a number."""
+        """Watch these tensors from now on, as `what` and a number."""
         for number, tensor in enumerate(tensors):
             copy = tensor.detach().clone()
             self._seen.append((f"{what} {number}", tensor, copy, _version(tensor)))
@@ -118,7 +118,7 @@ def attributes(node: Any) -> list[tuple[str, Tensor]]:
 
 
 def storages(tensors: Iterable[Tensor | None]) -> list[weakref.ref[Any]]:
-    """By which it can be seen later whether their memory is still held, by whomever."""
+    """Weak references to storages, by which it can be seen later whether their memory is still held, by whomever."""
     return [weakref.ref(tensor.untyped_storage()) for tensor in tensors if tensor is not None]
 
 

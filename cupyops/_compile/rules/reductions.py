@@ -91,7 +91,7 @@ def sum_(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: boo
 
 
 def _sum_of_one_hot(x: Value, dims: tuple[int, ...]) -> Value | None:
-    """The sum over a row of zeros with one other element, times what is the same in all of the row: that product."""
+    """Simplify the sum of a one-hot row times a factor that is constant along the row: it is their product."""
     if len(dims) != 1 or not isinstance(x, Pointwise) or x.text != "mul({0}, {1})":
         return None
     dim = dims[0]
@@ -320,14 +320,14 @@ def _split(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torc
 def _rest(
     build: Builder, op: str, first: Value, x: Value, done: Sequence[int], dims: Sequence[int], dtype: torch.dtype
 ) -> Value:
-    """What is left of `dims` when `done` are reduced."""
+    """Reduce the rest of `dims` after `done`."""
     names = [d for d in range(len(x.shape)) if d not in done]
     rest = tuple(names.index(d) for d in dims if d not in done)
     return _split(build, op, first, rest, dtype, first)
 
 
 def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch.dtype, inner: list[int]) -> Value:
-    """Over the innermost dimensions in memory, then over the rest."""
+    """Reduce over the innermost dimensions in memory, then over the rest."""
     rest = [d for d in dims if d not in inner and x.shape[d] > 1]
     rows = math.prod(s for d, s in enumerate(x.shape) if d not in inner)
     columns = math.prod(x.shape[d] for d in inner)
@@ -342,7 +342,7 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
 
 
 def _number_of_parts(columns: int) -> int | None:
-    """Into how many equal parts a row of so many columns is cut, with 16-byte accesses where that can be."""
+    """Number of equal parts into which a row is cut, with 16-byte accesses if possible; None where no number fits."""
     most = min(1024, columns // 2048)
     for multiple in (8, 1):
         found = next((p for p in range(most, 1, -1) if columns % (p * multiple) == 0), None)

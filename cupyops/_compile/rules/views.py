@@ -39,13 +39,13 @@ def view(build: Builder, result: Result, x: Value, size: Any = None, shape: Any 
 
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(build: Builder, result: Result, x: Value, dim: Any = None) -> Any:
-    """Without dimensions of size 1."""
+    """Remove dimensions of size 1."""
     return reshaped(x, result.shape, alias=True)
 
 
 @rule(aten.unsqueeze.default)
 def unsqueeze(build: Builder, result: Result, x: Value, dim: int) -> Any:
-    """With a dimension of size 1 more."""
+    """Insert a dimension of size 1."""
     dim %= len(x.shape) + 1
     return _view(result, x, lambda index, compute: index[:dim] + index[dim + 1 :])
 

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 @rule(aten.copy_.default)
 def copy_(build: Builder, result: Result, x: Value, src: Any, non_blocking: bool = False) -> Any:
-    """An input is overwritten."""
+    """Overwrite an input."""
     if not isinstance(src, Value) or not isinstance(x, Buffer) or x.unit is not None or not is_dense(x):
         return NotImplemented
     value = converted(build, result, broadcast(src, x.shape), rounds=False)

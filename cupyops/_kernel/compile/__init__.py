@@ -1,1 +1,1 @@
-"""From CUDA text to a cubin: read the text and what it includes, run NVRTC, keep what comes of it, explain what fails."""
+"""Compilation of CUDA text to a cubin: read the text and its includes, run NVRTC, cache the result, explain errors."""

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: `sm_90`, or a specific target.
+"""Architectures that kernels are compiled for: `sm_90`, or a specific target.
 
 The code of `sm_90` runs on compute capability 9.0 and the later minors of 9. `sm_90a` may use what 9.0 alone has, and runs
 there alone; `sm_100f` is for 10.0 and the later minors of its family.
@@ -49,7 +49,7 @@ def checked_specific(name: Any) -> str | None:
 
 
 def target(own: str | None, device: str) -> str | None:
-    """What a kernel whose own target is `own` is compiled for to run on `device`; None where it cannot run there."""
+    """Return the target by which a kernel whose own target is `own` runs on `device`; None where it cannot run there."""
     if own is None:
         return device
     wanted, there = read(own), read(device)

@@ -156,7 +156,7 @@ def runtime_version(include: Path) -> int | None:
 
 
 def _include_candidates() -> list[Path]:
-    """Where the headers may be: the pip wheels first, then a toolkit that the environment names, then the usual one."""
+    """Folders where the headers may be: the pip wheels first, then toolkits that the environment names, then the default."""
     spec = importlib.util.find_spec("nvidia")
     wheels = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     folders = [root / name / "include" for root in wheels for name in ("cuda_runtime", "cu12", "cu13")]

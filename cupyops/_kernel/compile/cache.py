@@ -53,7 +53,7 @@ def own_folder(name: str) -> Path | None:
 
 
 def _usable(root: Path) -> tuple[Path | None, str]:
-    """Where a root leads, if it may be used, or why not."""
+    """Follow a root's links; return the folder if it may be used, else None and the reason."""
     try:
         real = trust.followed(root)
     except (OSError, ValueError) as error:
@@ -112,7 +112,7 @@ def _substitute(root: Path) -> Path | None:
 
 
 def _objection(folder: Path, forbidden: int, close: bool = False) -> str:
-    """Make `folder` if need be. Why it is no folder of ours without the `forbidden` bits (or rid of them); else empty."""
+    """Make `folder` if need be; return why it is not ours alone (without the `forbidden` bits), or ""."""
     try:
         str(folder).encode()  # as in `read_entry`
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _objection(folder: Path, forbidden: int, close: bool = False) -> str:
 
 
 def is_foreign(status: os.stat_result) -> bool:
-    """Whether a file belongs to another user."""
+    """Return True if a file belongs to another user."""
     return hasattr(os, "getuid") and status.st_uid != os.getuid()
 
 
@@ -195,7 +195,7 @@ def read_entry(folder: Path, stem: str, private: bool = False) -> Binary | None:
 
 
 def read_record(folder: Path, stem: str, private: bool = False, of: Path | None = None) -> dict[str, Any] | None:
-    """What the .json says (of the file `of`), if it is whole and was written under this name; anything else is a miss."""
+    """Read the .json (of the file `of`), if it is whole and was written under this name; anything else is a miss."""
     try:
         record = json.loads(_read(folder / f"{stem}.json", private))
         seal = record.pop("sha256")

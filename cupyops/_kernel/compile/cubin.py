@@ -1,4 +1,4 @@
-"""What a compiled kernel uses, read from its cubin: registers, stack, shared and constant memory.
+"""Resources of a compiled kernel, read from its cubin: registers, stack, shared and constant memory.
 
 A cubin is an ELF file. Section names carry the kernel's symbol; `.nv.info` holds attributes as records of a format byte, an
 attribute byte and a 16-bit size or value. No GPU and no driver is needed.
@@ -23,7 +23,7 @@ _RESERVED_SHARED = 1024  # from sm_90 on a kernel's section counts these bytes o
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes on the GPU."""
+    """Resources that one kernel takes on the GPU."""
 
     registers: int  # per thread
     stack: int  # bytes of local memory per thread: spilled registers, and arrays that are not held in registers

@@ -1,4 +1,4 @@
-"""What a CUDA text declares: its `__global__` functions, what they take, and their template parameters.
+"""Declarations in a CUDA text: its `__global__` functions, their parameters, and their template parameters.
 
 A text is gone through once, whatever is in it: a kernel's name is looked for from its `__global__` on, past no other.
 """
@@ -59,7 +59,7 @@ def function(source: Source, name: str) -> Function:
 
     Raises `InputError`, which names those that there are.
     """
-    same = _named(source, name)
+    same = _functions_named(source, name)
     defined = next((one for one in same if one.is_defined), None)
     if defined is None:
         names = ", ".join(sorted({one.name for one in functions(source)}))
@@ -89,7 +89,7 @@ def refuse_unknown(code: str | Path, name: str, beside: Path | None) -> None:
 
 
 def told(source: Source, name: str) -> Function | None:
-    """As `function`; None where the compiler alone can tell, since a macro or a header of others may make the kernel.
+    """Find a kernel like `function`; None where only the compiler can tell, as a macro or another's header may define it.
 
     Raises `InputError` where the text has no such kernel, and nothing that could make it.
     """
@@ -112,7 +112,9 @@ def parameters(source: Source, name: str, binary: Binary) -> list[tuple[str, str
         CompileError: neither the text nor the compiler tells.
     """
     types, count = binary.types, len(binary.parameters)
-    readings = list(filter(None, map(readable, sorted(_named(source, name), key=lambda one: not one.is_defined))))
+    readings = list(
+        filter(None, map(readable, sorted(_functions_named(source, name), key=lambda one: not one.is_defined)))
+    )
     fitting = [reading for reading in readings if len(reading) == count]
     if (
         fitting
@@ -136,8 +138,8 @@ def readable(one: Function) -> list[tuple[str, str]] | None:
         return None
 
 
-def _named(source: Source, name: str) -> list[Function]:
-    """Those of the name, in whichever namespace."""
+def _functions_named(source: Source, name: str) -> list[Function]:
+    """Functions of that name, in any namespace."""
     return [one for one in functions(source) if one.name == _short(name)]
 
 
@@ -164,10 +166,10 @@ def split(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=64)  # the kernels of a file are many, its text is one
 def _functions(text: str) -> tuple[Function, ...]:
-    return tuple(_found(strip_comments(text)))
+    return tuple(_scan_functions(strip_comments(text)))
 
 
-def _found(text: str) -> Iterator[Function]:
+def _scan_functions(text: str) -> Iterator[Function]:
     before = 0
     for mark in _MARK.finditer(text):
         heads = list(_heads(text, mark.end()))
@@ -188,7 +190,7 @@ def _heads(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis closes that was opened before `start`, or where the text goes on without that."""
+    """Position of the parenthesis that closes the one opened before `start`, or the end of the text."""
     depth = 1
     for match in _BRACKET.finditer(text, start):
         depth += {"(": 1, ")": -1}.get(match.group(), -depth)

@@ -90,14 +90,14 @@ def _place(source: Source, name: str, match: re.Match[str], after: list[str]) ->
 
 
 def _unended(source: Source, file: str, number: int) -> str | None:
-    """Where the `;` belongs that is missed at the first word of a line."""
+    """Name the line that lacks the `;` noticed at the first word of the next one."""
     text = source.text if file == source.name else source.includes[file]
     before = [index for index, line in enumerate(strip_comments(text).splitlines()[: number - 1], 1) if line.strip()]
     return f"a ; is missing at the end of line {before[-1]}" if before else None
 
 
 def _kernels(source: Source, name: str) -> str:
-    """What could have been asked for instead."""
+    """List the kernels that could have been asked for instead."""
     found = dict.fromkeys(function.name + _parameters(function) for function in functions(source))
     return f"  asked for: {name}; the text has: {', '.join(found) or 'no __global__ function'}"
 
@@ -109,7 +109,7 @@ def _parameters(function: Function) -> str:
 
 
 def _of_template(source: Source, name: str) -> str | None:
-    """What to do about template arguments that do not suit the template: how many there are, and in which order."""
+    """Advise on template arguments that do not suit the template in number or order."""
     asked, _, inside = name.partition("<")
     one = next((one for one in functions(source) if one.name == asked.rpartition("::")[2] and one.template), None)
     if one is None:

@@ -30,7 +30,7 @@ def digest(source: Source, options: tuple[str, ...]) -> str | None:
 
     Empty where they lead to none; None where it cannot be told: a precompiled header, an include that a macro names.
     """
-    named = _named(options)
+    named = _names_of_options(options)
     if named is None or not any(named):
         return None if named is None else ""
     folders = [Path(), backend.cuda_include(), *map(Path, named[0])]  # CUDA's own headers ask for others: nv/target
@@ -53,7 +53,7 @@ def digest(source: Source, options: tuple[str, ...]) -> str | None:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def _named(options: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
+def _names_of_options(options: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
     """The folders and the headers that the options name, the latter as the compiler is to include them first."""
     folders: list[str] = []
     headers: list[str] = []

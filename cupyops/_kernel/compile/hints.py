@@ -10,7 +10,7 @@ from .source import cuda_src, strip_comments
 
 NAMES = "__nv_name_map"  # the file, of NVRTC's making, with the name of the kernel that is asked for
 
-# What C's headers define, as it can be written without them.
+# Constants of C's headers, as they can be written without them.
 CONSTANTS = {
     "INFINITY": "__int_as_float(0x7f800000)",
     "HUGE_VALF": "__int_as_float(0x7f800000)",
@@ -175,7 +175,7 @@ _PLACEHOLDER = re.compile(r"\$\{ *(\w+) *\}|\{\{ *(\w+) *\}\}|\{% |%\((\w+)\)s|\
 
 
 def placeholder(line: str) -> str | None:
-    """What to do about a line with a placeholder, `${n}` or `{{type}}`; None where it has none."""
+    """Advise on a line with a placeholder, `${n}` or `{{type}}`; None where it has none."""
     if (match := _PLACEHOLDER.search(line)) is None:
         return None
     name = next((one for one in match.groups() if one), "n")
@@ -208,7 +208,7 @@ _MESSAGES = (
 
 
 def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> str | None:
-    """What to do about NVRTC's `message` in `file`; None where the message says it.
+    """Advise on NVRTC's `message` in `file`; None where the message is enough.
 
     Its caret points to `word`, with which the rest of the `line` begins.
     """
@@ -265,7 +265,7 @@ _UMBRELLA = "cupyops.cuh"  # includes what kernels outside this library need
 
 @functools.cache
 def _common() -> dict[str, str]:
-    """What the headers of `common/` declare: each name, and the header to include; of two headers the shorter."""
+    """Map each name that the headers of `common/` declare to the header to include, the shorter one of two."""
     root = cuda_src()
     within = (root / _UMBRELLA).read_text(encoding="utf-8")
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a kernel takes, read from the name that the compiler gave it.
+"""Types of a kernel's parameters, read from the name that the compiler gave it.
 
 A C++ compiler writes the types of a function's parameters into its symbol, as the Itanium ABI has it: `_Z1fPKfi` is
 `f(const float*, int)`. Typedefs, macros and template parameters are resolved there, which no reading of the text can do.
@@ -46,11 +46,11 @@ class Type(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether it is written out in full; what a template makes of its parameters is not."""
+        """True if the type is written out in full; types that a template makes of its parameters are not."""
         return self.kind != "dependent" and all(one.is_known for one in self.of)
 
     def __str__(self) -> str:
-        """As this package writes C types: `const float*`; a pointer to an array is one to its elements."""
+        """Write the type as this package writes C types: `const float*`; a pointer to an array is one to its elements."""
         inside = str(self.of[0]) if self.of and self.kind != "function" else self.name
         if self.kind == "pointer":
             return f"{inside}*"
@@ -102,8 +102,8 @@ class _Reader:
     # --- names ---
 
     def _name_of_function(self) -> bool:
-        """Go past the function's own name; whether it is an instance of a template."""
-        if self._taken("N"):
+        """Read past the function's own name; return True if it is an instance of a template."""
+        if self._accept("N"):
             is_template = self._nested(own=True)
             self.seen.pop()  # the function itself is not among what is repeated
             return is_template
@@ -115,11 +115,11 @@ class _Reader:
         return True
 
     def _nested(self, own: bool = False) -> bool:
-        """`N...E` after its N, kept last; whether it ends with template arguments, which are those of the function."""
+        """Read `N...E` after its N; return True if it ends with template arguments, which are those of the function."""
         self._match(r"[rVK]*")
         whole: Type | None = None
         ends = False
-        while not self._taken("E"):
+        while not self._accept("E"):
             ends = False
             if self._peek("S"):
                 whole = self._substitution()
@@ -157,8 +157,8 @@ class _Reader:
         """`I...E`."""
         self._match("I")
         found = []
-        while not self._taken("E"):
-            if self._taken("L"):
+        while not self._accept("E"):
+            if self._accept("L"):
                 self._type()
                 found.append(Type("name", self._match(r"[^E_]*")))
                 self._match("E")
@@ -181,9 +181,9 @@ class _Reader:
         if letter in _BUILT_IN:
             self.at += 1
             return Type("name", _BUILT_IN[letter])
-        return self._kept(letter)
+        return self._repeatable_type(letter)
 
-    def _kept(self, letter: str) -> Type:
+    def _repeatable_type(self, letter: str) -> Type:
         """A type that may be repeated."""
         if letter == "S":
             found = self._substitution()
@@ -199,16 +199,16 @@ class _Reader:
         elif letter in "rVK":
             qualifiers, inside = self._match(r"[rVK]+"), self._type()
             found = Type("const", of=(inside,)) if "K" in qualifiers else inside
-        elif self._taken("P"):
+        elif self._accept("P"):
             found = Type("pointer", of=(self._type(),))
-        elif self._taken("A"):
+        elif self._accept("A"):
             self._match(r"\d*_")
             found = Type("array", of=(self._type(),))
-        elif self._taken("F"):
+        elif self._accept("F"):
             self._match(r"Y?")
             self._type()
-            found = Type("function", "a function", self._types(lambda: self._taken("E")))
-        elif self._taken("N"):
+            found = Type("function", "a function", self._types(lambda: self._accept("E")))
+        elif self._accept("N"):
             self._nested()
             found = self.seen.pop()
         elif letter.isdigit():
@@ -223,7 +223,7 @@ class _Reader:
 
     def _substitution(self) -> Type:
         self._match("S")
-        if self._taken("t"):
+        if self._accept("t"):
             return Type("name", "std")
         number = self._match(r"[0-9A-Z]*")
         self._match("_")
@@ -240,7 +240,7 @@ class _Reader:
     def _peek(self, letter: str) -> bool:
         return self.text.startswith(letter, self.at)
 
-    def _taken(self, letter: str) -> bool:
+    def _accept(self, letter: str) -> bool:
         if self.at >= len(self.text):
             raise _Unknown
         found = self._peek(letter)

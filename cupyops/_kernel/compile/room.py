@@ -43,7 +43,7 @@ class Entry:
     used: float
 
     def remove(self) -> bool:
-        """Remove it, unless it has been used since it was listed; whether it is gone."""
+        """Remove the entry, unless it has been used since it was listed; return True if it is gone."""
         files = [self.folder / f"{self.stem}{suffix}" for suffix in _SUFFIXES]
         with suppress(OSError):
             if any(file.lstat().st_mtime > self.used for file in files if os.path.lexists(file)):
@@ -81,7 +81,7 @@ def note_use(folder: Path, stem: str) -> None:
 
 
 def limit() -> int | None:
-    """How many bytes the cache may take; None for any number. Raises `InputError`."""
+    """Largest size of the cache in bytes; None for no limit. Raises `InputError`."""
     found: int | None = settings.CACHE_LIMIT.read(default=DEFAULT_LIMIT)
     return found
 

@@ -56,7 +56,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp | None:
-    """What changes when a file is written or replaced; None where there is none."""
+    """State of a file that changes when it is written or replaced; None where there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -90,12 +90,12 @@ class Source:
 
     @cached_property
     def code(self) -> tuple[str, ...]:
-        """Its text and those of its includes, without comments, directives and alignments."""
+        """Texts of the source and of its includes, without comments, directives and alignments."""
         pieces = (_DIRECTIVE.sub("", strip_comments(piece)) for piece in (self.text, *self.includes.values()))
         return tuple(_ALIGNMENT.sub(" ", piece) for piece in pieces)
 
     def absent(self, log: str) -> str | None:
-        """What there is to say of an include that was not found, where the compiler's log says that it came to it."""
+        """Return the message for an include that was not found, if the compiler's log says that it came to it."""
         for spelled, message in self.missing.items():
             if re.search(rf"(?:^|/){re.escape(spelled)}\(1\): [a-z ]*error: #error", log, re.MULTILINE):
                 return message
@@ -109,12 +109,12 @@ class Source:
 
 
 def is_own(folder: Path | None) -> bool:
-    """Whether it is one of this package."""
+    """Return True if a folder is one of this package."""
     return folder is not None and folder.is_relative_to(_PACKAGE)
 
 
 def is_text(source: str) -> bool:
-    """Whether `source` is CUDA C itself and not a file's name."""
+    """Return True if `source` is CUDA C itself and not a file's name."""
     return "\n" in source or "__global__" in source
 
 
@@ -174,7 +174,7 @@ def _meant(candidates: Iterable[Path]) -> str:
 
 
 def working_folder() -> Path:
-    """Where the process is."""
+    """Working folder of the process."""
     try:
         return Path.cwd()
     except OSError:  # it has been removed
@@ -251,6 +251,6 @@ def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[st
 
 
 def _is_conditional(text: str, at: int) -> bool:
-    """Whether what stands there stands under an `#if`."""
+    """Return True if the offset `at` lies inside an `#if` block."""
     conditions = _CONDITION.findall(text, 0, at)
     return 2 * conditions.count("endif") < len(conditions)

@@ -1,4 +1,4 @@
-"""Whose precompiled kernels are run.
+"""Trust in precompiled kernels: whose are run.
 
 A cubin is code, and a folder beside a .cu file may be anybody's: in a shared folder with the sticky bit each user can make
 what is not there yet. So a file counts only where it and its folder belong to us, to root or to the owner of the .cu file,
@@ -23,7 +23,7 @@ _told: set[Path] = set()  # the folders of which it was said already that they a
 
 
 class Objection(NamedTuple):
-    """Why something is not run, and the command that mends it."""
+    """Reason why something is not run, and the command that mends it."""
 
     found: str
     remedy: str
@@ -41,7 +41,7 @@ def owners(source: Path | None = None) -> frozenset[int]:
 
 
 def objection(path: Path, trusted: frozenset[int]) -> Objection | None:
-    """Why what lies at `path`, a file or a folder, is not to be run; None where it may be.
+    """Return why the file or folder `path` is not to be run, or None.
 
     Raises:
         OSError: there is no such file or folder, or none that may be looked at.
@@ -69,7 +69,7 @@ def objection(path: Path, trusted: frozenset[int]) -> Objection | None:
 
 
 def followed(path: Path) -> Path | None:
-    """Where `path` leads, through links that nobody else can have made or can turn; None where one is not of this kind.
+    """Follow `path` through links that only we or root can have made or can turn; None where a link is of another kind.
 
     A link counts that belongs to us or to root, in a folder where nobody else can put another in its place: one that is
     ours or root's and that others cannot write to, or that has the sticky bit.
@@ -87,7 +87,7 @@ def followed(path: Path) -> Path | None:
 
 
 def allows(folder: Path, stem: str, source: Path | None) -> bool:
-    """Whether the entry `stem` of a precompiled folder may be run; that it may not is said once for each folder."""
+    """Return True if the entry `stem` of a precompiled folder may be run; warn once for each folder that is refused."""
     trusted, files = owners(source), [folder / f"{stem}{suffix}" for suffix in (".cubin", ".json")]
     try:
         found = [objection(place, trusted) for place in (*files, folder)]
@@ -116,7 +116,7 @@ def _writable_by_others(status: os.stat_result) -> int:
 
 
 def _is_private(group: int, user: int) -> bool:
-    """Whether it is the user's own group: the primary one, of the same name, without other members."""
+    """Return True if the group is the user's own: the primary one, of the same name, without other members."""
     import grp
     import pwd
 

@@ -1,4 +1,4 @@
-"""Which parts of a C++ extension's file are device code: the rest is blanked out, and lines keep their numbers.
+"""Split of a C++ extension's file: host code is blanked out, so that device code remains with its line numbers.
 
 A declaration stays where it is marked (`__global__`, `__device__`, a macro that stands for one), and where it is a type, a
 constant, an alias or a `constexpr` function that names nothing of the host's libraries. Functions without a mark are host
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass
 class Device:
-    """What `split` finds.
+    """Result of `split`.
 
     Attributes:
         text: the text with its host code blanked out.
@@ -96,7 +96,7 @@ def _blanked(text: str, spans: Sequence[tuple[int, int]], kept: Sequence[tuple[i
 
 
 def closing(code: Sequence[Token], at: int, end: int) -> int:
-    """Behind the bracket that closes the one at `at`; alternatives behind an `#else` are passed over."""
+    """Position after the bracket that closes the one at `at`; alternatives behind an `#else` are passed over."""
     depth, branch = 0, code[at].branch
     for index in range(at, end):
         one = code[index]
@@ -108,7 +108,7 @@ def closing(code: Sequence[Token], at: int, end: int) -> int:
 
 
 def _past_alternatives(code: Sequence[Token], opening: int, at: int, end: int) -> int:
-    """Behind a closing bracket, and what closes the same under an `#else`, where the opening one is before the `#if`."""
+    """Position after a closing bracket and its alternatives under an `#else`, where the opening one is before the `#if`."""
     one, after = code[at], at + 1
     if one.depth > code[opening].depth:
         while after < end and code[after].depth >= one.depth and code[after].branch > one.branch:
@@ -117,7 +117,7 @@ def _past_alternatives(code: Sequence[Token], opening: int, at: int, end: int) -
 
 
 def angle(code: Sequence[Token], at: int, end: int) -> int:
-    """Behind the `>` that closes the `<` at `at`."""
+    """Position after the `>` that closes the `<` at `at`."""
     depth = 0
     while at < end:
         text = code[at].text
@@ -239,7 +239,7 @@ def read(code: Sequence[Token], start: int, end: int, macros: frozenset[str]) ->
 
 
 def _behind(code: Sequence[Token], at: int, end: int) -> int:
-    """Behind the `;` of a type's declaration."""
+    """Position after the `;` of a type's declaration."""
     while at < end and code[at].text != ";":
         at = closing(code, at, end) if code[at].text in _OPENS else at + 1
     return min(at + 1, end)
@@ -332,7 +332,7 @@ def _data(scan: _Scan, at: int, end: int) -> Iterator[Sequence[Token]]:
 
 
 def name_of(head: Sequence[Token]) -> str:
-    """The name of a function: what stands before the last of the parentheses of its head, of those at its top."""
+    """Return a function's name: the word before the last parenthesis at the top level of its head."""
     name, at = "", 0
     while at < len(head):
         text = head[at].text
@@ -369,14 +369,14 @@ def _made_by_macro(scan: _Scan, call: Sequence[Token]) -> str:
 
 
 def _is_host_namespace(code: Sequence[Token]) -> bool:
-    """Whether it is `using namespace at::cuda::detail;`, of a namespace that is not there."""
+    """Return True for `using namespace at::cuda::detail;` and the like, whose namespace device code lacks."""
     if [one.text for one in code[:2]] != ["using", "namespace"]:
         return False
     return is_host_namespace([one.text for one in code[2:] if one.kind == "name"])
 
 
 def _is_host(code: Sequence[Token], host: Set[str]) -> bool:
-    """Whether something of the host's libraries, or of what is left out of the file, is named."""
+    """Return True if the code names something of the host's libraries, or of the parts left out of the file."""
     for index, one in enumerate(code):
         if one.kind != "name" or (index and code[index - 1].text in ("::", ".", "->")):
             continue

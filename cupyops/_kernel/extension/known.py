@@ -1,4 +1,4 @@
-"""What a C++ extension's file may name: headers that kernels have no use for, and names that are the host's alone."""
+"""Names known in C++ extensions' files: headers that kernels have no use for, and names that are the host's alone."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ _TYPES = frozenset(("Tensor", "TensorOptions", "ScalarType", "IntArrayRef", "ost
 
 
 def is_host_header(spelled: str) -> bool:
-    """Whether kernels have no use for the header: what they could need of it is in the prelude."""
+    """Return True if kernels have no use for the header: what they could need of it is in the prelude."""
     return _HOST_HEADER.fullmatch(spelled) is not None
 
 
 def is_host(path: list[str]) -> bool:
-    """Whether a name, `["at", "Tensor"]`, is one that no kernel can use."""
+    """Return True if a name, `["at", "Tensor"]`, is one that no kernel can use."""
     first, last = path[0], path[-1]
     if first in _PYTORCH or first == "std":
         return len(path) > 1 and not set(path[1:]) & declared()
@@ -111,7 +111,7 @@ def is_host(path: list[str]) -> bool:
 
 
 def is_host_namespace(path: list[str]) -> bool:
-    """Whether a namespace is of the host's libraries, and has nothing that is in the prelude."""
+    """Return True if a namespace is of the host's libraries and has nothing that is in the prelude."""
     of_pytorch = path[0] in _PYTORCH or path[0] == "std"
     return path[0] in _LIBRARIES - {"thrust"} or (of_pytorch and not set(path[1:]) <= declared())
 

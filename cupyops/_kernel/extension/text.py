@@ -31,7 +31,7 @@ _INSTEAD = {"cub/cub.cuh": "extension/cub.cuh"}
 
 @dataclass
 class _Reader:
-    """What is gathered while headers are gone through, each where it is included: what it defines holds below."""
+    """State of a pass over headers, each where it is included: its definitions hold for the text below."""
 
     folders: Sequence[Path]
     macros: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -145,7 +145,7 @@ _LOOKED_THROUGH = 4_000  # files below a folder, in which a missing header is lo
 
 
 def _cure(spelled: str, folder: Path) -> str:
-    """What to do about a missing header: the folder of `-I`, where it lies elsewhere in the same repository."""
+    """Advise on a missing header: the folder for `-I`, if the header lies elsewhere in the same repository."""
     for root in (folder, *list(folder.parents)[:5]):
         left = _LOOKED_THROUGH
         for at, folders, files in os.walk(root):
@@ -166,7 +166,7 @@ _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b(.*)", re.MULTI
 
 
 def _is_conditional(text: str, at: int) -> bool:
-    """Whether what stands there stands under an `#if`; the guard of a header is none."""
+    """Return True if the offset `at` lies inside an `#if` block; the include guard of a header is none."""
     conditions = _CONDITION.findall(text, 0, at)
     guards = sum(word == "ifndef" and re.search(r"_H\w*\s*$", rest) is not None for word, rest in conditions)
     return 2 * sum(word == "endif" for word, _ in conditions) < len(conditions) - guards

@@ -1,1 +1,1 @@
-"""From a compiled kernel and Python values to a launch: what the kernel takes, what it is given, where it is loaded."""
+"""Launch of a compiled kernel from Python values: its arguments, their checks, and the devices it is loaded on."""

@@ -27,7 +27,7 @@ _MOST = 25  # dimensions of a TensorInfo
 
 @dataclass(frozen=True)
 class Accessor:
-    """What an accessor of a kernel is packed of.
+    """Layout of a tensor accessor, from which it is packed.
 
     Attributes:
         dtype: of the tensor; None where the element is no dtype of PyTorch.
@@ -58,7 +58,7 @@ class Accessor:
         return f"<Q{2 * self.rank}{'q' if self.is_wide else 'i'}{'i4x' if self.is_info else ''}"
 
     def unfit(self, tensor: Tensor) -> str:
-        """What was expected instead of `tensor`; nothing where it will do."""
+        """Describe what was expected instead of `tensor`; empty where it fits."""
         if self.dtype is not None and tensor.dtype is not self.dtype:
             found = remedy(tensor, self.dtype, self.is_written)
             return f"a tensor of {self.dtype}: choose the template value for this one, or {found}"
@@ -80,7 +80,7 @@ class Accessor:
         return struct.pack(self._format, address, *tensor.shape, *tensor.stride())
 
     def of(self, tensor: Tensor, device: int) -> bytes:
-        """The same for a tensor on a GPU. Raises `LaunchError` where the launch is to be looked at in full."""
+        """Pack the accessor of a tensor on a GPU. Raises `LaunchError` where the launch needs all checks."""
         if not isinstance(tensor, Tensor) or tensor.get_device() != device or self.unfit(tensor):
             raise LaunchError("expected a tensor that fits the accessor")
         return self.packed(tensor, tensor.data_ptr())

@@ -1,4 +1,4 @@
-"""How a kernel is launched: grid, block and the rest, checked against what every CUDA GPU allows."""
+"""Launch configuration of a kernel: grid, block and the rest, checked against what every CUDA GPU allows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def grid_1d(n: int, block: int = 256, *, per_thread: int = 1, most: int | None =
 
 
 def waits(ptx: str) -> bool:
-    """Whether a kernel waits for the grid before it, as it must where it may overlap that."""
+    """Return True if a kernel waits for the grid before it, as it must where it may overlap that."""
     return "griddepcontrol.wait" in ptx
 
 
@@ -79,7 +79,7 @@ class Configuration:
         cluster: Any = None,
         overlap: Any = False,
     ) -> Configuration:
-        """From ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
+        """Read ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
         grid3, block3 = _triple("grid", grid), _triple("block", block)
         if any(g < 0 or g > limit for g, limit in zip(grid3, _MAX_GRID)):
             raise LaunchError(f"grid {grid3} is outside CUDA's limits {_MAX_GRID}; take fewer blocks, each doing more")
@@ -98,12 +98,12 @@ class Configuration:
 
     @property
     def blocks(self) -> int:
-        """How many blocks the grid has."""
+        """Number of blocks of the grid."""
         return _product(self.grid)
 
     @property
     def threads(self) -> int:
-        """How many threads a block has."""
+        """Number of threads of a block."""
         return _product(self.block)
 
     def __str__(self) -> str:

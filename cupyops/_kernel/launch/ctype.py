@@ -1,4 +1,4 @@
-"""What is what in CUDA C: dtypes, vector types, and the values of template parameters."""
+"""Vocabulary of CUDA C: dtypes, vector types, and the values of template parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BYTES = frozenset((torch.bool, torch.uint8, torch.int8))  # any of which is a v
 
 
 def remedy(tensor: torch.Tensor, dtype: torch.dtype, is_written: bool) -> str:
-    """How a tensor of another dtype becomes one that a kernel takes; of one that it writes a copy would take the result."""
+    """Advise how a tensor gets another dtype; a converted copy would not do for one that the kernel writes."""
     if {tensor.dtype, dtype} <= _BYTES:
         return f"give its .view({dtype}), which is the same memory"
     if not is_written:
@@ -73,7 +73,7 @@ _UNSIGNED = {
 VARIABLE_DTYPES = DTYPES | {name: dtype for dtype, names in _UNSIGNED.items() for name in names} | {"char": torch.int8}
 _FROM_NUMPY = {np.dtype(str(dtype).removeprefix("torch.")): dtype for dtype in C_NAMES if dtype is not torch.bfloat16}
 
-# What CUDA's vector types are aligned to: those of 2 and 4 elements as a whole, up to 16 bytes; those of 3 as one element.
+# Alignment of CUDA's vector types: 2 and 4 elements are aligned as a whole, up to 16 bytes; 3 as one element.
 _VECTOR = re.compile(r"(u?)(char|short|int|long|longlong|float|double)([1-4])")
 _ELEMENT_SIZES = {"char": 1, "short": 2, "int": 4, "long": 8, "longlong": 8, "float": 4, "double": 8}
 _PACKED = {"__half2": 4, "half2": 4, "__nv_bfloat162": 4}
@@ -109,7 +109,7 @@ _KEYWORDS = frozenset(
 
 
 def is_type(name: str) -> bool:
-    """Whether C or CUDA has a type of this name: one of the dtypes, a vector, a keyword."""
+    """Return True if C or CUDA has a type of this name: one of the dtypes, a vector, a keyword."""
     return name in VARIABLE_DTYPES or name in _PACKED or name in _KEYWORDS or _VECTOR.fullmatch(name) is not None
 
 

@@ -48,7 +48,7 @@ class _Config(ctypes.Structure):
 
 
 def launcher(configuration: Configuration) -> Launch:
-    """The function by which the driver launches what is so configured, and nothing else; called as cuLaunchKernel."""
+    """Return the driver's function for launches of a configuration; it is called as cuLaunchKernel."""
     overlap = configuration.overlap and _can_overlap()
     if not configuration.cooperative and configuration.cluster is None and not overlap:
         launch: Launch = backend.cupy().cuda.driver.launchKernel
@@ -80,7 +80,7 @@ def launcher(configuration: Configuration) -> Launch:
 
 
 def most_clusters(function: int, configuration: Configuration) -> int:
-    """How many of the configuration's clusters the current device can run at once."""
+    """Number of the configuration's clusters that the current device can run at once."""
     attributes = _attributes(False, configuration.cluster, False)
     dims = _Dim3(*configuration.grid), _Dim3(*configuration.block)
     config = _Config(*dims, configuration.shared, None, attributes, len(attributes))
@@ -113,7 +113,7 @@ def replace_address(place: int, address: int) -> None:
 
 @functools.cache
 def _can_overlap() -> bool:
-    """Whether all GPUs can, and the driver while a graph is captured: elsewhere such a launch is like any other."""
+    """Return True if all GPUs can overlap launches, and the driver while it captures a graph; else it is not asked for."""
     if backend.cupy().cuda.runtime.driverGetVersion() < _OVERLAP_IN_GRAPHS:
         return False
     return all(torch.cuda.get_device_capability(device)[0] >= 9 for device in range(torch.cuda.device_count()))
@@ -159,7 +159,7 @@ def _tensor_maps() -> Any:
 
 
 class DriverError(RuntimeError):
-    """What the driver said; `status` is its CUresult."""
+    """Error that the driver returned; `status` is its CUresult."""
 
     def __init__(self, status: int) -> None:
         name, text = ctypes.c_char_p(), ctypes.c_char_p()

@@ -1,4 +1,4 @@
-"""What runs the launches on tensors of a type of device. CUDA tensors have the driver; a simulator takes turns at "cpu"."""
+"""Executors of launches, by type of device. CUDA tensors have the driver; a simulator takes turns at "cpu"."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ executors: dict[str, Callable[..., Any] | None] = {"cuda": None}
 
 
 def addressing(device: torch.device) -> Callable[[Tensor], int]:
-    """How a kernel on `device` knows a tensor whose pointer lies inside a struct that is passed by value."""
+    """Return the function from a tensor to the pointer that kernels on `device` know, for structs passed by value."""
     return getattr(executors.get(device.type), "address", Tensor.data_ptr)
 
 
 class _Asked(threading.local):
-    """Whether the address that this thread has asked for last was that of a tensor without storage."""
+    """State of a thread: True if the last address asked for was that of a tensor without storage."""
 
     of_nothing = False
 
@@ -67,12 +67,12 @@ def address(tensor: Tensor) -> int:
 
 
 def default_device() -> torch.device:
-    """Where launches go that no tensor tells: the CPU inside `cupyops.simulate()`, else the current GPU."""
+    """Device of launches without a tensor: the CPU inside `cupyops.simulate()`, else the current GPU."""
     return torch.device("cpu" if executors.get("cpu") is not None else "cuda")
 
 
 def capability(device: torch.device) -> int:
-    """The major compute capability of what runs the launches on `device`; 0 where nothing does."""
+    """Major compute capability of the device that runs launches on `device`; 0 where none does."""
     if device.type == "cuda":
         return _capability_of_gpu(device)
     return int(getattr(executors.get(device.type), "capability", 0))
@@ -80,7 +80,7 @@ def capability(device: torch.device) -> int:
 
 @functools.cache
 def _capability_of_gpu(device: torch.device) -> int:
-    """Of a dry run where there is no GPU: 0."""
+    """Major compute capability of a GPU; 0 in a dry run without one."""
     return torch.cuda.get_device_properties(device).major if torch.cuda.is_available() else 0
 
 

@@ -29,11 +29,11 @@ Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
 
 
 class Refused(Exception):
-    """Inside a generated launch: the full path is to look at this call."""
+    """Signal of a generated launch that the full path is to look at this call."""
 
 
 def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any, new_slot: Any) -> tuple[Any, ...]:
-    """What a launch looks up by its template values: everything that differs between the instances of a kernel."""
+    """Tuple that a launch looks up by its template values: everything that differs between the instances of a kernel."""
     pack_into = struct.Struct(layout(arguments)[0]).pack_into
     pointers = [argument.dtype for argument in arguments if argument.kind == "pointer"]
     sizes = [argument.accessor or argument.size for argument in arguments if argument.kind == "struct"]
@@ -91,7 +91,7 @@ def configure(
     parameters = [f"{name}=_missing" for name in names] + ["*_extra"] + [f"{one}=_missing" for one in template]
     maps = [name for name, argument in zip(names, arguments) if argument.takes_map]
     written = [name for name, argument in zip(names, arguments) if argument.is_written]
-    raise_versions = f"if not _this_thread.in_role: _raise_versions({_given(written)})" if written else ""
+    raise_versions = f"if not _this_thread.in_role: _raise_versions({_without_none(written)})" if written else ""
     if maps:
         given = f"[_one.tensor for _one in ({', '.join(maps)},) if _one.__class__ is _TensorMap and _one.written]"
         raise_versions += f"\n            if not _this_thread.in_role: _raise_versions({given})"
@@ -158,12 +158,12 @@ def key(values: Sequence[Any]) -> Any:
 
 
 def boundaries(arguments: Sequence[Argument]) -> tuple[tuple[str, int], ...]:
-    """What the generated checks assume of addresses, and which structs may be tensor maps; by the names of the arguments."""
+    """Name and assumed alignment of each argument; the alignment also marks possible tensor maps."""
     return tuple((argument.name, _checked_boundary(argument)) for argument in arguments)
 
 
 def _names(arguments: Sequence[Argument], template: Sequence[str]) -> list[str]:
-    """What the generated function calls its arguments: as the kernel does, where that is a name that means nothing else."""
+    """Names of the generated function's arguments: the kernel's, where a name is unique and means nothing else."""
     given = [argument.name for argument in arguments]
     return [
         f"_a{index}"
@@ -178,7 +178,7 @@ def _names(arguments: Sequence[Argument], template: Sequence[str]) -> list[str]:
 
 
 def _in_order(names: Sequence[str], values: Sequence[Any], missing: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """(the values up to the first that is missing, those after it by name)."""
+    """Split arguments: (the values up to the first that is missing, those after it by name)."""
     count = next((index for index, value in enumerate(values) if value is missing), len(values))
     return values[:count], {name: one for name, one in zip(names[count:], values[count:]) if one is not missing}
 
@@ -193,7 +193,7 @@ def _checked_boundary(argument: Argument) -> int:
 
 
 def _unanchored(names: Sequence[str], anchor: int | None, maps: Sequence[str]) -> str:
-    """The expression that is true where the full path is to say what tensor, of what kind, the launch is about."""
+    """Return the expression that is true where no tensor tells the device, so that the full path must report it."""
     of_map = f"{maps[0]}.__class__ is not _TensorMap" if maps else "True"
     if anchor is None:
         return of_map
@@ -203,7 +203,7 @@ def _unanchored(names: Sequence[str], anchor: int | None, maps: Sequence[str]) -
 
 
 def _bits(argument: Argument) -> list[str]:
-    """Which notes of PyTorch's a tensor may carry, that its values are not those in memory; integers carry none."""
+    """Names of the bits by which a tensor's values may differ from its memory; integers have none."""
     if argument.dtype is None:
         return ["is_conj", "is_neg"]
     if not argument.template and not (argument.dtype.is_floating_point or argument.dtype.is_complex):
@@ -211,8 +211,8 @@ def _bits(argument: Argument) -> list[str]:
     return ["is_conj", "is_neg"] if argument.dtype.is_complex else ["is_neg"]
 
 
-def _given(names: Sequence[str]) -> str:
-    """The expression of those that are not None."""
+def _without_none(names: Sequence[str]) -> str:
+    """Return the expression for a sequence of the named values that are not None."""
     every = "".join(f"{name}, " for name in names)
     present = " and ".join(f"{name} is not None" for name in names)
     return f"({every}) if {present} else [_one for _one in ({every}) if _one is not None]"

@@ -16,13 +16,13 @@ from ...errors import CupyopsError, LaunchError
 
 
 def asked_for() -> bool:
-    """What the environment says."""
+    """Return True if the environment asks for debugging."""
     return bool(settings.DEBUG.read(default=False))
 
 
 debug = asked_for()
 
-# What ends a CUDA context, in the words of the driver and of PyTorch: how a kernel that has run can end.
+# Errors that end a CUDA context, in the words of the driver and of PyTorch: faults of a kernel that has run.
 _LASTING = (
     "illegal memory access",
     "illegal instruction",
@@ -42,18 +42,18 @@ _HINT = (
 
 
 def lasting(error: BaseException) -> bool:
-    """Whether CUDA says of a kernel that has run that it did what it must not."""
+    """Return True if CUDA reports a fault of a kernel that has already run."""
     return any(word in str(error) for word in _LASTING)
 
 
 def hint(error: BaseException) -> str:
-    """What to do about it, for the end of a message; nothing where CUDA tells of this call."""
+    """Advise on a fault of an earlier kernel, for the end of a message; empty where the error is this call's own."""
     return f"\n  {_HINT}" if lasting(error) else ""
 
 
 @contextmanager
 def told(where: str) -> Iterator[None]:
-    """What CUDA refuses inside is a `LaunchError` of the launch `where`; what only came to light there says so."""
+    """Turn CUDA's errors inside into a `LaunchError` of the launch `where`; faults of earlier kernels get a hint."""
     try:
         yield
     except CupyopsError:
@@ -64,7 +64,7 @@ def told(where: str) -> Iterator[None]:
 
 @contextmanager
 def awaited(where: str, device: int) -> Iterator[None]:
-    """With `CUPYOPS_DEBUG=1`, wait for the launch made inside, and for what came before it."""
+    """Wait for the launch made inside, and for what came before it, if `CUPYOPS_DEBUG=1`."""
     if not debug or torch.cuda.is_current_stream_capturing():
         yield
         return

@@ -96,7 +96,7 @@ class Loaded:
         versions.raise_written(self.arguments, given)
 
     def attributes(self) -> dict[str, int]:
-        """What CUDA says of the function, by CuPy's names."""
+        """Attributes of the function as CUDA tells them, by CuPy's names."""
         driver_ = backend.cupy().cuda.driver
         names = {name: f"CU_FUNC_ATTRIBUTE_{name.upper()}" for name in _ATTRIBUTES}
         with self._current():
@@ -133,7 +133,7 @@ class Loaded:
         backend.cupy().cuda.runtime.memcpyAsync(to, source, size, _DEVICE_TO_DEVICE, stream)
 
     def _check(self, configuration: Configuration, where: str) -> None:
-        """What this device has no room for."""
+        """Refuse a configuration that this device has no room for."""
         properties = torch.cuda.get_device_properties(self.device)
         limit = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         if self._static + configuration.shared > limit:
@@ -154,7 +154,7 @@ class Loaded:
             )
 
     def _check_residency(self, configuration: Configuration, where: str) -> None:
-        """Whether all blocks of a cooperative grid, or the blocks of one cluster, can run at the same time."""
+        """Refuse a grid or cluster whose blocks must run at the same time and cannot."""
         if configuration.cluster is not None:
             x, y, z = configuration.cluster
             held = driver.most_clusters(self.function, configuration) * x * y * z

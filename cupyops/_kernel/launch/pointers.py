@@ -33,7 +33,7 @@ class Pointers:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that are not None."""
+        """Entries that are not None."""
         return [one for one in self.entries if one is not None]
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Pointers:
         return self.tensors[0].get_device()
 
     def addresses(self) -> list[int]:
-        """Where the tensors are now, as kernels know it."""
+        """Addresses of the tensors now, as kernels know them."""
         of = getattr(executors.get(self.tensors[0].device.type), "place", Tensor.data_ptr)
         return [0 if one is None else of(one) for one in self.entries]
 
@@ -63,7 +63,7 @@ class Pointers:
         return torch.tensor(self.addresses(), dtype=torch.int64, device=device)
 
     def unfit(self) -> str:
-        """What a launch would need instead of a tensor of these; nothing where all will do."""
+        """Describe what a launch needs instead of one of these tensors; empty where all fit."""
         for number, one in enumerate(self.entries):
             if one is not None and not one.data_ptr() and one.numel():
                 return f"pointers to tensors with storage of their own, which entry {number} has not"

@@ -1,4 +1,4 @@
-"""Whether a .cu file, or a header that it includes, has been edited since it was read.
+"""Watch for edits of .cu files, and of headers that they include, since they were read.
 
 Looked for in interactive sessions (a prompt, a notebook), and where `CUPYOPS_RELOAD=1` asks for it; `CUPYOPS_RELOAD=0` turns
 it off. Elsewhere a kernel stays what it was at its first launch, and launches pay nothing.
@@ -16,7 +16,7 @@ INTERVAL = 0.1  # seconds between two looks at the same files: nobody edits and 
 
 
 def wanted() -> bool:
-    """Whether edited files are to be read again."""
+    """Return True if edited files are to be read again."""
     asked = settings.RELOAD.read()
     return hasattr(sys, "ps1") if asked is None else bool(asked)
 
@@ -29,7 +29,7 @@ class Watch:
         self._looked = time.monotonic()
 
     def edited(self) -> bool:
-        """Whether a file is not what it was when the source was read; False where it was looked at just now."""
+        """Return True if a file has changed since the source was read; False within INTERVAL of the last look."""
         now = time.monotonic()
         if now - self._looked < INTERVAL:
             return False

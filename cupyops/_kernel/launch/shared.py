@@ -18,10 +18,10 @@ from .symbols import Symbol
 
 
 class Holder(Protocol):
-    """Where the variables of one module are."""
+    """Memory of the variables of one module."""
 
     def read(self, symbol: str, size: int) -> Any:
-        """The bytes."""
+        """Return the bytes."""
 
     def write(self, symbol: str, content: Any) -> None:
         """Set all bytes."""
@@ -46,7 +46,7 @@ class Shared:
         self._modules.setdefault(place, []).append((binary, module))
 
     def moves(self, text: Source) -> bool:
-        """Whether the text has templates of kernels, so that there may be several modules."""
+        """Return True if the text has templates of kernels, so that there may be several modules."""
         if text.digest not in self._templates:
             self._templates[text.digest] = any(one.template for one in functions(text))
         return self._templates[text.digest]

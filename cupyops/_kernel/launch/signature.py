@@ -1,4 +1,4 @@
-"""What a kernel takes: the C signature of its text, the types and sizes of its PTX, its arguments checked.
+"""Arguments of a kernel: the C signature of its text, the types and sizes of its PTX, and the checks of a call.
 
 The C signature says which parameters are pointers and to what; the PTX says of which size each one is.
 """
@@ -49,20 +49,20 @@ class Argument:
 
     @property
     def is_written(self) -> bool:
-        """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
+        """True for a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
         if self.accessor is not None:
             return self.accessor.is_written
         return self.kind == "pointer" and not is_const(self.ctype)
 
     @property
     def entry(self) -> str:
-        """Where it is a pointer to pointers, a table, the type of these: `const float*` of `const float* const*`."""
+        """Type of the entries of a pointer to pointers, a table: `const float*` of `const float* const*`; else empty."""
         pointee = re.sub(r" ?\bconst$", "", self.ctype[:-1].strip()) if self.kind == "pointer" else ""
         return pointee if pointee.endswith("*") else ""
 
     @property
     def takes_map(self) -> bool:
-        """Whether it is a struct that a tensor map may be given for."""
+        """True for a struct in whose place a tensor map may be given."""
         return (
             self.accessor is None
             and self.kind == "struct"
@@ -72,7 +72,7 @@ class Argument:
 
     @property
     def format(self) -> str:
-        """How the `struct` module packs it."""
+        """Format by which the `struct` module packs the argument."""
         if self.kind == "struct":
             return f"{self.size}s"
         if self.kind == "float":
@@ -121,7 +121,7 @@ def _constant(said: str, real: str) -> str:
 
 
 def _means(said: str, real: str, types: dict[str, str]) -> bool:
-    """Whether the type that the text names is the one that the compiler understood, without a typedef between."""
+    """Return True if the type that the text names is the compiler's, without a typedef between."""
     if said.endswith("*") != real.endswith("*") or is_const(said) != is_const(real):
         return False
     one, other = unqualified(said), unqualified(real)
@@ -130,12 +130,12 @@ def _means(said: str, real: str, types: dict[str, str]) -> bool:
 
 
 def unqualified(ctype: str) -> str:
-    """What a type is without `const`, or what its pointer points to."""
+    """Return a type without `const`, or the type that a pointer points to."""
     return " ".join(re.sub(r"\b(const|volatile)\b", " ", ctype.removesuffix("*")).split())
 
 
 def is_const(pointer: str) -> bool:
-    """Whether what a pointer points to is const; of another type it does not matter."""
+    """Return True if a pointer's target is const; meaningless for other types."""
     pointee = pointer[:-1].strip() if pointer.endswith("*") else ""
     while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
         pointee = outside
@@ -224,7 +224,7 @@ def constant(name: str, arguments: Sequence[Argument], index: int, value: Any) -
 
 
 def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[Any]) -> None:
-    """As many arguments are given as declared."""
+    """Check that as many arguments are given as declared."""
     if len(args) != len(declared):
         expected = ", ".join(f"{ctype} {parameter}" for ctype, parameter in declared)
         given = f"; given: {', '.join(map(_kind, args))}" if args else ""
@@ -292,7 +292,7 @@ def _refusal(name: str, arguments: Sequence[Argument], index: int, found: str, e
 
 
 def _no_pointer(argument: Argument, value: Any, device: int) -> str:
-    """What was expected instead of `value`; nothing where it will do."""
+    """Describe what was expected instead of `value`; empty where it fits."""
     if not isinstance(value, Tensor):
         if isinstance(value, TensorMap):
             return f"a tensor or None; a tensor map is taken by value, as const __grid_constant__ TensorMap {argument.name}"
@@ -323,7 +323,7 @@ def _no_pointer(argument: Argument, value: Any, device: int) -> str:
 
 
 def _no_map(argument: Argument, value: TensorMap, device: int) -> str:
-    """What was expected instead of a tensor map; nothing where it will do."""
+    """Describe what was expected instead of a tensor map; empty where it fits."""
     if not argument.takes_map:
         return (
             f"a NumPy array of {argument.size} bytes; for a tensor map declare `const __grid_constant__ TensorMap "
@@ -333,7 +333,7 @@ def _no_map(argument: Argument, value: TensorMap, device: int) -> str:
 
 
 def _no_pointers(argument: Argument, value: Pointers, device: int) -> str:
-    """What was expected instead of pointers by value; nothing where they will do."""
+    """Describe what was expected instead of pointers by value; empty where they fit."""
     if SIZE * len(value) > argument.size or argument.align % SIZE:
         return (
             f"a NumPy array of {argument.size} bytes, which are {argument.size // SIZE} pointers; for {len(value)} declare "
@@ -347,7 +347,7 @@ def _elsewhere(device: int) -> str:
 
 
 def _no_struct(argument: Argument, value: Any) -> str:
-    """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
+    """Describe what was expected instead of `value`, and how a dtype of fields gets the layout that C has."""
     expected = f"a NumPy array of {argument.size} bytes"
     if DTYPES.get(unqualified(argument.ctype)) in HALF:
         expected = f"a number, or {expected}"
@@ -376,7 +376,7 @@ def _aligned(dtype: np.dtype) -> np.dtype:
 
 
 def tensor_of(value: Any, name: str) -> str:
-    """How an array becomes a tensor, for the end of a message; nothing where `value` is no array."""
+    """Say how an array becomes a tensor, for the end of a message; empty where `value` is no array."""
     if not libraries.is_array(value):
         return ""
     return f": torch.from_{'numpy' if isinstance(value, np.ndarray) else 'dlpack'}({name}) is one"

@@ -121,7 +121,7 @@ class Specialised:
         return compiler.build(self.source, self.name, target, self.options)
 
     def arguments(self, binary: Binary) -> tuple[signature.Argument, ...]:
-        """What the kernel takes."""
+        """Arguments that the kernel takes."""
         declared = declarations.parameters(self.source, self.base, binary)
         found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
         if all(one.kind not in ("pointer", "struct") for one in found) and not self.symbols(binary):
@@ -168,7 +168,7 @@ class Specialised:
         return None
 
     def _takes_structs_alone(self, args: Sequence[Any]) -> bool:
-        """Whether all that it knows of memory are addresses inside a struct, or variables, which tell no device."""
+        """Return True if memory comes only as addresses in structs, or as variables, which tell no device."""
         structs = any(isinstance(value, (np.ndarray, np.void)) for value in args)
         return self._first is None and (structs or (self.declared == [] and not args))
 
@@ -201,7 +201,7 @@ class Specialised:
         )
 
     def on(self, device: int) -> Loaded:
-        """This kernel, loaded on CUDA device `device`."""
+        """Return the kernel loaded on CUDA device `device`; load it at the first call."""
         if torch_private.is_forked_after_cuda():
             raise LaunchError(
                 f"{self.name}: this process was forked from one that had used CUDA, which does not survive that; start "

@@ -47,7 +47,7 @@ class Symbol:
 
     @property
     def is_state(self) -> bool:
-        """Whether kernels, or Python, may change it: it is no constant, and none of a library."""
+        """True if kernels or Python may change the variable: it is no constant, and none of a library."""
         return self.marked and not self.constant and _OF_LIBRARY.match(self.symbol) is None
 
 
@@ -104,7 +104,7 @@ def _declaration(code: Sequence[str], name: str) -> tuple[str, str, bool] | None
 
 
 def _head(piece: str, end: int) -> str | None:
-    """What stands before the name of a variable that is declared there; None where none is."""
+    """Text before the name of a variable that is declared there; None where none is."""
     start = max(piece.rfind(stop, 0, end) for stop in ";{}()=")
     head = piece[start + 1 : end]
     if start >= 0 and piece[start] in "(=":  # as of a default of a template's parameter

@@ -74,7 +74,7 @@ class Template:
         )
 
     def _or_a_type(self, name: str) -> str:
-        """For who writes `f<float, Add>` and means the type: where one argument has a value, the others may."""
+        """Advise on `f<float, Add>` where a type is meant: if one argument has a value, the others may have one."""
         return f", or write ::{name} where a type of the source is meant" if self.template != self._written else ""
 
     def combinations(self) -> list[tuple[Any, ...]]:
@@ -128,7 +128,7 @@ def _parse(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_parameter(part: str) -> bool:
-    """Whether what stands between the brackets is the name of a parameter; else it is a value, as C++ has it."""
+    """Return True if the text between the brackets is a parameter's name; else it is a value, as C++ has it."""
     return part.isidentifier() and not is_type(part) and part not in ("true", "false")
 
 

@@ -128,7 +128,7 @@ class TensorMap:
         return encoded
 
     def unfit(self) -> str:
-        """What a launch would need instead of this map; nothing where it will do."""
+        """Describe what a launch needs instead of this map; empty where it fits."""
         tensor = self.tensor
         if self.description is not None and _layout(tensor) != self._laid_out:
             shape, strides, dtype = self._laid_out
@@ -231,7 +231,7 @@ SEGMENT = 256  # rows of a segment map: as many as a box has at most
 
 
 def segment_map(x: Tensor, box: tuple[int, int], *, swizzle: int = 0, written: bool = False) -> TensorMap:
-    """Of the rows of `x`, (1, heads, rows, width), in segments that begin and end anywhere; for kernels of ours.
+    """Return a tensor map of the rows of `x`, (1, heads, rows, width), in segments of any bounds; for kernels of ours.
 
     A box is of so many rows and elements of a row. A kernel that wants it from a row on, of which `n` are left in the
     segment, at most SEGMENT, names the coordinates (element, SEGMENT - n, head, row + n): what lies past the segment's end
@@ -268,7 +268,7 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """In bytes, innermost first but without it. That of a dimension of one element does not matter: any that will do."""
+    """Strides in bytes, innermost first but without it. A dimension of one element may have any stride."""
     if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
         arguments.fail("x.stride()", x.stride(), "1 in the last dimension, as .contiguous() has it")
     found: list[int] = []
@@ -281,7 +281,7 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _check(description: Description) -> None:
-    """Whether CUDA has such a map. The limits stand with the simulator, which is imported here at first use."""
+    """Check that CUDA has such a map. The limits stand with the simulator, which is imported here at first use."""
     from ...simulator.tensormap import LimitError, check
 
     try:
@@ -298,12 +298,12 @@ def _check(description: Description) -> None:
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    """What of a tensor its map depends on; it may be changed in place, by `resize_` and `.data`."""
+    """Properties of a tensor that its map depends on; `resize_` and `.data` may change them in place."""
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _holds(tensor: Tensor) -> bool:
-    """Whether the storage reaches to the tensor's last element: it may have been resized."""
+    """Return True if the storage reaches to the tensor's last element: it may have been resized."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
@@ -318,7 +318,7 @@ def encode(description: Description, address: int) -> bytes:
 
 
 def encode_at(place: int, description: Description, address: int) -> None:
-    """The same, written to memory of the host at a multiple of `PLACE_ALIGNMENT`."""
+    """Encode a tensor map in memory of the host, at a multiple of `PLACE_ALIGNMENT`."""
     element, sizes, strides, box, steps, swizzle, fill, promotion, before = description
     modes = _SWIZZLES[swizzle], _PROMOTIONS[promotion], _FILLS[fill]
     driver.encode_tensor_map(place, _CODES[element], address - before, sizes, strides, box, steps, modes)

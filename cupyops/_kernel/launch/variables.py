@@ -16,7 +16,7 @@ from .symbols import Symbol
 
 
 class Holder(Protocol):
-    """Where the variables of one instance of a kernel are."""
+    """Memory of the variables of one instance of a kernel."""
 
     def read(self, symbol: str, size: int) -> Tensor:
         """The bytes, as a new tensor of uint8."""
@@ -108,7 +108,7 @@ class Globals(Mapping[str, Variable]):
     def __init__(self, specialised: Specialised, device: torch.device | None) -> None:
         self._label = specialised.name
         self.device = device or default_device()
-        symbols, holder = _found(specialised, self.device)
+        symbols, holder = _symbols_and_holder(specialised, self.device)
         self._variables = {name: Variable(f"{specialised.name}: {name}", one, holder) for name, one in symbols.items()}
 
     def __getitem__(self, name: str) -> Variable:
@@ -133,7 +133,7 @@ class Globals(Mapping[str, Variable]):
         return f"Globals({self._label} on {self.device}: {', '.join(self._variables) or 'none'})"
 
 
-def _found(specialised: Specialised, device: torch.device) -> tuple[dict[str, Symbol], Holder]:
+def _symbols_and_holder(specialised: Specialised, device: torch.device) -> tuple[dict[str, Symbol], Holder]:
     if device.type == "cuda" and torch.cuda.is_available():
         loaded = specialised.on(torch.cuda.current_device() if device.index is None else device.index)
         if (copied := specialised.copied(loaded.binary)) and specialised.shared is not None:

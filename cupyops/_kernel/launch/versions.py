@@ -24,7 +24,7 @@ from .tensor_map import TensorMap
 
 
 class _Thread(threading.local):
-    """Whether this thread runs the forward or the backward of an operator.
+    """State of a thread: True while it runs the forward or the backward of an operator.
 
     An operator declares itself what it changes (`mutates`, `updates`), and raises those versions once. Its other inputs stay
     as they are, also where a kernel takes them as pointers that are not const.
@@ -40,7 +40,7 @@ this_thread = _Thread()
 
 @contextmanager
 def in_role() -> Iterator[None]:
-    """What this thread launches inside belongs to an operator."""
+    """Mark launches of this thread inside as an operator's."""
     outer, this_thread.in_role = this_thread.in_role, True
     try:
         yield
@@ -57,7 +57,7 @@ def raise_written(arguments: Sequence[Argument], args: Sequence[Any]) -> None:
 
 
 def _is_written(argument: Argument, value: Any) -> bool:
-    """Whether the kernel may write to what it is given."""
+    """Return True if the kernel may write to the memory that `value` gives it."""
     if isinstance(value, Pointers):
         return value.written or (argument.entry != "" and not is_const(argument.entry))
     return value.written if isinstance(value, TensorMap) else argument.is_written

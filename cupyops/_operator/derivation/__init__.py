@@ -1,1 +1,1 @@
-"""What an operator gets of its three roles: the registered op, autograd, recorded plans, autocast, sharding rules."""
+"""Derivation of an operator from its three roles: the registered op, autograd, recorded plans, autocast, sharding rules."""

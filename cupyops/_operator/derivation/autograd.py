@@ -25,7 +25,7 @@ _LARGE = 2**24  # elements of all tensors together, from which on a product take
 
 
 class ForwardCall:
-    """What a backward has to know of its forward, besides the tensors kept."""
+    """Record of a forward for its backward, besides the tensors kept."""
 
     def __init__(
         self, of: Definition, args: Sequence[Any], strides: Sequence[Any], kept: Kept, values: list[Any]
@@ -36,7 +36,7 @@ class ForwardCall:
         self.backwards: tuple[Callable[..., Any], ...] = ()  # the code of recorded backwards
 
     def backward(self, ctx: Any, tensors: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        """The gradients by the roles, for each tensor of the operator; before them None, for what forward ran."""
+        """Compute the gradients by the roles, for each tensor of the operator; None before them, for `run`."""
         last = self.of.backward_asks and not torch_private.keeps_graph()
         return (
             None,
@@ -46,17 +46,17 @@ class ForwardCall:
         )
 
     def needs(self, asked: Sequence[bool]) -> list[bool]:
-        """Of each parameter, whether its gradient is wanted."""
+        """Flags of the parameters: True if its gradient is wanted."""
         return _needs(self.of, asked)
 
     def chooses(self, values: Sequence[Any]) -> bool:
-        """Whether backward asks autograd; `values`: the gradients that come in and the tensors kept."""
+        """Return True if backward asks autograd; `values`: the gradients that come in and the tensors kept."""
         if not self.of.backward_chooses or len(self.given) < 2:
             return False
         return sum(one.numel() for one in values if one is not None) >= _LARGE
 
     def asked(self, ctx: Any, values: Sequence[Any]) -> tuple[bool, ...]:
-        """Of what the autograd.Function was given, the gradients that are wanted.
+        """Flags of the arguments of the autograd.Function: True if its gradient is wanted.
 
         Those are all that forward knew of. Of large tensors those that the backward under way will use, since
         `torch.autograd.grad` may ask for one alone: autograd is asked for each, which small calls would notice.
@@ -119,7 +119,7 @@ def differentiable(op: Definition) -> tuple[Callable[..., Any], Callable[..., An
 
 @functools.cache
 def _methods(tensors: int, outputs: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """forward and backward of an autograd.Function, for so many tensors and outputs: with `*args` they would be slower."""
+    """Write forward and backward of an autograd.Function for `tensors` and `outputs`: with `*args` they would be slower."""
     listed, grads = (
         "".join(f"{letter}{i}, " for i in range(count)) for letter, count in (("a", tensors), ("g", outputs))
     )
@@ -217,7 +217,7 @@ def _in_place(op: Definition, by_roles: Callable[..., Any]) -> Callable[..., Any
 
 
 def batched(grads: Sequence[Tensor | None]) -> bool:
-    """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
+    """Return True inside a vmap over backward alone (is_grads_batched=True, torch.vmap), for which no kernel is made."""
     for grad in grads:
         if grad is not None and torch_private.is_legacy_batched(grad):
             return True

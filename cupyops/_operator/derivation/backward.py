@@ -16,7 +16,7 @@ from ...errors import InputError
 
 
 class Signature(Protocol):
-    """What of an operator's definition a role is understood by."""
+    """Parts of an operator's definition by which a role is understood."""
 
     name: str
     parameters: list[inspect.Parameter]
@@ -99,7 +99,7 @@ class Backward:
         return self.placed(found, needs)
 
     def placed(self, found: Tensor | Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
-        """What `launch` returns, in the places of the parameters."""
+        """Put the gradients that `launch` returned in the places of the parameters."""
         if isinstance(found, Tensor):
             found = (found,)
         if found is None:
@@ -130,7 +130,7 @@ def _readers(
     others: Mapping[str, int],
     tensors: Mapping[str, int],
 ) -> dict[int, list[int]]:
-    """Of each tensor that `reads` names, the parameters whose gradients depend on it."""
+    """Return for each tensor that `reads` names the parameters whose gradients depend on it."""
     found = {}
     for tensor, gradients in reads.items():
         if tensor not in ours and tensor not in others:

@@ -1,4 +1,4 @@
-"""From two equal recordings to a plan: the function that checks a call's signature and replays it."""
+"""Conversion of two equal recordings to a plan: the function that checks a call's signature and replays it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .replay import Body, Retry, Unfit, leave_on_error, needed
 from .steps import Alloc, Inner, Recording, filled, numbers_in
 
 machines: dict[str, Callable[[torch.device], Machine]] = {"cuda": Machine}
-"""By type of device, what generated code runs on; where there is none, recordings are interpreted."""
+"""Functions that generated code calls, by type of device; where there are none, recordings are interpreted."""
 
 
 class Plan:
-    """What is replayed for one signature.
+    """Function that replays one signature, with its recording.
 
     Attributes:
         entry: the function of the call's arguments; it gives MISS where they are of another signature.
@@ -98,7 +98,7 @@ def backward(
 
 
 class _Code:
-    """The function of a plan: inside a `try:`, what leaves it where the call is another one; then what was recorded."""
+    """Writer of a plan's function: the conditions under which it does not apply, then the recorded steps, in a `try:`."""
 
     def __init__(self, device: torch.device, names: Sequence[str], args: Sequence[Any], recording: Recording) -> None:
         self.device, self.names, self.args, self.recording = device, names, args, recording
@@ -117,7 +117,7 @@ class _Code:
         self.machine = None if make is None else make(device)
 
     def guard(self, authors: Sequence[Any]) -> None:
-        """What leaves the plan where the call is another one."""
+        """Write the conditions under which a call leaves the plan."""
         values(self.writer, self.names, self.args)
         tensors(self.writer, self.names, self.args)
         surroundings(self.writer, self.device, self.recording.asks_default_dtype)
@@ -168,7 +168,7 @@ class _Code:
         return self.writer.name(_interpreter(self.recording.steps, result, self.device))
 
     def _addresses(self, roots: set[int]) -> None:
-        """The addresses of what comes in; the plan is left where one is aligned otherwise, or has no memory."""
+        """Write the inputs' addresses; the plan does not apply if one has another alignment or no memory."""
         writer = self.writer
         asked = {number: (most, rest) for number, most, rest in self.recording.alignments}
         conditions = []
@@ -192,7 +192,7 @@ class _Code:
 def _forward(
     machine: Machine, recording: Recording, inner: Inner, call: ForwardCall, addresses: Addresses, given: set[int]
 ) -> tuple[Callable[..., Any], list[int]]:
-    """The code of an operator's forward, and the tensors whose addresses it is given after itself."""
+    """Return the code of an operator's forward, and the tensors whose addresses it takes after itself."""
     op, steps = inner.operator, recording.steps[inner.start : inner.end]
     writer = Writer()
     names: dict[int, str] = {}
@@ -200,7 +200,7 @@ def _forward(
         if isinstance(inner.args[index], Ref):
             names.setdefault(inner.args[index].number, f"_i{index}")
     roots = addresses.roots(steps)
-    made = {number for step in steps for number in _made(step)}
+    made = {number for step in steps for number in _tensors_made(step)}
     passed = sorted({addresses.of(number)[0] for number in given} & roots)
     if not roots <= made | set(passed):
         raise Unfit("its forward uses a tensor that is none of the operator's arguments")
@@ -230,7 +230,7 @@ def _forward(
 
 
 def _pools(op: Any, inner: Inner, steps: Sequence[Any], tensors_: set[int]) -> dict[int, str]:
-    """Which saved tensors share an allocation, by dtype: those that are memory of forward's own, seen by launches alone.
+    """Assign saved tensors to shared allocations, by dtype: memory of forward's own that launches alone see.
 
     None where hooks on saved tensors are open: they are to see as many tensors as the roles save, and of their sizes, since
     checkpoint compares them.
@@ -250,7 +250,7 @@ def _pools(op: Any, inner: Inner, steps: Sequence[Any], tensors_: set[int]) -> d
 def _laid_out(
     steps: Sequence[Any], inner: Inner, pooled: dict[int, str], addresses: Addresses, first: int
 ) -> tuple[list[str | int], list[int | Pooled]]:
-    """(what is kept for `saved`: names of pools and numbers of tensors; of each saved tensor where it is)."""
+    """Return (names of pools and numbers of tensors to keep for `saved`, the place of each saved tensor among them)."""
     allocs = {step.number: step for step in steps if isinstance(step, Alloc)}
     stored: list[str | int] = []
     places: list[int | Pooled] = []
@@ -268,7 +268,7 @@ def _laid_out(
     return stored, places
 
 
-def _made(step: Any) -> list[int]:
+def _tensors_made(step: Any) -> list[int]:
     """The numbers of the tensors that a step makes."""
     if isinstance(step, Alloc):
         return [step.number]

@@ -33,7 +33,7 @@ _tag = ""
 
 
 def enter(name: str, roles: Sequence[Any]) -> None:
-    """From now on the tag holds a digest of an operator's roles; those of this package are in its own."""
+    """Add the digest of an operator's roles to the tag; those of this package are in its own digest."""
     global _tag
     if not all(_is_ours(role) for role in roles if callable(role)) or not name.startswith(f"{_PACKAGE}::"):
         _digests[name] = _digest(roles)
@@ -72,7 +72,7 @@ def _digest(roles: Sequence[Any]) -> str:
 
 
 def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
-    """What tells a value apart from others of its kind, the same in every process."""
+    """Yield strings that tell a value apart from others of its kind, the same in every process."""
     if isinstance(value, _LITERALS):
         yield repr(value)
         return
@@ -120,10 +120,7 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
 
 
 def _parts_of_function(function: types.FunctionType, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
-    """Its code, its defaults, what it closes over, and the globals that it names.
-
-    A function of a library counts by its name; of this package, which has a digest of its own, not by its globals either.
-    """
+    """Yield strings for a function: its code, defaults, closure, and the globals that it names."""
     module = function.__module__ or ""
     if (author := author_of(function)) is not None:  # its own code is written at the first call
         yield from _parts(author, seen)
@@ -186,7 +183,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 @functools.cache
 def _is_library(module: str) -> bool:
-    """Whether a module is PyTorch's, Python's or another installed one, whose versions are not ours to tell."""
+    """Return True if a module is PyTorch's, Python's or another installed one, whose versions are not ours to tell."""
     top = (module or "").partition(".")[0]
     if top == _PACKAGE or top == "__main__":
         return False

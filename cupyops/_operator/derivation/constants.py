@@ -10,7 +10,7 @@ import torch
 from ..._kernel.launch.tensor_map import Description
 
 MISS = object()
-"""What the code of a plan gives where the call is not the one that was recorded."""
+"""Result of a plan's code where the call is not the one that was recorded."""
 
 
 class Ref(NamedTuple):

@@ -1,4 +1,4 @@
-"""What an author writes of an operator, and what follows from it whichever route a call takes.
+"""An author's definition of an operator, and what follows from it whichever route a call takes.
 
 A `Definition` holds the roles (reference, forward, backward ...) and runs them. `autograd.py` and `registration.py` derive
 the eager and the registered operator from it; `operator.py` chooses between them.
@@ -97,7 +97,7 @@ class Definition:
         self._choose_kept()
 
     def _positions(self, option: str, names: Sequence[str]) -> tuple[int, ...]:
-        """Where the tensors of these names stand among the parameters."""
+        """Indices of the tensors of these names among the parameters."""
         tensors = {self.parameters[index].name: index for index in self.tensors}
         if wrong := [name for name in names if name not in tensors]:
             raise InputError(f"{self.name}: {option} names {wrong[0]!r}, expected one of: {', '.join(tensors)}")
@@ -120,7 +120,7 @@ class Definition:
             plans.forget()
 
     def check_numbers(self, args: Sequence[Any]) -> None:
-        """What is no tensor is of its annotation's type: by each route what the kernels would take, and nothing else."""
+        """Check that numbers and other arguments have their annotations' types, so that all routes accept the same calls."""
         for index, usual, types, words in self._plain:
             value = args[index]
             if type(value) is not usual and not isinstance(value, types):
@@ -129,7 +129,7 @@ class Definition:
                 arguments.fail(f"{self.name}: {self.parameters[index].name}", value, words)
 
     def roles(self) -> list[Any]:
-        """What its author has written: the functions, and the options."""
+        """List the functions and the options that the author has given."""
         functions = [one and one.launch for one in (self.launch_backward, self.gradient)]
         options = [self.mutates, self.updated, self.mixed, self.dtypes, self.autocast, self.constant]
         return [self.reference, self.forward, *functions, self.refusal, self.fake, self.sharding, *options]
@@ -141,7 +141,7 @@ class Definition:
         return [args[index] for index in self.tensors if args[index] is not None]
 
     def why_not(self, args: Sequence[Any]) -> str | None:
-        """Why the kernels do not serve these arguments; None where they do. True of fake tensors as of real ones."""
+        """Return why the kernels do not serve these arguments, or None. The answer is the same for fake tensors."""
         tensors = self.given(args)
         if self.launch_forward is None:
             return "no kernel"
@@ -159,7 +159,7 @@ class Definition:
         return self.refused(args)
 
     def refused(self, args: Sequence[Any]) -> str | None:
-        """What the author's `unsupported` says of the arguments. It is asked of sizes, and no symbol is bound by that."""
+        """Return the answer of the author's `unsupported`. It is asked about example sizes, so that no symbol is bound."""
         if self.refusal is None:
             return None
         if symbolic.is_symbolic(args):
@@ -167,7 +167,7 @@ class Definition:
         return self.refusal(*args)
 
     def _learns(self, error: WrongDtype, args: Sequence[Any]) -> bool:
-        """Whether a launch says of the arguments that there is no kernel for them: then so it is for all of these dtypes.
+        """Remember that a launch had no kernel for the arguments' dtypes; return whether that holds for all such calls.
 
         Of floating-point and complex dtypes that an argument has. An integer of another width is a slip of the author's.
         Where something is changed in place, it may have been changed already.
@@ -180,7 +180,7 @@ class Definition:
         return True
 
     def why_not_dtypes(self, args: Sequence[Any]) -> str | None:
-        """Why the kernels do not serve these dtypes: some are not declared, or the usual four are mixed undeclared.
+        """Return why the kernels do not serve these dtypes, or None: some are not declared, or the usual four are mixed.
 
         What else there is may stand beside any other: integers, masks, complex numbers, float8.
         """
@@ -253,20 +253,20 @@ class Definition:
         return self.launch_forward(*args, **self.asked(needs))
 
     def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
-        """What the forward kernels are told besides their arguments, where they ask."""
+        """Extra arguments of the forward kernels, where they ask for them."""
         return {"needs_grad": self.named(tuple(needs))} if self.forward_asks and needs is not None else {}
 
     def call_kernels(self, args: Sequence[Any]) -> Any:
-        """What a call returns, by the forward kernels."""
+        """Make a call by the forward kernels."""
         return self.returned(self.run_forward(args)[0])
 
     def call_reference(self, args: Sequence[Any]) -> Any:
-        """What a call returns, by the reference."""
+        """Make a call by the reference."""
         found = self.run_reference(args)
         return self.returned(self.changed(args)) if self.mutated else self.without_history(found)
 
     def without_history(self, found: Any) -> Any:
-        """What a call returns, the outputs that have no gradient cut off from where they come from."""
+        """Return the outputs of a call, with those that have no gradient detached."""
         if not self.constant:
             return found
         if self.outputs == 1:
@@ -278,7 +278,7 @@ class Definition:
         return [y for index, y in enumerate(outputs) if index in self.constant or not takes_gradient(y)]
 
     def run_reference(self, args: Sequence[Any]) -> Any:
-        """What the reference returns."""
+        """Run the reference under the operator's autocast policy."""
         return without(self.autocast, self.reference, *args)
 
     def changed(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -312,7 +312,7 @@ class Definition:
     def differentiable_backward(
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
     ) -> list[Tensor | None]:
-        """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
+        """Compute the gradients with a graph of their own: by `reference_backward`, else from the reference."""
         args = by_reference(args)
         if self.gradient is None:
             if self.mutated:
@@ -391,7 +391,7 @@ class Definition:
 
     @contextmanager
     def _left_alone(self, args: Sequence[Any]) -> Iterator[None]:
-        """Raise `InputError` where what runs inside changes a tensor that the operator does not declare to change."""
+        """Raise `InputError` where code inside changes a tensor that the operator does not declare to change."""
         changed = [args[i] for i in (*self.mutated, *self.updated) if args[i] is not None]
         with observed.unseen():
             given = [(self.parameters[i].name, args[i]) for i in self.tensors if args[i] is not None]
@@ -409,7 +409,7 @@ class Definition:
                 )
 
     def _backward_looked_at(self, grads: Any, outputs: Any, saved: Any, args: Any, *more: Any) -> Any:
-        """Backward, whose launches are to leave alone what it is given besides `saved`: until it has done so once."""
+        """Run backward, and check that its launches change nothing but `saved`, until that has held once."""
         assert self.launch_backward is not None
         given = [("the gradient of an output", one) for one in grads]
         given += [("an output", one) for one in outputs]
@@ -427,7 +427,7 @@ class Definition:
         schema.check_takes(self.name, self.parameters, role, launch, needs_grad)
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward as calls run it: in place it is checked before, and returns what a call does."""
+        """Wrap an in-place forward so that it checks first, and returns the result of a call."""
         if self.updated:
 
             def updating(*args: Any) -> tuple[Any, Any]:
@@ -467,7 +467,7 @@ class Definition:
         self._choose_kept()
 
     def _choose_kept(self) -> None:
-        """For backward by kernels, what its roles name is kept; all the inputs, where the reference is differentiated."""
+        """Choose what is kept: for kernels what the roles name, and all inputs where the reference is differentiated."""
         roles = [role for role in (self.launch_backward, self.gradient) if role is not None]
         named = {i for role in roles for i in role.inputs}
         everything = self.gradient is None or self.launch_backward is None
@@ -480,11 +480,11 @@ class Definition:
 
     @property
     def kept_by_gradient(self) -> bool:
-        """Whether what is kept depends on the gradients that will be asked for."""
+        """True if the tensors kept depend on the gradients that will be asked for."""
         return self.launch_backward is not None and self.launch_backward.reads_by_gradient
 
     def kept(self, needs: Sequence[bool]) -> Kept:
-        """What is kept for a backward by kernels that will be asked for these gradients."""
+        """Return which tensors are kept for a backward by kernels that will be asked for these gradients."""
         if not self.kept_by_gradient:
             return self.kept_by_kernels
         key = tuple(needs)
@@ -495,12 +495,12 @@ class Definition:
 
 
 def shares_memory(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    """Whether a tensor and one of the others lie in one storage."""
+    """Return True if a tensor shares its storage with one of the others."""
     return any(tensor.untyped_storage()._cdata == one.untyped_storage()._cdata for one in others)
 
 
 def _is_own(launch: Callable[..., Any]) -> bool:
-    """Whether a role is one of this package, which its tests look at."""
+    """Return True if a role is one of this package, which its tests look at."""
     return str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -517,12 +517,12 @@ def differentiable_alias(tensor: Tensor) -> Tensor:
 
 
 def takes_gradient(tensor: Tensor) -> bool:
-    """Whether it is of a dtype that autograd differentiates."""
+    """Return True if the tensor has a dtype that autograd differentiates."""
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd is to record what is done with them."""
+    """Return True if autograd records operations on these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 

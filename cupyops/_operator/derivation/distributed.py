@@ -19,7 +19,7 @@ from .definition import Definition
 
 
 def is_spread(value: Any) -> bool:
-    """Whether it is a DTensor, told without importing torch.distributed (and so that torch.compile can follow)."""
+    """Return True for a DTensor, without importing torch.distributed (and so that torch.compile can follow)."""
     return isinstance(value, Tensor) and type(value).__name__ == "DTensor"
 
 
@@ -29,13 +29,13 @@ def placements(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def local(tensor: Any) -> Tensor:
-    """This device's part of a DTensor, in its memory; no gradient goes through it."""
+    """Return this device's part of a DTensor, in its memory; no gradient goes through it."""
     found: Tensor = tensor.detach().to_local()
     return found
 
 
 def whole(part: Tensor, like: Tensor) -> Tensor:
-    """Of which tensor `part` is this device's part, where it lies as `like` does, which may be a plain one."""
+    """Return the DTensor of which `part` is this device's part, placed as `like`; `part` itself if `like` is plain."""
     if not is_spread(like):
         return part
     from torch.distributed.tensor import DTensor
@@ -45,7 +45,7 @@ def whole(part: Tensor, like: Tensor) -> Tensor:
 
 
 def reduced(value: Tensor, mesh: Any, lies: Sequence[Any], operation: str) -> Tensor:
-    """What the values of all devices come to that have different parts of tensors that lie so: their "sum" or "max"."""
+    """Reduce values of all devices, which have different parts of tensors placed so, to their "sum" or "max"."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     parts: list[Any] = [Partial(operation) if one.is_shard() else Replicate() for one in lies]
@@ -186,7 +186,7 @@ class _Spread:
         return found
 
     def _number(self) -> int:
-        """Which part of the work is this device's."""
+        """Number of this device's part of the work."""
         number = 0
         for mesh_dim, label in enumerate(self.chosen):
             if label is not None:
@@ -204,7 +204,7 @@ class _Spread:
         return Replicate() if label is None or once else Partial()
 
     def _is_summed(self, label: sharding.Label | None) -> bool:
-        """Whether a label is split that the outputs do not have: each device has a part of their sum."""
+        """Return True if a label is split that no output has, so that each device has a part of a sum."""
         if label is None or self.rule is None:
             return False
         return not any(one.has(label) for one in self.rule.outputs)
@@ -218,7 +218,7 @@ class _Spread:
         return found
 
     def _part(self, label: sharding.Label) -> int:
-        """How much this device has of a label."""
+        """Size of this device's part of a label."""
         size = self.sizes[label]
         for mesh_dim, chosen in enumerate(self.chosen):
             if chosen == label:
@@ -259,7 +259,7 @@ class _Nothing(torch.autograd.Function):
 
 
 def _stride(shape: Sequence[int], local: Tensor) -> tuple[int, ...]:
-    """Of the whole, in the order of dimensions in memory that its part has."""
+    """Strides of the whole tensor, with the order of dimensions in memory that its part has."""
     found, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=lambda dim: (local.stride(dim), -dim)):
         found[dim] = step

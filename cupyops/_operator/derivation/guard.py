@@ -20,7 +20,7 @@ _IMMUTABLE = (int, float, bool, str, type(None), torch.dtype, torch.device, torc
 
 
 def alike(value: Any, other: Any) -> bool:
-    """Whether two values are of one type and equal; objects that are not told apart by value are the same object."""
+    """Return True if two values are of one type and equal; objects not compared by value must be the same object."""
     if value is other:
         return True
     return type(value) is type(other) and _is_simple(value) and freeze(value) == freeze(other)
@@ -32,14 +32,14 @@ def miss_if(writer: Writer, condition: str) -> None:
 
 
 def values(writer: Writer, names: Sequence[str], args: Sequence[Any]) -> None:
-    """The arguments that are no tensors are what they were."""
+    """Write the condition that arguments other than tensors are what they were."""
     for name, value in zip(names, args):
         if not isinstance(value, Tensor):
             miss_if(writer, _differs(writer, name, value))
 
 
 def tensors(writer: Writer, names: Sequence[str], args: Sequence[Any]) -> None:
-    """The tensors are alike, and those that were one object are one again."""
+    """Write the condition that tensors have the same metadata, and that those that were one object are one again."""
     unique: dict[int, str] = {}
     examples = []
     for name, value in zip(names, args):
@@ -58,7 +58,7 @@ def tensors(writer: Writer, names: Sequence[str], args: Sequence[Any]) -> None:
 
 
 def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> None:
-    """What the thread and the process are set to is what it was, or nothing that matters here."""
+    """Write conditions that settings of the thread and the process, as far as they matter, are what they were."""
     enabled, opaque = writer.name(torch_private.function_mode_enabled), writer.name(torch_private.opaque_modes)
     miss_if(writer, f"{enabled}() and {opaque}()")
     asked = f"{writer.name(torch_private.deterministic)}() is not {torch_private.deterministic()}"
@@ -74,17 +74,14 @@ def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> N
 
 
 def executor(writer: Writer, device: torch.device) -> None:
-    """What runs kernels on the device is what did; of a GPU that is the GPU."""
+    """Write the condition that kernels on the device still have the executor they had; a GPU has but one."""
     if device.type != "cuda":
         known = writer.name(executors.get(device.type))
         miss_if(writer, f"{writer.name(executors)}.get({writer.name(device.type)}) is not {known}")
 
 
 def globals_of(writer: Writer, authors: Sequence[Any]) -> dict[str, Any] | None:
-    """The globals and closure cells that authors' functions name are what they were.
-
-    Gives the module's dictionary in which the plan's function is to look up the names in its text.
-    """
+    """Write the condition that the globals and closure cells that authors' functions name are what they were."""
     scope: dict[str, Any] | None = None
     for author in authors:
         function = getattr(author, "__wrapped__", author)
@@ -116,7 +113,7 @@ def _changed(writer: Writer, found: str, value: Any) -> str:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """What the code names, functions inside it too."""
+    """Return the names in the code and in the functions inside it."""
     found = set(code.co_names)
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
@@ -125,7 +122,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _is_simple(value: Any) -> bool:
-    """Whether it cannot change, and is told apart by its value."""
+    """Return True if a value is immutable and compared by value."""
     if type(value) in (tuple, torch.Size):
         return all(map(_is_simple, value))
     return type(value) in _IMMUTABLE

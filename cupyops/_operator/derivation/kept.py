@@ -1,4 +1,4 @@
-"""What of a call is kept for its backward."""
+"""Choice of the tensors of a call that are kept for its backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pooled(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """What is known of an input that no gradient asked for depends on: all that its backward may ask of it."""
+    """Metadata of an input that no gradient asked for depends on: all that its backward may ask of it."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class Blank(NamedTuple):
 
 
 class Kept:
-    """Which inputs and outputs of a call are kept for backward, besides whatever forward saved.
+    """Choice of the inputs and outputs of a call that are kept for backward, besides whatever forward saved.
 
     Of those that are `blank`, shape, dtype and device are.
     """
@@ -65,7 +65,7 @@ class Kept:
         self._nothing: list[Any] = [None] * arity
 
     def without(self, inputs: Container[int], outputs: Container[int]) -> Kept:
-        """The same, but for these."""
+        """Return a copy without these inputs and outputs; the inputs become blank."""
         return Kept(
             self.arity,
             self._tensors,
@@ -77,7 +77,7 @@ class Kept:
 
     @property
     def before_saved(self) -> int:
-        """How many tensors are kept before those that forward saved."""
+        """Number of tensors kept before those that forward saved."""
         return len(self.inputs) + len(self.outputs)
 
     def pack(self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Any, ...]:

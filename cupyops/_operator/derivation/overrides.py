@@ -26,7 +26,7 @@ _TRACERS = (torch_private.FakeTensor, torch_private.FunctionalTensor)  # which a
 
 
 def of_functions(values: Iterable[Any]) -> str | None:
-    """Which of the values sees the functions of PyTorch that it is given to, in words; None where none does."""
+    """Describe the first value that overrides PyTorch's functions; None where none does."""
     for value in values:
         kind = type(value)
         if kind not in _PLAIN and not isinstance(value, _TRACERS) and torch_private.has_torch_function(kind):
@@ -35,7 +35,7 @@ def of_functions(values: Iterable[Any]) -> str | None:
 
 
 def of_layout(values: Iterable[Any]) -> str | None:
-    """Which of the tensors has no memory that a kernel could read, in words; None where each has."""
+    """Describe the first tensor whose memory no kernel could read; None where there is none."""
     for value in values:
         if isinstance(value, Tensor):
             if value.is_nested:
@@ -50,7 +50,7 @@ def of_layout(values: Iterable[Any]) -> str | None:
 
 
 def of_dispatch(values: Iterable[Any]) -> str | None:
-    """Which of the tensors sees what functions of PyTorch do, in words; None where none does.
+    """Describe the first tensor that overrides what PyTorch's functions do; None where none does.
 
     Not the tracers of PyTorch, which are to see our op, nor DTensors, which we know.
     """

@@ -1,4 +1,4 @@
-"""Where generated code finds things: the addresses of tensors, and the parameters of all launches in one buffer.
+"""Places of data in generated code: the addresses of tensors, and the parameters of all launches in one buffer.
 
 Addresses are packed into it at each replay; constants stay; tensor maps follow their tensors.
 """
@@ -25,7 +25,7 @@ _ALIGNMENT = tensor_map.PLACE_ALIGNMENT  # of a buffer, for the tensor maps in i
 
 
 class Machine:
-    """How generated code allocates, writes tensor maps and launches on a GPU."""
+    """Functions by which generated code allocates, writes tensor maps and launches on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.index = device.index
@@ -40,13 +40,13 @@ class Machine:
         return driver.launcher(launch.configuration), launch.loaded.function
 
     def arguments(self, launch: Launch) -> Sequence[Argument]:
-        """What the kernel takes."""
+        """Arguments that the kernel takes."""
         assert launch.loaded is not None
         return launch.loaded.arguments
 
 
 class Addresses:
-    """Where each tensor of a recording lies: a root, of whose address a variable has the value, and bytes from there."""
+    """Addresses of a recording's tensors: a root, whose address a variable holds, and an offset in bytes."""
 
     def __init__(self, recording: Recording) -> None:
         self._views = {
@@ -70,7 +70,7 @@ class Addresses:
         return f"{name} + {writer.name(offset)}" if offset else name
 
     def roots(self, steps: Iterable[Step]) -> set[int]:
-        """The roots of what the launches among the steps are given."""
+        """Roots of the tensors that launches among the steps take."""
         return {self.of(number)[0] for step in steps if isinstance(step, Launch) for number in step.reads}
 
 
@@ -88,7 +88,7 @@ class Maps:
         self.addresses: tuple[int, ...] = ()
 
     def move(self, addresses: tuple[int, ...]) -> None:
-        """From now on they are those of tensors at `addresses`."""
+        """Point the maps at tensors at `addresses`."""
         before, self.addresses = self.addresses, ()  # should one of them fail, all are made anew
         if before:
             for one, old, new in zip(self._maps, before, addresses):
@@ -110,7 +110,7 @@ class _Map(NamedTuple):
 
 @dataclass(eq=False)
 class _Group:
-    """Launches that follow each other, and what is done before them."""
+    """Consecutive launches, and the data that is written for them."""
 
     start: int  # of their addresses in the buffer
     addresses: dict[str, int] = field(default_factory=dict)  # offsets, by expressions
@@ -176,7 +176,7 @@ class Buffers:
         return group
 
     def _offsets(self, launch: Launch, group: _Group) -> list[int]:
-        """Where each argument of a launch lies; constants are added to the image, and room for tensor maps."""
+        """Offsets of a launch's arguments; constants are added to the image, and room for tensor maps."""
         arguments, name = self._machine.arguments(launch), launch.specialised.name
         offsets = []
         for index, (argument, value) in enumerate(zip(arguments, launch.args)):
@@ -203,7 +203,7 @@ class Buffers:
         return offsets
 
     def _map(self, value: MapRef, group: _Group) -> int:
-        """Where a tensor map lies: equal ones of a group are one."""
+        """Offset of a tensor map; equal ones of a group share one."""
         address = self._address(value.tensor)
         for one in group.maps:
             if (one.address, one.description) == (address, value.description):

@@ -46,7 +46,7 @@ _all: weakref.WeakSet[Plans] = weakref.WeakSet()
 
 @contextmanager
 def plans(enabled: bool = True) -> Iterator[None]:
-    """Whether calls inside may be replayed from recorded plans; of the whole process.
+    """Allow or forbid that calls inside are replayed from recorded plans; for the whole process.
 
     A plan is what a call does on the host: its checks, allocations and launches, recorded for a signature (shapes, strides,
     dtypes, alignments, numbers, modes) and replayed for calls alike. `CUPYOPS_PLANS=0` turns plans off for a whole program.
@@ -82,7 +82,7 @@ observed.call_when_settings_change(forget_all)
 
 
 class Seen:
-    """What is known of a signature that has no plan."""
+    """State of a signature that has no plan."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -92,14 +92,14 @@ class Seen:
 
 
 class History:
-    """How far each signature is on its way to a plan."""
+    """Progress of each signature towards a plan."""
 
     def __init__(self, backward: bool) -> None:
         self._backward = backward
         self.seen: OrderedDict[Hashable, Seen] = OrderedDict()
 
     def of(self, key: Hashable) -> Seen:
-        """What is known of the signature."""
+        """Return the state of a signature; make it at its first call."""
         with _changing:
             found = self.seen.get(key)
             if found is None:
@@ -109,7 +109,7 @@ class History:
             return found
 
     def is_given_up(self, key: Hashable) -> bool:
-        """Whether calls of the signature are made the plain way for good."""
+        """Return True if calls of the signature are made without plans for good."""
         return bool(self.of(key).reason)
 
     def call(
@@ -180,11 +180,11 @@ class Plans:
 
     @property
     def reason(self) -> str:
-        """Why the latest signature that was given up cannot be replayed."""
+        """Reason why the latest signature that was given up cannot be replayed."""
         return next((one.reason for one in reversed(self.history.seen.values()) if one.reason), "")
 
     def call(self, args: tuple[Any, ...]) -> Any:
-        """The call of which no plan is found: made the plain way, or recorded."""
+        """Make a call for which no plan is found: without one, or recorded."""
         if observed.unplanned or not self._is_ordinary(args):
             return self.plain(*args)
         try:
@@ -206,7 +206,7 @@ class Plans:
         return result
 
     def _differ(self, tensors: Hashable, numbers: Hashable) -> bool:
-        """Whether the same tensors have come with so many other numbers that none is worth a plan."""
+        """Return True if the same tensors have come with so many different numbers that none is worth a plan."""
         with _changing:
             variants = self._variants.setdefault(tensors, set())
             if len(variants) <= MOST_NUMBERS:
@@ -225,7 +225,7 @@ class Plans:
             observed.go_plainly(-1)
 
     def _is_ordinary(self, args: tuple[Any, ...]) -> bool:
-        """Whether the call is of a kind that plans are made of."""
+        """Return True if the call is of a kind that plans are made for."""
         first = args[self.first]
         if type(first) not in _ORDINARY or first.device.type not in executors or not torch_private.available:
             return False
@@ -285,7 +285,7 @@ class Plans:
 
 
 class PlannedCall(ForwardCall):
-    """What backward has to know of a forward that a plan has run; one object for all of them, with the plans of backward."""
+    """Record of forwards that one plan has run, for their backwards; it holds the plans of backward."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -293,7 +293,7 @@ class PlannedCall(ForwardCall):
 
     @classmethod
     def of_recording(cls, recording: Recording) -> PlannedCall | None:
-        """For the operator that a recording runs with a gradient, if there is one."""
+        """Make the record for the operator that a recording runs with a gradient; None where there is none."""
         inner = recording.inner
         if inner is None:
             return None
@@ -322,7 +322,7 @@ class PlannedCall(ForwardCall):
     def gradients(
         self, tensors: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool], last: bool
     ) -> list[Tensor | None]:
-        """By the roles. What forward saved in a shared allocation is returned as a copy, and has its own from then on."""
+        """Compute the gradients by the roles; copy one in forward's shared memory, and share that no more from then on."""
         found = super().gradients(tensors, grads, needs, last)
         pooled = {place: one for place, one in enumerate(self.saved or ()) if not isinstance(one, int)}
         if pooled and not batched(grads):  # of a batch the reference makes all anew
@@ -388,7 +388,7 @@ def unique(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _drop(number: int) -> None:
-    """Forget the plan of this number, of whichever function it is."""
+    """Forget the plan of this number, whichever function it belongs to."""
     owner, shape, plan = _everywhere.pop(number)
     if (found := owner()) is not None:
         found.remove(shape, plan)
@@ -401,7 +401,7 @@ def off_if_asked() -> None:
 
 
 def _after_fork() -> None:
-    """In the child: nobody will release a lock that another thread held, and nothing is loaded on a device."""
+    """Reset a child process: nobody will release a lock that another thread held, and nothing is loaded on a device."""
     global _changing
     _changing = threading.RLock()
     forget_all()

@@ -96,7 +96,7 @@ class Recorder(TorchFunctionMode):
             self._number(tensor, None)
 
     def run(self, function: Callable[[], Any]) -> tuple[Any, Recording | None]:
-        """What `function()` returns, and its recording, if it can be replayed; else `reason` says why not."""
+        """Run `function()` and return its result and its recording; None if it cannot be replayed, and `reason` says why."""
         if faults.debug:
             self.refuse("CUPYOPS_DEBUG waits for each launch")
         with observed.recording(self), self:
@@ -107,13 +107,13 @@ class Recorder(TorchFunctionMode):
             self._tensors.clear()
 
     def refuse(self, reason: str, passing: bool = False) -> None:
-        """It cannot be replayed; `passing`: another time perhaps."""
+        """Note that the call cannot be replayed; `passing`: perhaps another time."""
         if not self.reason:
             self.reason, self.passing = reason, passing
 
     @contextmanager
     def paused(self) -> Any:
-        """What is done inside is not noted."""
+        """Record nothing of what is done inside."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -284,13 +284,13 @@ class Recorder(TorchFunctionMode):
         return Call(func, values, options, tuple(numbers), single, (func, key))
 
     def _is_plain(self, tensor: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether an allocation is memory of the call's device, and nothing more."""
+        """Return True if an allocation is memory of the call's device, and nothing more."""
         if kwargs.get("out") is not None or kwargs.get("pin_memory") or tensor.requires_grad:
             return False
         return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device == self._device
 
     def _argument(self, argument: Any, value: Any) -> Any:
-        """The same of an argument of a launch: of an accessor also what it has of its tensor."""
+        """Return the constant for an argument of a launch; for an accessor with the sizes and strides of its tensor."""
         found = self._constant(value)
         if isinstance(found, Ref) and argument is not None and argument.accessor is not None:
             return AccessorRef(found, argument.accessor.packed(value, 0))
@@ -372,7 +372,7 @@ def _tensors(value: Any) -> Any:
 
 
 def _simulated(specialised: Any, device: torch.device, count: int) -> Sequence[Any]:
-    """What a kernel takes where it is simulated; None of each argument where something else runs it."""
+    """Arguments that a kernel takes where it is simulated; None for each argument where another executor runs it."""
     arch = getattr(executors.get(device.type), "arch", None)
     return (None,) * count if arch is None else specialised.arguments(specialised.binary(arch))
 
@@ -382,7 +382,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _is_view(results: Any, tensors: list[Tensor]) -> bool:
-    """Whether all that it gives lies in memory that it was given: autocast has cast nothing then."""
+    """Return True if all results share memory with the tensors given: autocast has cast nothing then."""
     given = {_storage(one) for one in tensors}
     return all(one is not None and _storage(one) in given for one in results)
 
@@ -392,7 +392,7 @@ def _offset(tensor: Tensor) -> int:
 
 
 def _changes(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether it writes to a tensor that it is given: `copy_`, `+=`, `out=`."""
+    """Return True if the function writes to a tensor that it is given: `copy_`, `+=`, `out=`."""
     name = _name(func)
     return name.endswith("_") or name.startswith("__i") or kwargs.get("out") is not None
 

@@ -50,7 +50,7 @@ register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torc
 
 
 ROLES = ("", "_backward", "_functional", "_functional_backward")
-"""What the names of an operator's ops end with."""
+"""Suffixes of the names of an operator's ops."""
 
 
 def _another(name: str) -> str:
@@ -60,7 +60,7 @@ def _another(name: str) -> str:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Of what ops of PyTorch our ops consist, as a table for `ExportedProgram.run_decompositions` and `make_fx`.
+    """Return decompositions of our ops into PyTorch's, for `ExportedProgram.run_decompositions` and `make_fx`.
 
     Returns a dictionary: an op of torch.ops, of each operator that PyTorch knows (after a graph with it has been made), and
     a function that computes it by the operator's reference. torch.onnx.export needs no table.
@@ -81,7 +81,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def inside(op: Any) -> Callable[..., Any] | None:
-    """What an op of ours does below autograd, on tensors that have memory; None for another op, and for one in place.
+    """Return the function of an op of ours below autograd, on tensors with memory; None for other ops and in-place ones.
 
     Unlike the op's, its results may share memory with the arguments.
     """
@@ -119,7 +119,7 @@ class Registration:
             )
 
     def _wait(self, name: str) -> None:
-        """From now on the ops are to be registered under this name."""
+        """Announce the ops under this name, to be registered when they are first asked for."""
         self.name = name
         _waiting[name] = self
         namespace, _, short = name.partition("::")
@@ -193,7 +193,7 @@ class Registration:
         return self.of.without_history(outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs]))
 
     def _updated(self, args: Sequence[Any]) -> list[int]:
-        """Where the arguments are that are updated. The op leaves them alone: their new values stand behind its outputs."""
+        """Indices of the updated arguments. The op leaves them alone, and returns their new values behind its outputs."""
         return [index for index in self.of.updated if args[index] is not None]
 
     def give_way(self) -> None:
@@ -244,7 +244,7 @@ class Registration:
         return self.forward_below(*self.of.bind(args, {}))
 
     def forward_below(self, *args: Any) -> list[Tensor]:
-        """The outputs, the new values of what is updated, and what is saved."""
+        """Return the outputs, the new values of updated arguments, and the saved tensors."""
         copies = [value.clone() if index in self._updated(args) else value for index, value in enumerate(args)]
         updated = [copies[index] for index in self._updated(args)]
         if self.of.why_not(args) is None:
@@ -284,7 +284,7 @@ class Registration:
         return [grad for grad in found if grad is not None]
 
     def _refused_now(self, args: Sequence[Any]) -> str | None:
-        """Why the kernels do not serve these sizes, which a graph may have been made for; None where they do."""
+        """Return why the kernels do not serve these sizes, which a graph may have been made for, or None."""
         known = self.of.refusal is not None and all(args[index] is not None for index in self.of.required)
         return self.of.refused(args) if known else None
 
@@ -296,7 +296,7 @@ class Registration:
     def _laid_out(
         self, found: list[Tensor | None], grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
     ) -> list[Tensor | None]:
-        """The gradients laid out as those of the kernels, which a graph that was made for other sizes counts on."""
+        """Lay gradients out as the kernels would, which a graph that was made for other sizes counts on."""
         given = [list(grads), list(outputs), list(saved), list(args)]
         if not is_dry(grads[0]):
             examples = iter(symbolic.examples([one for group in given for one in group]))
@@ -314,13 +314,13 @@ class Registration:
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         count = self.of.outputs
         ctx.by_kernels = self.of.why_not(inputs) is None and self.of.launch_backward is not None
-        kept = self._kept(ctx)
+        kept = self._choose_kept(ctx)
         ctx.values = kept.values(inputs)
         ctx.strides = [y.stride() for y in output[:count]]
         saved = output[count + len(self._updated(inputs)) :]
         ctx.save_for_backward(*kept.pack(inputs, output, saved if ctx.by_kernels else ()))
 
-    def _kept(self, ctx: Any) -> Kept:
+    def _choose_kept(self, ctx: Any) -> Kept:
         if not ctx.by_kernels:
             return self.of.kept_by_reference
         # of trailing arguments that equal their defaults nothing is said, since they need no gradient
@@ -332,7 +332,7 @@ class Registration:
         given = len(ctx.needs_input_grad)
         needs = [*_needed(ctx), *[False] * (self.of.arity - given)]
         grads = grads[: self.of.outputs]
-        args, outputs, saved = self._kept(ctx).unpack(ctx.values, ctx.saved_tensors)
+        args, outputs, saved = self._choose_kept(ctx).unpack(ctx.values, ctx.saved_tensors)
         if not ctx.by_kernels:
             return _returned(ctx, self.of.reference_gradient(grads, args, needs)[:given])
         args = by_reference(args) if torch.is_grad_enabled() else by_kernels(args)
@@ -371,7 +371,7 @@ class Registration:
 
 
 def _needed(ctx: Any) -> list[bool]:
-    """Of which arguments gradients are wanted. An empty list, of numbers too, PyTorch takes for one of tensors."""
+    """Flags of the arguments: True if its gradient is wanted. PyTorch takes an empty list, of numbers too, for tensors."""
     return [need is True for need in ctx.needs_input_grad]
 
 
@@ -403,5 +403,5 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    """What two tensors share that share memory; below autograd a view does not know its base."""
+    """Identity of a tensor's storage, by which views are recognised: below autograd a view does not know its base."""
     return tensor.untyped_storage()._cdata

@@ -30,7 +30,7 @@ class Retry(Exception):
 
 
 def needed(steps: Sequence[Step], asked: Iterable[int]) -> set[int]:
-    """The numbers of which a replay needs tensors: `asked`, and what calls are given."""
+    """Numbers of the tensors that a replay needs as such: `asked`, and the arguments of calls."""
     found = set(asked)
     for step in reversed(steps):
         if isinstance(step, Bump):
@@ -139,7 +139,7 @@ class Body:
             self._call(step)
 
     def _vanishes(self, step: Step) -> bool:
-        """Whether it is a view that launches alone see: a sum of addresses."""
+        """Return True if a step is a view that only launches see, so that it becomes a sum of addresses."""
         return isinstance(step, View) and step.results[0] not in self._tensors
 
     def _call(self, step: Call) -> None:
@@ -191,7 +191,7 @@ def _groups(steps: Sequence[Step]) -> list[Any]:
 
 
 def explained(error: Exception, launches: Sequence[Launch]) -> Exception:
-    """What a launch after the first raises, with the kernels that it may have come from."""
+    """Return the error of a launch, which may be asynchronous, with the names of the kernels that may have caused it."""
     if isinstance(error, CupyopsError) or type(error).__name__ not in ("CUDADriverError", "DriverError"):
         return error
     names = ", ".join(dict.fromkeys(f"{one.specialised.name} with {one.configuration}" for one in launches))

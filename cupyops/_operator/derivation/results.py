@@ -1,4 +1,4 @@
-"""What the roles give back, looked at once: a slip is told by the operator's name, and later calls pay nothing for it."""
+"""Checks of what the roles return, made once: mistakes are reported by the operator's name, and later calls pay nothing."""
 
 from __future__ import annotations
 

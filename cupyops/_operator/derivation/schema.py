@@ -1,4 +1,4 @@
-"""From the reference's annotations to the schema by which torch.library knows an operator."""
+"""Schema of an operator for torch.library, from the reference's annotations."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _outputs(name: str, returned: Any, parameters: Sequence[inspect.Parameter], 
 
 
 def returns_nothing(reference: Callable[..., Any]) -> bool:
-    """Whether it is annotated `-> None`."""
+    """Return True if the function is annotated `-> None`."""
     return typing.get_type_hints(reference).get("return") is type(None)
 
 
@@ -174,12 +174,12 @@ def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty
 
 
 def is_tensor(annotation: Any) -> bool:
-    """Whether it says `Tensor` or `Tensor | None`."""
+    """Return True if the annotation is `Tensor` or `Tensor | None`."""
     return annotation is Tensor or (may_be_none(annotation) and Tensor in typing.get_args(annotation))
 
 
 def in_list(annotation: Any) -> Any:
-    """What the entries of a list of tensors are annotated; None where it says something else."""
+    """Return the annotation of the entries of a list of tensors; None for other annotations."""
     inner = typing.get_args(annotation)
     if may_be_none(annotation):
         return in_list(next(one for one in inner if one is not type(None)))
@@ -188,14 +188,14 @@ def in_list(annotation: Any) -> Any:
 
 
 def may_be_none(annotation: Any) -> bool:
-    """Whether it says that something may be None."""
+    """Return True if the annotation allows None."""
     return typing.get_origin(annotation) in (typing.Union, types.UnionType) and type(None) in typing.get_args(
         annotation
     )
 
 
 def _holds_tensors(annotation: Any) -> bool:
-    """Whether it says a list, tuple or dictionary of tensors."""
+    """Return True if the annotation is a list, tuple or dictionary of tensors."""
     return any(one is Tensor or _holds_tensors(one) for one in typing.get_args(annotation)) and not is_tensor(
         annotation
     )

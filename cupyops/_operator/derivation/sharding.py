@@ -1,4 +1,4 @@
-"""How the work of an operator on DTensors may be split over a mesh of devices: its rule, and what becomes of it in a call.
+"""Sharding rules: how work of an operator on DTensors may be split over a mesh, and what is chosen in a call.
 
 A rule names the dimensions of each tensor that goes in and comes out, as einsum does: `"...k, nk, +n -> ...n"` is that of
 linear. A small letter may be split, in all tensors that have it at once. One that no output has is summed over: split, it
@@ -46,12 +46,12 @@ class Operand:
         return (*self.before, *range(-middle, 0), *self.after)
 
     def fits(self, ndim: int) -> bool:
-        """Whether a tensor may have as many dimensions."""
+        """Return True if a tensor may have `ndim` dimensions."""
         named = len(self.before) + len(self.after)
         return self.whole or (ndim >= named if self.spread else ndim == named)
 
     def has(self, label: Label) -> bool:
-        """Whether one of its dimensions is the one of that name."""
+        """Return True if one of its dimensions has that label."""
         return self.spread if isinstance(label, int) else label in self.before + self.after
 
 
@@ -105,20 +105,20 @@ def _operand(text: str) -> Operand:
 
 
 class Tensor:
-    """What a choice goes by of one tensor that goes in: its labels, sizes and placements, and how many bytes it has."""
+    """Input of a choice for one tensor: its labels, sizes and placements, and its number of bytes."""
 
     def __init__(self, labels: Sequence[Label], shape: Sequence[int], placements: Sequence[Any], nbytes: int) -> None:
         self.labels, self.shape, self.placements, self.nbytes = labels, shape, placements, nbytes
 
     def place(self, label: Label | None) -> int | None:
-        """Which dimension is split where `label` is; None where the tensor is on every device as it is."""
+        """Return the dimension that splits at `label`; None where the tensor is on every device as it is."""
         if label is None or label not in self.labels:
             return None
         index = self.labels.index(label)
         return index if self.shape[index] != 1 else None
 
     def cost(self, label: Label | None, mesh_dim: int) -> int:
-        """About how many bytes a device has to be sent, where the tensor is to be split at `label` on a mesh dimension."""
+        """Approximate bytes to be sent to a device if the tensor is to be split at `label` on a mesh dimension."""
         placement, place = self.placements[mesh_dim], self.place(label)
         if placement.is_replicate():
             return 0
@@ -128,7 +128,7 @@ class Tensor:
 
 
 def choose(tensors: Sequence[Tensor], mesh: Sequence[int]) -> list[Label | None]:
-    """Along which label each dimension of a mesh splits the work: where the least has to be sent. None: nowhere.
+    """Choose the label along which each dimension of a mesh splits the work, to send the least. None: no split.
 
     Where nothing is split, nothing becomes so: the work is done on every device, as PyTorch does it.
     """
@@ -155,7 +155,7 @@ def _cost(label: Label | None, tensors: Sequence[Tensor], mesh_dim: int) -> int:
 
 
 def _splits(label: Label, tensors: Sequence[Tensor], parts: int) -> bool:
-    """Whether a label may be split into as many parts; where tensors differ there, as heads of queries and keys, evenly."""
+    """Return True if a label may be split into `parts`; where sizes differ, as of heads of queries and keys, evenly."""
     if isinstance(label, str) and label.isupper():
         return False
     sizes = []

@@ -1,4 +1,4 @@
-"""What a recording holds: the allocations, views, calls and launches of one call, in order, with numbers for tensors.
+"""Steps of a recording: the allocations, views, calls and launches of one call, in order, with numbers for tensors.
 
 Tensors that come in have the numbers from 0 on; each step that makes tensors numbers them on. No step holds a tensor.
 """
@@ -32,7 +32,7 @@ class Alloc:
 
     @property
     def nbytes(self) -> int:
-        """From the first element to the last."""
+        """Bytes from the first element to the last."""
         if 0 in self.size:
             return 0
         return (1 + sum((size - 1) * step for size, step in zip(self.size, self.stride))) * self.dtype.itemsize

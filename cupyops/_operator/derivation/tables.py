@@ -1,4 +1,4 @@
-"""What a registered op amounts to: how many floating-point operations it is, and of what ops of PyTorch it consists.
+"""Floating-point operations of a registered op, and its decomposition into ops of PyTorch.
 
 Both come from the reference: a count is what `torch.utils.flop_counter` finds in it, a decomposition what it calls.
 """
@@ -44,7 +44,7 @@ def count_forward(of: Definition, args: Sequence[Any]) -> int:
 
 
 def count_backward(of: Definition, grads: Sequence[Any], args: Sequence[Any], needs: Sequence[bool]) -> int:
-    """Those of PyTorch's gradient of the reference."""
+    """Count the operations of PyTorch's gradient of the reference."""
 
     def prepared() -> Callable[[], Any]:
         values = [
@@ -91,12 +91,12 @@ def _without_memory(values: Sequence[Any]) -> list[Any]:
 
 
 def decomposition(of: Definition) -> Callable[..., list[Tensor]]:
-    """What stands for the op in a table of decompositions."""
+    """Return the function that stands for the op in a table of decompositions."""
     return lambda *args, **kwargs: decompose(of, of.bind(args, kwargs))
 
 
 def recording(of: Definition) -> Callable[..., Any]:
-    """What is done with a call of the op where a graph is recorded: it is one node, but for ONNX, which has no such op.
+    """Return the handler of an op's calls while a graph is recorded: one node, except for ONNX, which has no such op.
 
     PyTorch's own table of decompositions would serve ONNX too. But of what stands there torch.compile says that it is an
     error to leave it whole, where the environment has CI.
@@ -112,7 +112,7 @@ def recording(of: Definition) -> Callable[..., Any]:
 
 
 def decompose(of: Definition, args: Sequence[Any]) -> list[Tensor]:
-    """What the op returns, by the reference: outputs, new values of what is updated, what forward would save.
+    """Compute what the op returns by the reference: outputs, new values of what is updated, what forward would save.
 
     What is saved is for a backward of the same op alone, of which a decomposed one knows nothing: it is filled with NaN.
     """

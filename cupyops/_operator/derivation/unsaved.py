@@ -1,4 +1,4 @@
-"""What a forward by kernels would have saved, where the reference runs instead and a graph counts on so many tensors."""
+"""Stand-ins for tensors that a forward by kernels would have saved, where the reference runs and a graph expects them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _known: OrderedDict[Any, list[tuple[Any, ...]]] = OrderedDict()
 
 
 def unsaved(of: Definition, args: Sequence[Any]) -> list[Tensor]:
-    """For sizes that the kernels refuse, as many tensors as they save for others, filled with NaN.
+    """Return tensors filled with NaN in place of those that the kernels save, for sizes that they refuse.
 
     A graph with symbolic sizes is made for kernels and may be called with such sizes. Its backward looks at the sizes again.
     """

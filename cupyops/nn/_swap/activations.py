@@ -231,7 +231,7 @@ def gate(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type,
 
 
 def _is_gate_proven(module: Module, values: tuple[Any, ...], state: State) -> bool:
-    """With small modules in the place of those inside: what they compute does not matter, how they are joined does."""
+    """Compare with small modules in place of those inside: what they compute does not matter, how they are joined does."""
     act, left, right, first, after, _ = values
     wide = 8 if first is None else 16
     small: dict[str, Module] = {left: _linear(6, wide, 1), right: _linear(6, wide, 2)}

@@ -253,7 +253,7 @@ def batch_norms(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tupl
 
 
 class _Stand(Module):
-    """In the place of a module inside: what that computes does not matter, how it is joined with others does."""
+    """Stand-in for a module inside: what it computes does not matter, how it is joined with others does."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class _Stand(Module):
 
 
 def _is_proven(module: Module, values: tuple[Any, ...], training: bool) -> bool:
-    """With small modules in the place of those inside: results, gradients and running statistics."""
+    """Compare results, gradients and running statistics, with small modules in place of those inside."""
     _, methods = batch_norms(type(module), values, State())
     copies = []
     for _ in range(2):

@@ -112,7 +112,7 @@ def is_derived(cls: type) -> bool:
 
 
 def recipe_of(cls: type) -> Recipe | None:
-    """By which recipe a class was derived."""
+    """Recipe by which a class was derived; None for other classes."""
     return getattr(cls, MARK)[1] if is_derived(cls) else None
 
 

@@ -138,7 +138,7 @@ class Loss:
 
     @property
     def is_known(self) -> bool:
-        """Whether this loss takes a head's rows in the place of logits."""
+        """True if this loss accepts a head's rows in place of logits."""
         return self._of_half is not None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ def _experts_instead(name: str, found: Any) -> Any:
 
 
 def _experts_interface() -> Any:
-    """Where transformers looks for what experts compute; None of versions that have no such place."""
+    """Return transformers' registry of functions for experts; None in versions that have none."""
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found]
     except ImportError:

@@ -335,7 +335,7 @@ Number.__hash__ = float.__hash__  # type: ignore[method-assign]
 
 
 class _Proxy(fx.Proxy):
-    """With operators that work in place, which torch.fx takes for those that do not."""
+    """Proxy with operators that work in place, which torch.fx takes for those that do not."""
 
 
 class _Parameter(_Proxy):

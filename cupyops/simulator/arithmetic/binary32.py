@@ -72,7 +72,7 @@ def divide32(rounding: str) -> Function:
 
 
 def without_subnormal_quotients(divide: Function) -> Function:
-    """With .ftz a GPU flushes a quotient below the normal numbers before a directed rounding could lift it to the first."""
+    """Flush quotients as .ftz does on a GPU: before a directed rounding could lift them to the first normal number."""
 
     def apply(a: Any, b: Any) -> Any:
         exact = np.divide(a, b, dtype=_F64)

@@ -113,7 +113,7 @@ def _moderate(a: Any) -> Any:
 
 
 def _exactly_zero(a: Any, b: Any) -> Any:
-    """Where a product or quotient is exact, or an infinity or NaN, by what its operands are."""
+    """Mask of products or quotients that are exact, infinite or NaN, judged by their operands."""
     return (a == 0) | (b == 0) | ~np.isfinite(a) | ~np.isfinite(b)
 
 

@@ -17,7 +17,7 @@ def _width(view: str) -> int:
 
 @builds("popc", "b32 b64")
 def count_ones(instruction: Instruction) -> Operation:
-    """How many bits are set."""
+    """Count the bits that are set."""
     instruction.check(2)
     view = VIEWS[instruction.type]
     if hasattr(np, "bitwise_count"):
@@ -26,7 +26,7 @@ def count_ones(instruction: Instruction) -> Operation:
 
 
 def _ones_by_halves(a: Any) -> Any:
-    """For NumPy before 2.0: neighbouring counts are added, in fields that grow."""
+    """Count ones by adding neighbouring counts, in fields that grow; for NumPy before 2.0."""
     word = a.astype(_U64)
     masks = (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
     for shift, mask in zip((1, 2, 4), masks):
@@ -35,7 +35,7 @@ def _ones_by_halves(a: Any) -> Any:
 
 
 def leading_zeros(a: Any) -> Any:
-    """How many bits above the highest one are clear; the width, where none is set."""
+    """Count the clear bits above the highest set one; the width, where none is set."""
     if a.dtype.itemsize == 8:
         high = leading_zeros((a >> _U64(32)).astype(_U32))
         return choose(high < 32, high, _U32(32) + leading_zeros(a.astype(_U32)))
@@ -44,7 +44,7 @@ def leading_zeros(a: Any) -> Any:
 
 @builds("clz", "b32 b64")
 def count_leading_zeros(instruction: Instruction) -> Operation:
-    """How many bits above the highest one are clear."""
+    """Count the clear bits above the highest set one."""
     instruction.check(2)
     return Operation(leading_zeros, (VIEWS[instruction.type],), ("u32",))
 

@@ -1,4 +1,4 @@
-"""What an atomic makes of the value in memory and its operand: the same arithmetic as that of the registers."""
+"""Results of atomics from the value in memory and the operand: the same arithmetic as that of the registers."""
 
 from typing import Any
 

@@ -182,7 +182,7 @@ def select_by_sign(instruction: Instruction) -> Operation:
 
 @builds("testp", "f32 f64")
 def test(instruction: Instruction) -> Operation:
-    """Whether a float is finite, infinite, a number, no number, normal (a zero too, says PTX) or subnormal."""
+    """Test if a float is finite, infinite, a number, no number, normal (a zero too, says PTX) or subnormal."""
     tiny = TINY32 if instruction.type == "f32" else np.float64(2.0**-1022)
     tests: dict[str, Function] = {
         "finite": np.isfinite,

@@ -63,7 +63,7 @@ def _float_to_integer(instruction: Instruction, target: str, source: str) -> Ope
 
 
 def _chain_of(instruction: Instruction, source: str) -> Function:
-    """How a source is read: as float32 or float64, flushed where .ftz says so."""
+    """Return the function that reads a source: to float32 or float64, flushed where .ftz says so."""
     widen = HALVES[source].widen if source in HALVES else None
     return chain(widen, flush32 if instruction.has("ftz") and source == "f32" else None) or (lambda a: a)
 

@@ -1,4 +1,4 @@
-"""What modifiers ask of a float's result: .ftz, .sat, .relu, and the one NaN that the hardware writes.
+"""Modifiers of a float's result: .ftz, .sat, .relu, and the one NaN that the hardware writes.
 
 A float32 operation that gives a NaN gives 0x7fffffff (PTX leaves the payload unspecified, the hardware writes this one);
 float16 and bfloat16 give 0x7fff. PTX keeps payloads in float64: there the host's NaN is left as it is.

@@ -55,7 +55,7 @@ def encode(value: Any, form: Format, rounding: str = "rn", finite: bool = False)
 
 
 def _inward(rounding: str, negative: Any) -> Any:
-    """Whether the rounding goes toward zero."""
+    """Return True, by lane, if the rounding goes toward zero."""
     return {"rz": np.bool_(True), "rm": ~negative, "rp": negative}.get(rounding, np.bool_(False))
 
 

@@ -70,6 +70,6 @@ def for_type(name: str, function: Function) -> Function:
 
 
 def finish(name: str, *, ftz: bool = False, sat: bool = False, relu: bool = False) -> Function | None:
-    """What the modifiers ask of a result in codes."""
+    """Return the function that applies modifiers to a result in codes."""
     half = half_of(name)
     return chain(half.flush if ftz else None, half.lift(saturate) if sat else None, half.lift(relu32) if relu else None)

@@ -197,7 +197,7 @@ def divide(instruction: Instruction) -> Operation:
 
 @builds("rem", _WORDS)
 def remainder(instruction: Instruction) -> Operation:
-    """What is left of a beyond the quotient toward zero; by zero (PTX leaves it to the machine) it is a."""
+    """Compute the rest of a beyond the quotient toward zero; by zero (PTX leaves it to the machine) it is a."""
     instruction.check(3)
     return uniform(lambda a, b: choose(b == 0, a, np.fmod(a, _not_zero(b))), instruction.type, 2)
 

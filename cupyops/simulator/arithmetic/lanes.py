@@ -14,7 +14,7 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def lanes_of(*arguments: Any) -> int | None:
-    """How many lanes the arguments have: None when all of them are scalars."""
+    """Number of lanes of the arguments; None when all of them are scalars."""
     for argument in arguments:
         if np.ndim(argument):
             return argument.shape[0]

@@ -15,14 +15,14 @@ _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 @builds("and or xor", "pred b16 b32 b64")
 def logic(instruction: Instruction) -> Operation:
-    """Of two words or predicates."""
+    """Combine two words or predicates bitwise."""
     instruction.check(3)
     return uniform(_LOGIC[instruction.opcode], VIEWS[instruction.type], 2)
 
 
 @builds("not", "pred b16 b32 b64")
 def complement(instruction: Instruction) -> Operation:
-    """Of a word or predicate."""
+    """Invert a word or predicate."""
     instruction.check(2)
     return uniform(np.invert, VIEWS[instruction.type], 1)
 

@@ -10,8 +10,8 @@ from ..errors import UnsupportedInstruction
 
 Function = Callable[..., Any]
 
-# How an operand of a PTX type is viewed. Half-width floats travel as their bits: NumPy computes with float16 slowly and
-# has no bfloat16, so the functions widen them themselves.
+# NumPy types as which operands of PTX types are viewed. Half-width floats travel as their bits: NumPy computes with float16
+# slowly and has no bfloat16, so the functions widen them themselves.
 VIEWS = {
     "pred": "b1",
     **{f"{sign}{width}": f"{sign}{width}" for sign in "us" for width in (8, 16, 32, 64)},
@@ -40,7 +40,7 @@ ANY_TYPE = ""
 
 @dataclass(frozen=True)
 class Operation:
-    """What an instruction computes: a function of NumPy arrays or scalars.
+    """Computation of an instruction: a function of NumPy arrays or scalars.
 
     The function never writes to its arguments; it returns a scalar when all of them are scalars, else an array. An
     argument may be returned as it is.

@@ -1,4 +1,4 @@
-"""What is on its way into shared memory beside the threads, and tells an mbarrier when it has come.
+"""Data under way to shared memory beside the threads; an mbarrier is told when it has arrived.
 
 Bulk copies, TMA tiles, stores and reductions of other blocks (st.async, cp.reduce.async.bulk). Bytes land when somebody asks
 the mbarrier, the last moment at which they may; with a seed, at any time until then and in any order. Who may use them is
@@ -36,7 +36,7 @@ class Arrival:
 
 
 class Arrivals:
-    """Those of a batch."""
+    """Arrivals of a batch."""
 
     def __init__(self, state: State, spaces: Spaces, barriers: MBarriers, chooser: random.Random | None) -> None:
         self._state, self._spaces, self._barriers, self._chooser = state, spaces, barriers, chooser
@@ -44,7 +44,7 @@ class Arrivals:
         barriers.deliver.append(self.deliver)
 
     def start(self, arrival: Arrival, reduces: bool = False) -> None:
-        """From now on its place belongs to it."""
+        """Begin an arrival, to which its place belongs until it has landed."""
         if (shadow := self._spaces.shared.shadow) is not None:
             series = self._barriers.series(arrival.barrier)
             shadow.start_copy(arrival.group, arrival.start, arrival.size, arrival.pc, series, reduces)
@@ -56,7 +56,7 @@ class Arrivals:
             self._land(self._chooser.choice(self._pending))
 
     def deliver(self, barrier: int) -> bool:
-        """Land those that report to this mbarrier, or with a seed some of them. Whether all have landed."""
+        """Land arrivals that report to this mbarrier, or with a seed some of them; return True if all have landed."""
         due = [arrival for arrival in self._pending if arrival.barrier == barrier]
         if self._chooser is not None:
             self._chooser.shuffle(due)

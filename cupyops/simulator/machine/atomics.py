@@ -126,7 +126,7 @@ class Atomics:
 
 
 def _may_flush(old: np.ndarray, value: np.ndarray) -> bool:
-    """Whether a float32 sum may have to do with subnormal numbers, which global memory's units take and leave as zeros."""
+    """Return True if a float32 sum may involve subnormals, which global memory's units take and leave as zeros."""
     return any(bool(((np.abs(part) < 2.0**-100) & (part != 0)).any()) for part in (old, value))
 
 
@@ -153,7 +153,7 @@ def _apply(
 def _in_turn(
     view: np.ndarray, index: np.ndarray, operation: str, type_: str, values: list[np.ndarray], flush: bool
 ) -> np.ndarray:
-    """The threads of one element one after the other; those of different elements at once."""
+    """Update elements in turns, so that threads of one element come one after the other; return the old values."""
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     first = np.concatenate(([True], ordered[1:] != ordered[:-1]))

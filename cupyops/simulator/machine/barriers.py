@@ -51,7 +51,7 @@ class Barriers:
 
     @property
     def waiting(self) -> bool:
-        """Whether any thread waits."""
+        """True if any thread waits."""
         return any(barrier.waiters for barrier in self._barriers.values())
 
     def wait(self, block: CompiledBlock, group: Group, request: tuple[Any, Any, Any]) -> list[tuple[int, Index]]:
@@ -103,7 +103,7 @@ class Barriers:
         self._at_cluster[group.threads] = False
 
     def released(self) -> list[tuple[int, Index]]:
-        """Who may go on because of what the last step did without waiting."""
+        """Release the threads that may go on because of what the last step did without waiting."""
         if not self._check_arrivals:
             return []
         self._check_arrivals = False
@@ -132,7 +132,7 @@ class Barriers:
     def _check_count(
         self, group: Group, mask: np.ndarray, barrier: _Barrier, number: int, expected: np.ndarray, pc: int
     ) -> None:
-        """Whether the barrier exists, and all who come to it before it is complete expect as many threads there."""
+        """Check that the barrier exists, and that all who come before it is complete expect as many threads there."""
         listing = self._state.listing
         if not 0 <= number < _BARRIERS:
             what = f"barrier {number} of a block that has {_BARRIERS}, 0 to {_BARRIERS - 1}"
@@ -156,7 +156,7 @@ class Barriers:
             raise fault(BarrierFault, listing, group, guilty, what, pc, also=also)
 
     def _together(self, number: int) -> int:
-        """How many blocks meet at a barrier."""
+        """Number of blocks that meet at a barrier."""
         return self._state.cluster_size if number == CLUSTER else 1
 
     def _by_meeting(self, number: int, threads: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -199,7 +199,7 @@ class Barriers:
         return [(target, np.sort(np.concatenate(threads))) for target, threads in targets.items()]
 
     def _tell(self, number: int, barrier: _Barrier, going: list[_Waiter], done: np.ndarray) -> None:
-        """Those who go on know what all knew who came."""
+        """Give those who go on the knowledge of all who came."""
         if self._state.knowledge is None:
             return
         for waiter in going:
@@ -209,7 +209,7 @@ class Barriers:
             barrier.told.pop(int(block) // self._together(number), None)
 
     def _pass(self, number: int, done: np.ndarray) -> None:
-        """These blocks have come through a barrier: what they did before it is over."""
+        """Mark blocks as having come through a barrier: what they did before it is over."""
         state = self._state
         if number == CLUSTER:
             state.has_met[done] = True
@@ -237,7 +237,7 @@ class Barriers:
         return (barrier.arrived >= expected) & (barrier.arrived > 0)
 
     def _check_agreement(self, going: list[_Waiter], done: np.ndarray) -> None:
-        """All threads of a block have come, and to the same barrier of the text."""
+        """Check that all threads of a block have come to the same barrier of the text."""
         block_of = self._batch.per_thread["block"]
         place: dict[int, _Waiter] = {}
         for waiter in going:
@@ -257,7 +257,7 @@ class Barriers:
             )
 
     def _check_warps(self, going: list[_Waiter]) -> None:
-        """Of a cluster's barrier, `.aligned` says that a warp is at one place; other warps may be at others, or gone."""
+        """Check at a cluster's barrier that warps marked `.aligned` are at one place; others may be at several, or gone."""
         place: dict[int, _Waiter] = {}
         for waiter in going:
             if "aligned" not in self._state.listing.instructions[waiter.block.first + waiter.block.size - 1].modifiers:
@@ -298,12 +298,12 @@ class Barriers:
         register[threads] = value[block].astype(register.dtype)
 
     def places(self) -> list[tuple[int, np.ndarray]]:
-        """Where threads wait: (number of the instruction, the threads)."""
+        """Places where threads wait: (number of the instruction, the threads)."""
         waiters = [waiter for barrier in self._barriers.values() for waiter in barrier.waiters]
         return [(waiter.block.first + waiter.block.size - 1, waiter.threads) for waiter in waiters]
 
     def describe(self) -> list[str]:
-        """Who waits for whom, once nothing can go on."""
+        """Describe who waits for whom, once nothing can go on."""
         lines = []
         for barrier in self._barriers.values():
             block_of = self._batch.per_thread["block"]

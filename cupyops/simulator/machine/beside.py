@@ -1,4 +1,4 @@
-"""What is remembered of shared memory for the work that goes on beside the threads: copies, and products of matrices.
+"""Records of shared memory for work that goes on beside the threads: copies, and products of matrices.
 
 Such work is known by the series that it is of and its count in there (`knowledge.py`): who does not know that it is over may
 neither read what it writes, nor overwrite what it reads.
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 
 
 class Beside:
-    """Of one batch.
+    """Records of one batch.
 
     Args:
         writes: the last write of each granule.
@@ -62,7 +62,7 @@ class Beside:
         self._stored_at = np.zeros(len(writes.who), np.int64) if state.code.reads_beside else None
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many."""
+        """Split each granule into `pieces`."""
         for tickets in (self._arriving, *self._readers.values()):
             if tickets is not None:
                 tickets.split(pieces)
@@ -72,18 +72,18 @@ class Beside:
     # --- what is written ---
 
     def start(self, granule: np.ndarray, series: int, pc: int) -> None:
-        """A copy to these granules begins, which reports to an mbarrier."""
+        """Note that a copy to these granules begins, which reports to an mbarrier."""
         if self._arriving is None:
             self._arriving = Tickets(len(self._writes.who))
         self._arriving.note(granule, series, LATER, pc)
 
     def arrived(self, granule: np.ndarray, series: int, count: int) -> None:
-        """It has come: it is for those who know that `count` of the series are over."""
+        """Note that a copy has arrived, for those who know that `count` of the series are over."""
         assert self._arriving is not None
         self._arriving.note(granule, series, count)
 
     def is_added_to(self, granule: np.ndarray) -> bool:
-        """Whether all that is under way to these granules are reductions, of which there may be several."""
+        """Return True if all copies under way to these granules are reductions, of which there may be several."""
         if self._arriving is None or (self._writes.when.take(granule) != IN_FLIGHT).any():
             return False
         if (self._arriving.of(granule)[1] != LATER).any():
@@ -95,7 +95,7 @@ class Beside:
         )
 
     def unaware(self, access: Access) -> np.ndarray | None:
-        """Where threads know of no copy that has come and told an mbarrier so; None: there have been none."""
+        """Mask of threads that know of no copy that has arrived and told an mbarrier; None: there have been none."""
         if self._arriving is None:
             return None
         assert self._state.knowledge is not None
@@ -124,7 +124,7 @@ class Beside:
     # --- what is read ---
 
     def check_readers(self, access: Access) -> None:
-        """Nobody reads what is to be overwritten."""
+        """Check that no work under way still reads memory that is overwritten."""
         for tickets in self._readers.values():
             series, count = tickets.of(access.granule)
             if not np.count_nonzero(count):
@@ -142,7 +142,7 @@ class Beside:
             raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def read(self, reading: Reading, granule: np.ndarray, unit: np.ndarray) -> Race | Uninitialized | None:
-        """Work begins that reads granules: a column for each of those who ask for it, given by `unit`. What is wrong."""
+        """Note that work beside the threads begins to read granules, `unit` by column; return the fault, if it is one."""
         wrong = self._wrong(reading, granule, unit)
         if wrong is not None:
             return self._fault(reading, granule, unit, *wrong)
@@ -171,7 +171,7 @@ class Beside:
         return None
 
     def _unknown(self, reading: Reading, granule: np.ndarray, unit: np.ndarray) -> Any:
-        """Where some of those who ask do not know that a copy has come."""
+        """Mask of granules for which some of those who ask do not know that a copy has arrived."""
         if self._arriving is None or self._state.knowledge is None:
             return np.True_
         series, count = self._arriving.of(granule)
@@ -184,7 +184,7 @@ class Beside:
         return (series < 0) | (least[series, unit] < count)
 
     def _unordered(self, reading: Reading, granule: np.ndarray, unit: np.ndarray, when: np.ndarray) -> np.ndarray:
-        """Where threads have written since they last met those who ask."""
+        """Mask of granules that threads have written since they last met those who ask."""
         batch = reading.group.batch
         first = reading.group.threads[:: reading.each][unit]
         block, who = first // batch.threads_per_block, self._writes.who.take(granule)

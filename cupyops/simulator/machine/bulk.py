@@ -28,7 +28,7 @@ _REDUCED = {"tf32": "f32", "u8": "u32", "u16": "u32"}  # types by which elements
 
 
 class Bulk:
-    """All of them, of a batch."""
+    """Bulk copies and TMA tiles of a batch."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Bulk:
         self.commit, self.wait = self._departures.commit, self._departures.wait
 
     def leave(self, group: Group) -> None:
-        """These threads exit."""
+        """Let these threads exit."""
         self._departures.leave(group)
         self._arrivals.leave()
 
     def finish(self) -> None:
-        """All threads have exited."""
+        """Complete the copies to global memory, as all threads have exited."""
         self._departures.finish()
 
     # --- to shared memory ---
@@ -172,7 +172,7 @@ class Bulk:
         )
 
     def _report(self, group: Group, start: int, barrier: np.ndarray, pc: int) -> int:
-        """Where the mbarrier lies that a copy to `start` reports to: in the block that the copy goes to."""
+        """Position of the mbarrier that a copy to `start` reports to: in the block that the copy goes to."""
         position = int(self._barriers.position(group, barrier, pc, True)[0])
         if position // self._state.shared_stride != start // self._state.shared_stride:
             what = "a bulk copy into the shared memory of one block reports to an mbarrier of another"
@@ -234,7 +234,7 @@ class Bulk:
     def _in_blocks(
         self, group: Group, destination: np.ndarray, barrier: np.ndarray, mask: int | None, pc: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Where a copy goes to, and the mbarrier that hears of it: at the same offsets in each block of the mask."""
+        """Destinations and mbarriers of a copy, at the same offsets in each block of the mask."""
         if mask is None:
             return [(destination, barrier)]
         if mask >> self._state.cluster_size:
@@ -259,7 +259,7 @@ class Bulk:
         return addresses, inside, offsets
 
     def _look_at(self, group: Group, map_: TensorMap, pc: int) -> None:
-        """Of a tile that it reads nothing of a GPU looks at where the map begins, and stops where no memory is."""
+        """Check the start of a map: for a tile that reads nothing a GPU still looks there, and stops where no memory is."""
         try:
             self._spaces.global_.parts(group, np.array([map_.address], np.uint64), 1, "read", pc)
         except OutOfBounds:
@@ -274,7 +274,7 @@ class Bulk:
             raise fault(Misaligned, self._state.listing, group, np.True_, what, pc, detail=detail)
 
     def _span(self, group: Group, address: np.ndarray, size: int, verb: str, pc: int, anywhere: bool = True) -> int:
-        """Where `size` bytes begin, all of which are in shared memory."""
+        """Position of `size` bytes, all of which are in shared memory."""
         ends = [size - 1] if self._state.shared_gaps is None else [*range(15, size, 16), size - 1]
         for end in ends:
             self._spaces.shared.positions(group, address + address.dtype.type(max(end, 0)), 1, verb, pc, anywhere)
@@ -286,5 +286,5 @@ class Bulk:
 
 
 def _bytes(addresses: np.ndarray, size: int) -> np.ndarray:
-    """Each byte of elements of so many."""
+    """Addresses of every byte of elements of `size` bytes."""
     return (addresses.astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)

@@ -31,7 +31,7 @@ class _Copy:
     serial: int  # of the instruction
 
     def part(self, mask: np.ndarray) -> _Copy:
-        """Some of the threads."""
+        """Return the copies of some of the threads."""
         return _Copy(self.threads[mask], self.position[mask], self.data[mask], self.number[mask], self.serial)
 
 
@@ -47,7 +47,7 @@ class _Tied:
 
 
 class Copies:
-    """All of a batch."""
+    """Copies of a batch."""
 
     def __init__(self, state: State, spaces: Spaces, barriers: MBarriers) -> None:
         self._state = state
@@ -119,7 +119,7 @@ class Copies:
             self._land([copy for copy in landing if copy.data.shape[1] == size], size)
 
     def _land(self, copies: list[_Copy], size: int) -> None:
-        """Their bytes, `size` of each thread's, arrive in shared memory, in the order in which they were asked for."""
+        """Write the copies' bytes, `size` of each thread, to shared memory, in the order in which they were asked for."""
         threads = np.concatenate([copy.threads for copy in copies])
         position = np.concatenate([copy.position for copy in copies])
         data = np.concatenate([copy.data for copy in copies])
@@ -139,7 +139,7 @@ class Copies:
             self._tied.append(_Tied(group.subset(lanes), address[lanes], int(one), self._serial, pc))
 
     def _deliver(self, barrier: int) -> bool:
-        """Land what is tied to this mbarrier."""
+        """Land the copies that are tied to this mbarrier."""
         due = [tied for tied in self._tied if tied.position == barrier]
         self._tied = [tied for tied in self._tied if tied.position != barrier]
         for tied in due:
@@ -151,7 +151,7 @@ class Copies:
 
 
 def _is_tied(threads: np.ndarray, serial: int, copy: _Copy) -> np.ndarray:
-    """Of a copy's threads, those among `threads`, if it was begun before number `serial`."""
+    """Mask of a copy's threads that are among `threads`, if it was begun before number `serial`."""
     return threads[copy.threads] & (copy.serial < serial)
 
 

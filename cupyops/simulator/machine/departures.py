@@ -1,4 +1,4 @@
-"""What is on its way from shared to global memory: bulk copies and TMA tiles of threads that wait for their groups.
+"""Data under way from shared to global memory: bulk copies and TMA tiles of threads that wait for their groups.
 
 A copy reads shared memory no later than a `wait_group.read` returns, and has stored when a `wait_group` does: at that moment
 here, or with a seed at any before. Stores for which nobody waits are there when the kernel ends.
@@ -30,7 +30,7 @@ _LOGIC = frozenset(("and", "or", "xor"))
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is done with what is there already."""
+    """Reduction of data with what is in memory already."""
 
     operation: str
     type_: str
@@ -44,7 +44,7 @@ class Reduction:
         return cls(operation, type_, DTYPES[VIEWS[type_]].type)
 
     def of_two(self, old: np.ndarray, data: np.ndarray) -> np.ndarray:
-        """What is there afterwards."""
+        """Combine the value in memory with the data."""
         return np.asarray(combine(self.operation, self.type_)(old, data)).view(old.dtype)
 
 
@@ -66,12 +66,12 @@ class Departure:
 
 
 def bulk_reading(group: Group, series: int, count: int, pc: int) -> Reading:
-    """That of a bulk copy, which is known to be over with `count` of a series."""
+    """Reading by a bulk copy, which is known to be over with `count` of a series."""
     return Reading("a bulk copy", group, 1, _BULK, np.array([series]), np.array([count]), pc)
 
 
 class Departures:
-    """Those of a batch."""
+    """Departures of a batch."""
 
     def __init__(self, state: State, spaces: Spaces, atomics: Atomics, chooser: random.Random | None) -> None:
         self._state, self._spaces, self._atomics, self._chooser = state, spaces, atomics, chooser
@@ -80,7 +80,7 @@ class Departures:
         spaces.global_.unstored = None
 
     def start(self, departure: Departure) -> None:
-        """Its source may be read from now on until its thread has waited."""
+        """Begin a copy, whose source may be read until its thread has waited."""
         departure.number = int(self._committed[departure.thread])
         if (shadow := self._spaces.shared.shadow) is not None:
             assert self._state.knowledge is not None
@@ -115,7 +115,7 @@ class Departures:
                 self._store(one)
 
     def leave(self, group: Group) -> None:
-        """These threads exit; none may have copies that still read."""
+        """Let these threads exit; none may have copies that still read."""
         if not self._pending or not self._state.check:
             return
         gone = np.zeros(group.batch.threads, np.bool_)
@@ -135,7 +135,7 @@ class Departures:
             self._store(one)
 
     def check(self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int) -> None:
-        """What is read of global memory is nothing that a copy is still to store."""
+        """Check that a read of global memory touches nothing that a copy is still to store."""
         address = position + allocation.base
         low, high = int(address.min()), int(address.max()) + width
         for one in self._pending:

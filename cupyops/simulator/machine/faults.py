@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", bound=SimulatorError)
 
 @dataclass(frozen=True)
 class Listing:
-    """What is needed to name a place in a kernel."""
+    """Tables by which a place in a kernel is named."""
 
     kernel: str
     instructions: list[Instruction]

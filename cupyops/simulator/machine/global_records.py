@@ -1,4 +1,4 @@
-"""Which threads touched each granule of an allocation, and when, for each way of touching it.
+"""Records of the threads that touched each granule of an allocation, and when, for each way of touching it.
 
 As long as no two blocks meet it is enough to know the one block of each granule, and who of it came last. That is how most
 launches end.
@@ -43,14 +43,14 @@ def warp_of(who: np.ndarray) -> np.ndarray:
 
 
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Two who differ, of one block, as several."""
+    """Merge two different threads of a block into "several"."""
     warp = warp_of(one)
     index = np.where(warp == warp_of(other), warp + _SEVERAL_OF_WARP, _SEVERAL)
     return (one & ~_INDEX_MASK) | index
 
 
 class Way(IntEnum):
-    """Of touching memory."""
+    """Way of touching memory."""
 
     WRITE = 0
     READ = 1
@@ -78,7 +78,7 @@ Check = Callable[[np.ndarray, np.ndarray, dict[Way, np.ndarray]], np.ndarray]
 
 
 class Owners:
-    """For each granule, the one block that has touched it: who last did, and when in each way.
+    """Record of the one block that has touched each granule: which thread last did, and when in each way.
 
     Where several blocks read what none has written, their reads are kept as they come, until one writes.
 
@@ -141,7 +141,7 @@ class Owners:
         return True
 
     def changed(self, position: np.ndarray, width: int) -> np.ndarray | None:
-        """When threads last wrote what is at each position, by a store or an atomic; None: nobody has."""
+        """Time of the last store or atomic at each position; None: there was none."""
         ways = [way for way in self._times if way is not Way.READ]
         granule = self._granules.of(position, max(width, self._granules.width))
         return np.max([self._times[way].take(granule).max(0) for way in ways], axis=0) if ways else None
@@ -152,7 +152,7 @@ class Owners:
             self._times = {way: split(time, pieces) for way, time in self._times.items()}
 
     def records(self) -> dict[Way, BlockRecord]:
-        """The same in the form that knows of several blocks, with the finest granules."""
+        """Convert to records that distinguish several blocks, with the finest granules."""
         self._split(self._granules.narrow_all())
         records = {way: BlockRecord(self._who, self._times.get(way)) for way in Way}
         for touch in self._log:
@@ -162,13 +162,13 @@ class Owners:
 
 
 class BlockRecord:
-    """For each granule, who last touched it in one way and when, and the last one before that of another block.
+    """Record of the last access to each granule in one way, and of the last one before that by another block.
 
     Blocks run the same text: where one fences, so do the others. Two of them are enough to find whether one is missing.
     """
 
     def __init__(self, who: np.ndarray, time: np.ndarray | None) -> None:
-        """From the last one of each granule and when that was, `NEVER` where it was not in this way; None: nobody."""
+        """Begin with each granule's last access and its time, `NEVER` where it was not in this way; None: nobody's."""
         self._granules = len(who)
         self.used = self._shared = False  # by several blocks
         self._who = self._time = self._previous = self._previous_time = np.empty(0, np.int64)
@@ -188,7 +188,7 @@ class BlockRecord:
         return [last, (block_of(self._previous.take(granule)), self._previous_time.take(granule))]
 
     def note(self, who: np.ndarray, granule: np.ndarray, now: int) -> None:
-        """This access is the last one now."""
+        """Record this access as the last one."""
         if not self.used:
             self._begin()
         before = self._who[granule]

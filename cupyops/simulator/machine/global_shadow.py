@@ -1,4 +1,4 @@
-"""What is remembered of global memory: races, and reads of what no kernel has written.
+"""Checks of global memory: races, and reads of what no kernel has written.
 
 Blocks run one after the other or side by side, in no order that a kernel may count on, and so do the threads of a block
 between two barriers. Each granule keeps who touched it last in each way.
@@ -102,14 +102,14 @@ class GlobalShadow:
                 self._fences[block].append(self._state.now(pc))
 
     def acquire(self, group: Group, pc: int, of_block: bool = False) -> None:
-        """What others have released so far is before what these blocks do from here on."""
+        """Order these blocks' later accesses behind what others have released so far."""
         for block in np.unique(self._blocks(group)).tolist():
             self._own_acquired[block] = self._state.now(pc)
             if not of_block:
                 self._acquired[block] = self._state.now(pc)
 
     def cluster_barrier(self, blocks: np.ndarray) -> None:
-        """These blocks have come through a barrier together: all that they did is before all that they will do."""
+        """Let these blocks pass a barrier together: all that they did is before all that they will do."""
         for block in blocks.tolist():
             self._fences[block].append(self._state.now(_PC_MASK))
             self._acquired[block] = self._state.now(_PC_MASK)
@@ -129,7 +129,7 @@ class GlobalShadow:
     def _touch(
         self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None = None
     ) -> None:
-        """An access of `width` bytes at each position: what is wrong with it, and who was there from now on."""
+        """Check an access of `width` bytes at each position, and record it."""
         number = access.allocation.number
         stored = values if way is Way.WRITE else None
         if number not in self._records:
@@ -144,7 +144,7 @@ class GlobalShadow:
     def _rules(
         self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None
     ) -> tuple[Check, Callable[[np.ndarray, np.ndarray], None] | None]:
-        """What `Owners` asks of an access where no other block is: see `Owners.takes`."""
+        """Rules by which `Owners` judges an access where no other block has been: see `Owners.takes`."""
 
         def changes(granule: np.ndarray) -> np.ndarray:
             assert values is not None
@@ -165,7 +165,7 @@ class GlobalShadow:
     def _touch_shared(
         self, access: _Access, way: Way, position: np.ndarray, width: int, values: Sequence[Any] | None
     ) -> None:
-        """The same where several blocks have been."""
+        """Check and record an access where several blocks have been."""
         records = self._records[access.allocation.number]
         element = width // len(values) if values is not None else width
         for number, granule in enumerate(self._granules(position, width)):
@@ -192,7 +192,7 @@ class GlobalShadow:
     def _changes(
         self, allocation: Allocation, shape: tuple[int, ...], position: np.ndarray, width: int, values: Sequence[Any]
     ) -> np.ndarray:
-        """Where a store changes what is there: a row for each granule, or for each value if they are more."""
+        """Mask of stores that change what is there: a row for each granule, or for each value if they are more."""
         element = width // len(values)
         rows = []
         for place, given in enumerate(values):
@@ -215,7 +215,7 @@ class GlobalShadow:
         width: int,
         changes: Callable[[np.ndarray], np.ndarray] | None,
     ) -> None:
-        """Another thread of the block has made an access in this way, and nothing orders the two."""
+        """Raise if another thread of the block has made an access in this way, and nothing orders the two."""
         state, group = self._state, access.group
         bad = self._concurrent(access, before, time)
         if changes is not None and bad.any():
@@ -238,7 +238,7 @@ class GlobalShadow:
         raise fault(Race, state.listing, group, guilty, what, access.pc, detail=detail, also=also)
 
     def _concurrent(self, access: _Access, before: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Where another thread of the block was there since nothing has ordered it with this one."""
+        """Mask of accesses after one of another thread of the block, with nothing that orders the two."""
         state, group = self._state, access.group
         synced = state.synced.take(group.get("block"))
         found = (time > synced) & (before != access.who) & (block_of(before ^ access.who) == 0)
@@ -259,7 +259,7 @@ class GlobalShadow:
         width: int,
         values: Sequence[Any],
     ) -> None:
-        """Threads of one instruction write one place only if they write one value."""
+        """Check that threads of one instruction write one value to one place."""
         element = width // len(values)
         for place, given in enumerate(values):
             value = np.asarray(given)
@@ -302,7 +302,7 @@ class GlobalShadow:
     def _against(
         self, record: BlockRecord, done: str, access: _Access, granule: np.ndarray, harmful: np.ndarray | None = None
     ) -> None:
-        """Another block has made an access of this kind, and nothing orders the two."""
+        """Raise if another block has made an access of this kind, and nothing orders the two."""
         if not record.used:
             return
         block = access.block
@@ -325,7 +325,7 @@ class GlobalShadow:
         fences: defaultdict[int, list[int]],
         acquired: defaultdict[int, int],
     ) -> np.ndarray:
-        """Whether `other` has fenced since `time`, and `block` has met it after that."""
+        """Mask of pairs in which `other` has fenced since `time`, and `block` has met it after that."""
         if not fences:
             return np.zeros(len(time), np.bool_)
         cases, number = np.unique(np.stack([other, time, block]), axis=1, return_inverse=True)
@@ -357,7 +357,7 @@ class GlobalShadow:
         raise fault(Race, self._state.listing, access.group, bad, what, access.pc, detail=detail, also=also)
 
     def _written(self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int) -> None:
-        """Nothing that was read is as `torch.empty` left it."""
+        """Check that nothing that was read is as `torch.empty` left it."""
         assert allocation.written is not None
         size = min(width, 4)
         kind = np.dtype(f"u{size}").type
@@ -379,7 +379,7 @@ class GlobalShadow:
 
 @dataclass(frozen=True)
 class _Access:
-    """What is going on: the threads, and what they do to which memory."""
+    """Access under way: the threads, and what they do to which memory."""
 
     verb: str
     group: Group
@@ -394,7 +394,7 @@ class _Access:
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whether the bits do."""
+    """Mask of values that differ in a bit."""
     bits = f"u{other.dtype.itemsize}"
     return one.view(bits) != other.view(bits)
 

@@ -11,7 +11,7 @@ COARSEST = 16  # bytes, of the widest access
 
 
 class Granules:
-    """How positions are counted in granules.
+    """Division of positions into granules.
 
     Args:
         finest: bytes of the narrowest access that the kernel may make.
@@ -22,7 +22,7 @@ class Granules:
         self.width, self.shift = COARSEST, COARSEST.bit_length() - 1
 
     def narrow(self, width: int) -> int:
-        """From now on a granule has at most `width` bytes. Returns how many each one becomes, 1 where they stay."""
+        """Narrow granules to at most `width` bytes. Returns the number of pieces that each becomes, 1 where they stay."""
         width = max(width, self._finest)
         if width >= self.width:
             return 1
@@ -31,7 +31,7 @@ class Granules:
         return pieces
 
     def narrow_all(self) -> int:
-        """From now on they are as narrow as they can be."""
+        """Narrow granules as far as they can be."""
         return self.narrow(self._finest)
 
     def of(self, position: np.ndarray, width: int) -> np.ndarray:
@@ -41,7 +41,7 @@ class Granules:
 
 
 def split(of_each: np.ndarray, pieces: int) -> np.ndarray:
-    """What was known of each granule, for each of the pieces that it has become."""
+    """Copy what was known of each granule to the pieces that it has become."""
     parts = np.empty((len(of_each), pieces), of_each.dtype)
     for number in range(pieces):  # np.repeat takes three times as long
         parts[:, number] = of_each

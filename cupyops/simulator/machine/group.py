@@ -96,7 +96,7 @@ class Group:
         return found
 
     def once(self, name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
-        """What `compute` gives for these threads, worked out at first use. `name` is no name that `get` knows."""
+        """Compute a value for these threads at first use and cache it. `name` is no name that `get` knows."""
         found = self._cache.get(name)
         if found is None:
             found = self._cache[name] = compute()
@@ -104,11 +104,11 @@ class Group:
 
     @property
     def threads(self) -> np.ndarray:
-        """Their numbers within the batch."""
+        """Numbers of the threads within the batch."""
         return self.get("thread")
 
     def where(self, condition: Any) -> Selection | None:
-        """Those for which `condition` holds; None if there are none."""
+        """Select the threads for which `condition` holds; None if there are none."""
         if not isinstance(condition, np.ndarray):
             return Selection(self, None, self) if condition else None
         count = int(np.count_nonzero(condition))
@@ -128,7 +128,7 @@ class Group:
         return Group(self.batch, threads, len(threads))
 
     def lanes_present(self) -> np.ndarray:
-        """For each warp of the batch, a bit for each lane that is in this group."""
+        """Bits of each warp of the batch: one for each lane that is in this group."""
         found = self._cache.get("present")
         if found is None:
             found = self._cache["present"] = lane_bits(self.batch, self.get("slot"))
@@ -171,7 +171,7 @@ class Selection:
 
 
 def lane_bits(batch: Batch, slots: np.ndarray) -> np.ndarray:
-    """For each warp, a bit for each lane among `slots`."""
+    """Bits of each warp: one for each lane among `slots`."""
     flags = np.zeros(batch.warps * 32, np.bool_)
     flags[slots] = True
     return np.packbits(flags, bitorder="little").view(np.uint32)

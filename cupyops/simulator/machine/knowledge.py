@@ -1,4 +1,4 @@
-"""What each thread knows to be over of the work that goes on beside the threads: copies, and products of matrices.
+"""Knowledge of each thread about work beside the threads, copies and products of matrices: what of it is over.
 
 Such work is counted in series: the phases of an mbarrier, the groups of copies that a thread has committed, the groups of
 products of a warpgroup. A thread learns how far a series has come by waiting for it, and passes on what it knows at every
@@ -18,7 +18,7 @@ LATER = 2**31 - 1  # the count of what is not over yet
 
 
 class Series(Enum):
-    """What is counted. The values say by which wait a thread learns of it."""
+    """Kinds of counted work. The values say by which wait a thread learns of it."""
 
     PHASES = "wait for the mbarrier that it reports to"
     STORES = "cp.async.bulk.wait_group"
@@ -26,7 +26,7 @@ class Series(Enum):
 
 
 class Knowledge:
-    """Of all threads of a batch, each about its own cluster."""
+    """Knowledge of all threads of a batch, each about its own cluster."""
 
     def __init__(self, batch: Batch, cluster_size: int) -> None:
         self._batch, self._cluster_size = batch, cluster_size
@@ -52,30 +52,30 @@ class Knowledge:
         return list(self._numbers)[series]
 
     def learn(self, threads: np.ndarray, series: int | np.ndarray, count: int | np.ndarray) -> None:
-        """These threads have waited until so many of the series were over. Arrays have an element for each thread."""
+        """Note that threads have waited until `count` of the series were over. Arrays have an element for each thread."""
         self._room[series, threads] = np.maximum(self._room[series, threads], count)
 
     def unaware(self, threads: np.ndarray, series: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Whether a thread does not know that `count` of the series are over. All broadcast."""
+        """Mask of threads that do not know that `count` of the series are over. All broadcast."""
         return self._room[series, threads] < count
 
     def least(self, threads: np.ndarray, each: int, series: np.ndarray) -> np.ndarray:
-        """How far all of every `each` threads know these series to be: (series, number of such)."""
+        """Least knowledge among every `each` threads of these series: (series, number of such)."""
         return self._room[series][:, threads].reshape(len(series), -1, each).min(2)
 
     # --- how it spreads ---
 
     def told(self, threads: np.ndarray) -> np.ndarray:
-        """What these threads, of one cluster, know together."""
+        """Return what these threads, of one cluster, know together."""
         return self._known[:, threads].max(1)
 
     def tell(self, threads: np.ndarray, told: np.ndarray) -> None:
-        """Now they know that too."""
+        """Add to what these threads know what others have told them."""
         rows = self._room[: len(told)]
         rows[:, threads] = np.maximum(rows[:, threads], told[:, None])
 
     def meet(self, together: int) -> None:
-        """The threads of every so many blocks have met."""
+        """Share the knowledge of the threads of every `together` blocks, which have met."""
         if not self._numbers:
             return
         rows = self._known.reshape(len(self._numbers), -1, together * self._batch.threads_per_block)
@@ -98,7 +98,7 @@ class Knowledge:
 
 
 def merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """What both say; the longer one knows of series that are newer."""
+    """Merge the knowledge of both; the longer one knows of series that are newer."""
     if len(one) < len(other):
         one, other = other, one
     result = one.copy()

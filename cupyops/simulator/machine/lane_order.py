@@ -1,4 +1,4 @@
-"""Which accesses of each lane the other lanes of its warp are ordered behind, where __syncwarp() named some of them only.
+"""Order of accesses among the lanes of a warp, where __syncwarp() named only some of them.
 
 As long as every __syncwarp() of a warp is of all its lanes, the last one says it all, and nothing is kept here.
 """
@@ -11,7 +11,7 @@ _LANES = 32
 
 
 class LaneOrder:
-    """Of the warps of a batch in which some lanes have met without the others."""
+    """Order within the warps of a batch in which some lanes have met without the others."""
 
     def __init__(self) -> None:
         # by warp: for each lane (row) the moment until when it is ordered behind each other one (column)
@@ -21,19 +21,19 @@ class LaneOrder:
         return bool(self._known)
 
     def meet(self, warp: int, lanes: np.ndarray, moment: int, all_met: int) -> None:
-        """These lanes have met at `moment`; all lanes of the warp did last at `all_met`."""
+        """Note that lanes have met at `moment`; all lanes of the warp did last at `all_met`."""
         known = self._known.setdefault(warp, np.full((_LANES, _LANES), all_met, np.int64))
         together = known[lanes].max(0)
         together[lanes] = moment
         known[lanes] = together
 
     def meet_whole(self, warps: np.ndarray) -> None:
-        """All lanes of these warps have met."""
+        """Forget the order within these warps, all of whose lanes have met."""
         for warp in warps.tolist() if self._known else ():
             self._known.pop(warp, None)
 
     def unordered(self, warp: np.ndarray, lane: np.ndarray, other: np.ndarray, moment: np.ndarray) -> np.ndarray:
-        """Whether a lane has not met another one of its warp since the moment of that one's access.
+        """Mask of lanes that have not met another one of their warp since the moment of that one's access.
 
         `other`: -1 where it is several, of whom the one that the lane has met last counts.
         """
@@ -47,5 +47,5 @@ class LaneOrder:
         return found
 
     def partial(self, warp: np.ndarray) -> np.ndarray:
-        """Whether lanes of these warps have met without others since all of them did."""
+        """Mask of warps in which lanes have met without others since all of them did."""
         return np.isin(warp, list(self._known))

@@ -32,7 +32,7 @@ _THREADS_PER_BATCH = 16384  # beyond this the arrays leave the cache
 
 
 class Machine:
-    """What the generated functions get as `m`."""
+    """Machine that the generated functions get as `m`."""
 
     scheduler: Scheduler  # of the batch under way
     warps: Warps | Prompter
@@ -130,7 +130,7 @@ class Machine:
         self.steps += self.scheduler.steps
 
     def flags(self, number: int, index: Any) -> np.ndarray:
-        """Where a register is undefined."""
+        """Mask of the threads for which a register is undefined."""
         found = self._undefined[number]
         return found if index is None else found[index]
 
@@ -139,7 +139,7 @@ class Machine:
         self._undefined[number][slice(None) if index is None else index] = flags
 
     def check_defined(self, group: Group, undefined: Any, pc: int, verb: str) -> None:
-        """These threads do something for good with values that nothing has written: none may be undefined."""
+        """Check that no value is undefined which these threads use with a lasting effect."""
         if self._state.check and np.any(undefined):
             what = f"{verb} a value that nothing has written"
             detail = (
@@ -152,7 +152,7 @@ class Machine:
         return block.function(self, group)
 
     def _run_prompted(self, block: CompiledBlock, group: Group, prompter: Prompter) -> Any:
-        """The same, with the answers of exchanges that have taken place already; counted if they are all."""
+        """Run a block with the answers of exchanges that have taken place already; count it if they are all."""
         prompted = copy.copy(self)
         prompted.warps = prompter
         clock = self._state.clock

@@ -141,7 +141,7 @@ class Matrices:
         return state.shared_memory.view(_UNSIGNED[size])[(addresses + start[:, None, None]) // size]
 
     def _chunks(self, unit: Any, descriptors: np.ndarray, rows: int, transposed: bool) -> list[np.ndarray]:
-        """For each warpgroup the 16 bytes that its operand consists of, each by its offset."""
+        """Chunks of 16 bytes that make up the operand of each warpgroup, by their offsets."""
         found = []
         for one in descriptors.tolist():
             key = unit.k, unit.a_type, rows, transposed, one

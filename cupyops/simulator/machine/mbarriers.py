@@ -42,18 +42,18 @@ class MBarriers:
         self.deliver: list[Callable[[int], bool]] = []  # each lands copies that report to an mbarrier; whether all have
 
     def position(self, group: Group, address: Any, pc: int, anywhere: bool = False) -> np.ndarray:
-        """Where in shared memory each thread's mbarrier lies: in the own block's, or `anywhere` in the cluster's."""
+        """Position in shared memory of each thread's mbarrier: in its own block's, or `anywhere` in the cluster's."""
         address = group.spread(address)
         return self._shared.positions(group, address, 8, "mbarrier access", pc, anywhere)
 
     def series(self, position: int) -> int:
-        """By which the phases of an mbarrier are counted."""
+        """Number of the series that counts the phases of an mbarrier."""
         assert self._state.knowledge is not None
         block, offset = divmod(position, self._state.shared_stride)
         return self._state.knowledge.series(Series.PHASES, block, offset)
 
     def count(self, position: int) -> int:
-        """Which of the series the current phase is."""
+        """Number of the current phase in its series."""
         phase = self._barriers.get(position)
         return 1 if phase is None else phase.earlier + phase.number + 1
 
@@ -101,7 +101,7 @@ class MBarriers:
         return token
 
     def transferred(self, position: int, count: int, told: np.ndarray | None) -> None:
-        """`count` bytes have come that were sent beside the threads, by one who knew what is `told`."""
+        """Note that `count` bytes have arrived, sent by a thread that knew what is `told`."""
         phase = self._barriers.get(position)
         if phase is not None:
             phase.bytes -= count
@@ -164,7 +164,7 @@ class MBarriers:
         return f"offset {offset} of the shared memory of block {self._state.batch.block_name(block)}"
 
     def describe(self) -> list[str]:
-        """Who waits for which mbarrier, and what it still lacks."""
+        """Describe who waits for which mbarrier, and what it still lacks."""
         lines = []
         for position, (threads, pc) in sorted(self._asked.items()):
             threads = threads[~self._state.exited[threads]]

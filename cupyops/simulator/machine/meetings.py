@@ -35,11 +35,11 @@ class Stand:
 
     @property
     def pc(self) -> int:
-        """Where they wait."""
+        """Instruction at which they wait."""
         return self.block.first + len(self.answers)
 
     def part(self, mask: np.ndarray) -> Stand:
-        """Some of the threads."""
+        """Return the stand of some of the threads."""
         return Stand(self.block, self.group.subset(mask), tuple(_pick(answer, mask) for answer in self.answers))
 
 
@@ -126,12 +126,12 @@ class Meetings:
         raise AssertionError("no exchange where there is one")
 
     def run_on(self, stand: Stand) -> Any:
-        """What the block's function returns to threads that have their answers. Raises `Asked` at the next exchange."""
+        """Run the block's function for threads that have their answers. Raises `Asked` at the next exchange."""
         return self._run(stand.block, stand.group, Prompter(stand.answers))
 
 
 def names_lanes(members: Members | None) -> bool:
-    """Whether a mask says who takes part; else it is the whole warp or warpgroup, at one place."""
+    """Return True if a mask says who takes part; else it is the whole warp or warpgroup, at one place."""
     return members is not None and (members.mask is not None or members.register is not None)
 
 
@@ -152,7 +152,7 @@ def _joined(groups: list[Group], values: tuple[Any, ...], order: np.ndarray) -> 
 
 
 def _pick(answer: Any, which: np.ndarray) -> Any:
-    """Some threads' part of what an exchange gives: an array, several, or nothing."""
+    """Select some threads' part of the result of an exchange: an array, several, or nothing."""
     if isinstance(answer, tuple):
         return tuple(part[which] for part in answer)
     return None if answer is None else answer[which]

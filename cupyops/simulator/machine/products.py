@@ -18,7 +18,7 @@ from .state import State
 
 
 class Products:
-    """Of a batch's warpgroups."""
+    """Products under way of a batch's warpgroups."""
 
     def __init__(self, state: State, shared: Shared) -> None:
         self._state, self._shared = state, shared
@@ -33,7 +33,7 @@ class Products:
         self._sums: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _warpgroups(self, group: Group) -> np.ndarray:
-        """Of whole ones."""
+        """Numbers of the warpgroups of a group, which has them whole."""
         return self._warpgroup_of[group.get("warp")[::128]]
 
     # --- waiting ---
@@ -68,7 +68,7 @@ class Products:
     # --- operands in shared memory ---
 
     def reads(self, group: Group, chunks: list[np.ndarray], start: np.ndarray, pc: int) -> None:
-        """A product reads these 16 bytes each, of the block whose memory begins at `start`; one element a warpgroup."""
+        """Note that a product reads these 16-byte chunks of the block memory from `start` on; one element a warpgroup."""
         warpgroups = self._warpgroups(group)
         number, series = warpgroups % self._per_block, self._series(warpgroups)
         count = (self._committed[warpgroups] + 1).astype(np.int32)
@@ -90,10 +90,10 @@ class Products:
             raise fault(Race, self._state.listing, group, np.repeat(bad, 128), what, pc)
 
     def begin_sums(self, group: Group, registers: list[int], pc: int) -> None:
-        """A product adds to these registers."""
+        """Note that a product adds to these registers."""
         warps = np.unique(group.get("warp"))
         for register in registers:
-            number, begun = self._of(register)
+            number, begun = self._product_of(register)
             number[warps], begun[warps] = self._committed[self._warpgroup_of[warps]] + 1, pc
 
     def copy_sums(self, group: Group, to: list[int], from_: list[int]) -> None:
@@ -103,25 +103,25 @@ class Products:
         for register, source in zip(to, sources):
             if source is None and register not in self._sums:
                 continue
-            number, begun = self._of(register)
+            number, begun = self._product_of(register)
             if source is None:
                 number[warps] = 0
             else:
-                other, other_begun = self._of(source)
+                other, other_begun = self._product_of(source)
                 number[warps], begun[warps] = other[warps], other_begun[warps]
 
     def read_sums(self, group: Group, registers: list[int], pc: int) -> None:
-        """Registers are read that may hold sums: those of products that are over."""
+        """Check that products whose sums are read from these registers are over."""
         warp = group.get("warp")
         for register in registers:
-            number, begun = self._of(register)
+            number, begun = self._product_of(register)
             bad = number[warp] > self._done[self._warpgroup_of[warp]]
             if bad.any() and self._state.check:
                 what = "read of a matrix product's sum that may not be there yet, with no wgmma.wait_group in between"
                 also = int(begun[warp[int(np.argmax(bad))]])
                 raise fault(Race, self._state.listing, group, bad, what, pc, also=also)
 
-    def _of(self, register: int) -> tuple[np.ndarray, np.ndarray]:
+    def _product_of(self, register: int) -> tuple[np.ndarray, np.ndarray]:
         found = self._sums.get(register)
         if found is None:
             shape = self._state.batch.warps

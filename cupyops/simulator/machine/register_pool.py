@@ -15,7 +15,7 @@ _MOST = 255  # of a thread
 
 
 class RegisterPool:
-    """That of each block of a batch.
+    """Register pool of each block of a batch.
 
     A block is launched with as many registers for each thread as .maxnreg says, or else with as many as there is room for.
     """
@@ -40,7 +40,7 @@ class RegisterPool:
         self._held[group.get("warp")], self._since[group.get("warp")] = count, pc
 
     def finish(self, group: Group) -> None:
-        """The kernel has come to its end, which it does not on a GPU where a block has asked for more than there are."""
+        """Check, at the end of the kernel, that no block has asked for more registers than there are."""
         per_block = group.batch.warps_per_block
         held = self._held.reshape(-1, per_block)
         bad = held.sum(1) > self._first * per_block

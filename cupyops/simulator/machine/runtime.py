@@ -1,4 +1,4 @@
-"""What the device runtime offers a kernel: printf, assert, malloc, trap."""
+"""Functions of the device runtime: printf, assert, malloc, trap."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Runtime:
         self._spaces.local.store(group, np.uint64(result), (taken,), np.uint32, 4, pc)
 
     def assertfail(self, group: Group, message: int, file: int, line: int, function: int, size: int, pc: int) -> None:
-        """A failed assert."""
+        """Raise the error of a failed assert."""
         one = group.one_by_one()[0]
         texts = [
             self._string(one, int(self._argument(group, place, np.uint64, pc)[0]), pc)
@@ -50,7 +50,7 @@ class Runtime:
         raise fault(DeviceAssert, self._state.listing, group, np.True_, what, pc, detail=detail)
 
     def trap(self, group: Group, pc: int) -> None:
-        """The kernel gives up."""
+        """Raise the error of a `trap`."""
         what = "the kernel executed trap: __trap(), or what the compiler made of undefined behaviour, such as a null pointer"
         if not self._state.cooperative and any("%envreg" in one.text for one in self._state.code.instructions):
             what = (

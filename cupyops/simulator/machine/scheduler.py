@@ -1,4 +1,4 @@
-"""Which threads run next. Groups of threads wait at the start of a basic block; those at the same block run together.
+"""Scheduler of threads. Groups of threads wait at the start of a basic block; those at the same block run together.
 
 The lowest block goes first, which brings diverged threads together again at loop ends and after branches. Before a
 warp-wide instruction a group waits while lanes that it names are elsewhere; lanes that wait at different copies of one
@@ -30,7 +30,7 @@ _IDLE = 400  # times that mbarriers are asked in vain, while nothing else can ru
 
 
 class _Urgency(Enum):
-    """How a group is treated whose warps lack lanes."""
+    """Treatment of a group whose warps lack lanes."""
 
     NONE = auto()  # it waits
     PART = auto()  # the complete ones of its warps go on
@@ -70,7 +70,7 @@ class Scheduler:
         self.steps = 0
 
     def run(self) -> None:
-        """Until every thread has left. Raises `Deadlock` or `StepLimit`."""
+        """Run until every thread has left. Raises `Deadlock` or `StepLimit`."""
         while self._ready or self.barriers.waiting or self._halfway:
             if not self._ready and not self._halfway:
                 raise self._deadlock()
@@ -134,8 +134,10 @@ class Scheduler:
         return min(candidates), _Urgency.NONE
 
     def _last_resort(self) -> tuple[int, _Urgency] | None:
-        """Every group waits. Warps that are complete go on without the others, then lanes that stand at different copies
-        of one instruction; then spinning groups take their turns.
+        """Choose what runs when every group waits.
+
+        Warps that are complete go on without the others, then lanes that stand at different copies of one instruction; then
+        spinning groups take their turns.
         """
         for number in sorted(self._lacking & self._ready.keys()):
             complete = self._complete(self._state.code.blocks[number], self._gather(self._ready[number]))
@@ -161,7 +163,7 @@ class Scheduler:
         return first.block.index
 
     def _missing(self, stand: Stand) -> WarpFault:
-        """Who is not there, and where instead."""
+        """Describe the lanes that are missing, and where they are instead."""
         group = stand.group
         mask = group.spread(lanes_named(self._state, stand.block, group), np.uint32)
         places = [(other.pc, other.group.threads) for other in self._stands()] + self.barriers.places()
@@ -179,7 +181,7 @@ class Scheduler:
     # --- lanes that meet ---
 
     def _meet(self) -> bool:
-        """Runs instructions whose lanes wait at different copies of them. Whether there were any."""
+        """Run instructions whose lanes wait at different copies of them; return True if there were any."""
         count = self.steps
         while found := self._meetings.find(self._stands()):
             self.steps += 1
@@ -198,7 +200,7 @@ class Scheduler:
         return [*(Stand(blocks[number], self._gather(self._ready[number])) for number in gathering), *self._halfway]
 
     def _depart(self, stand: Stand, mask: np.ndarray) -> None:
-        """These threads of a stand wait no more."""
+        """Remove these threads from a stand: they wait no more."""
         stays = not mask.all()
         if stand.answers:
             self._halfway.remove(stand)
@@ -243,7 +245,7 @@ class Scheduler:
         return Group(self._batch, index, size)
 
     def _together(self, block: CompiledBlock, group: Group, urgency: _Urgency) -> Group | None:
-        """Those of the group that run now; the others stay. While other groups can run, it waits to be whole."""
+        """Return the part of the group that runs now; the others stay. While other groups can run, it waits to be whole."""
         complete = self._complete(block, group)
         if complete is None:
             return group
@@ -256,7 +258,7 @@ class Scheduler:
         return group.subset(complete)
 
     def _complete(self, block: CompiledBlock, group: Group) -> np.ndarray | None:
-        """Which threads of the group have all the lanes around them that the block's first instruction needs; None: all."""
+        """Mask of threads that have all the lanes around them that the block's first instruction needs; None: all."""
         members = block.members
         if members is None or (group is self._everyone and members.register is None):
             return None

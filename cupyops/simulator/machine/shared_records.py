@@ -1,4 +1,4 @@
-"""Who touched each granule of shared memory last, and when: the numbers in which that is kept.
+"""Records of the last access to each granule of shared memory: who made it and when, packed into numbers.
 
 Reads are kept as they come, and sorted out only if a write follows in the same epoch: behind a barrier nobody asks.
 """
@@ -71,13 +71,13 @@ class Access:
         self.horizon = self.epoch if state.cluster_size == 1 else self._horizon()
 
     def _horizon(self) -> np.ndarray:
-        """As of now, which may be later than the access."""
+        """Time since which accesses count, as of now, which may be later than the access."""
         epoch = self._state.epoch if self._state.cluster_size == 1 else self._state.cluster_epoch
         return (epoch << EPOCH_SHIFT).take(self._owner)[None]
 
     @property
     def is_past(self) -> bool:
-        """Whether every thread's block has come through a barrier since."""
+        """True if every thread's block has come through a barrier since."""
         return not np.count_nonzero(self.epoch >= self._horizon())
 
     @property
@@ -97,7 +97,7 @@ class Access:
         return self.group.once("who", lambda: (self.warp << _WARP_SHIFT) | (threads << _THREAD_SHIFT)) | self.pc
 
     def since(self, who: np.ndarray) -> np.ndarray:
-        """When these threads and others last passed a barrier together: one of the cluster, if their blocks differ."""
+        """Time at which these threads and others last passed a barrier together: the cluster's, if their blocks differ."""
         if self._state.cluster_size == 1:
             return self.epoch
         is_elsewhere = _block_of(warp_of(who), self.warps_per_block) != self.warp // self.warps_per_block
@@ -105,7 +105,7 @@ class Access:
 
 
 class Record:
-    """For each granule, who made the last access of one kind, and when."""
+    """Record of the last access of one kind to each granule: who made it, and when."""
 
     def __init__(self, granules: int) -> None:
         self.who = np.zeros(granules, np.int64)
@@ -115,13 +115,13 @@ class Record:
         )
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many, with the same past."""
+        """Split each granule into `pieces`, with the same past."""
         self.who, self.when = split(self.who, pieces), split(self.when, pieces)
         if self._two is not None:
             self._two = split(self._two[0], pieces), split(self._two[1], pieces)
 
     def other(self, granule: int, thread: int) -> np.ndarray:
-        """Who made the last access: of several threads, one that is not `thread`. An array of one."""
+        """Return who made the last access: of several threads, one that is not `thread`. An array of one."""
         at = slice(granule, granule + 1)
         if self._two is None or thread_of(self.who[at])[0] != SEVERAL_THREADS:
             return self.who[at]
@@ -150,7 +150,7 @@ class Record:
                 self.who[where[several]] = both[several]
 
     def _remember(self, granule: np.ndarray, before: np.ndarray, mine: np.ndarray) -> None:
-        """These threads come to those before them: what is kept of each granule is two that differ."""
+        """Add these threads to those before them: two that differ are kept for each granule."""
         if self._two is None:
             self._two = np.zeros_like(self.who), np.zeros_like(self.who)
         first, second = self._two
@@ -178,27 +178,27 @@ class Reads:
             self._settle()
 
     def recent(self, access: Access) -> Record | None:
-        """Who has read, if anybody has read these granules in this epoch."""
+        """Return the record of reads, if anybody has read these granules in this epoch."""
         if not np.count_nonzero(self._epoch.take(access.granule) >= access.horizon):
             return None
         self._settle()
         return self._record
 
     def forget(self, granule: np.ndarray) -> None:
-        """Something has come after these reads, and was compared with them."""
+        """Forget these reads, since something has come after them and was compared with them."""
         self._epoch[granule] = NEVER
         if self._record is not None:
             self._record.when[granule] = NEVER
 
     def split(self, pieces: int) -> None:
-        """Each granule has become so many, with the same past."""
+        """Split each granule into `pieces`, with the same past."""
         self._settle()
         if self._record is not None:
             self._record.split(pieces)
         self._epoch = split(self._epoch, pieces)
 
     def _settle(self) -> None:
-        """Put what may still matter into the record."""
+        """Move logged reads of the current epoch to the record."""
         for access in self._log:
             if access.is_past:
                 continue

@@ -1,4 +1,4 @@
-"""What is remembered of shared memory, to find races and reads of what nobody has written.
+"""Checks of shared memory: races, and reads of what nobody has written.
 
 Threads run in lockstep here, so a missing barrier would never show in the results. Instead each granule of memory keeps
 who touched it last and when; a barrier makes everything before it old.
@@ -111,12 +111,12 @@ class SharedShadow:
         self._beside.start(granule, series, pc)
 
     def arrived(self, position: np.ndarray, size: int, series: int, count: int) -> None:
-        """It has come: it is for those who know that `count` of the mbarrier's series are over."""
+        """Note that a copy has arrived, for those who know that `count` of the mbarrier's series are over."""
         assert self._beside is not None
         self._beside.arrived(self._spans(position, size), series, count)
 
     def bulk_read(self, reading: Reading, position: np.ndarray) -> None:
-        """A bulk copy of one thread reads these bytes."""
+        """Note that a bulk copy of one thread reads these bytes."""
         unit = np.zeros(1, np.int64)
         self._read_beside(reading, lambda: np.unique(position >> self._granules.shift)[None], unit)
 
@@ -154,7 +154,7 @@ class SharedShadow:
         return (position >> self._granules.shift)[None] + np.arange(-(-size >> self._granules.shift))[:, None]
 
     def _split(self, pieces: int) -> None:
-        """Each granule has become so many."""
+        """Split each granule into `pieces`."""
         if pieces == 1:
             return
         self._writes.split(pieces)
@@ -167,7 +167,7 @@ class SharedShadow:
     # --- the rules ---
 
     def _readable(self, access: Access, written: np.ndarray) -> None:
-        """Somebody has written what is read, and no copy to it is under way."""
+        """Check that what is read has been written, and that no copy to it is under way."""
         if int(written.min()) >= 0:
             return
         bad = written < 0
@@ -225,14 +225,14 @@ class SharedShadow:
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def _against_reads(self, access: Access) -> bool:
-        """Whether any of it was read in this epoch, if that is no race."""
+        """Check an access against reads of this epoch; return True if there were any."""
         reads = self._reads.recent(access)
         if reads is not None:
             self._against(reads, reads.when.take(access.granule), "read", access)
         return reads is not None
 
     def _changes(self, access: Access, values: Sequence[Any]) -> np.ndarray:
-        """Where a store changes what is there, by granule and thread; everywhere, where its values are not known."""
+        """Mask of stores that change what is there, by granule and thread; True where the values are not known."""
         changed = np.ones(access.granule.shape, np.bool_)
         each, size = max(1, len(changed) // max(1, len(values))), 1 << self._granules.shift
         for row in range(len(changed) if len(values) else 0):
@@ -253,10 +253,7 @@ class SharedShadow:
         access: Access,
         changes: Callable[[], np.ndarray] | None = None,
     ) -> None:
-        """A recorded access by another thread in the same epoch conflicts, unless their warp has synchronised since.
-
-        Threads may write one value to one place by one instruction, in whatever order they come to it.
-        """
+        """Raise if an access by another thread in the same epoch conflicts, unless their warp has synchronised since."""
         if not np.count_nonzero(when >= access.horizon):
             return
         who = record.who.take(access.granule)
@@ -279,7 +276,7 @@ class SharedShadow:
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def _apart(self, access: Access, who: np.ndarray, when: np.ndarray) -> Any:
-        """Where lanes of one warp have met others since, but not each other."""
+        """Mask of accesses whose lanes, of one warp, have met others since, but not each other."""
         order, shape = self._state.lane_epochs, when.shape
         if not order:
             return False
@@ -290,7 +287,7 @@ class SharedShadow:
         return order.unordered(warp, lane, other, when & ((1 << EPOCH_SHIFT) - 1))
 
     def _one_value(self, access: Access, position: np.ndarray, width: int, values: Sequence[Any]) -> None:
-        """Threads of one instruction may write one place only if they write one value."""
+        """Check that threads of one instruction write one value to one place."""
         if not np.count_nonzero(self._writes.who.take(access.granule) != access.who):
             return
         group = access.group

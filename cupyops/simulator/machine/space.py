@@ -1,4 +1,4 @@
-"""What the state spaces have in common: loads and stores, with bounds and alignment checked.
+"""Common part of the state spaces: loads and stores, with bounds and alignment checked.
 
 A space turns addresses into positions within one or several `Region`s; reading and writing there is the same for all.
 """
@@ -33,7 +33,7 @@ class Access(NamedTuple):
 
 
 class Space:
-    """What the spaces have in common."""
+    """Base of the state spaces."""
 
     name = ""
 
@@ -41,7 +41,7 @@ class Space:
         self.state = state
 
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
-        """Where the addresses lead. Raises `OutOfBounds` or `Misaligned`."""
+        """Locate the addresses in regions. Raises `OutOfBounds` or `Misaligned`."""
         raise NotImplementedError
 
     def before_read(self, group: Group, access: Access) -> None:

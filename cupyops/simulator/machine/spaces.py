@@ -85,7 +85,7 @@ class Global(Space):
         verb: str,
         pc: int,
     ) -> None:
-        """No access of these lanes lies between the elements of a view."""
+        """Check that no access of these lanes lies between the elements of a view."""
         bad = allocation.in_gaps(offset, width)
         if bad is None:
             return
@@ -211,7 +211,7 @@ class Shared(Space):
         return offset
 
     def _of_others(self, group: Group, others: np.ndarray, rank: np.ndarray, verb: str, pc: int) -> None:
-        """Another block's memory is there once the cluster has met, and until that block exits."""
+        """Check that another block's memory is there: once the cluster has met, and until that block exits."""
         state = self.state
         own = group.get("block")
         early = others & ~state.has_met[own]
@@ -253,11 +253,11 @@ class Local(Space):
                 self.state.local_written[access.position + byte] = True
 
     def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
-        """Whether each thread has written none of the bytes from its address on; of addresses outside nothing is said."""
+        """Mask of threads that have written none of the bytes from their addresses on; False for addresses outside."""
         return ~np.any([self.state.local_written[place] for place in self._bytes(group, address, width)], axis=0)
 
     def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
-        """What these threads have stored there is no value."""
+        """Mark what these threads have stored there as undefined."""
         chosen = group.spread(undefined, np.bool_)
         for place in self._bytes(group, address, start + width)[start:]:
             self.state.local_written[place[chosen]] = False
@@ -341,7 +341,7 @@ class Generic(Space):
 
 @dataclass(frozen=True)
 class Spaces:
-    """All of them."""
+    """State spaces of one launch."""
 
     global_: Global
     shared: Shared

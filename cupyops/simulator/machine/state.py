@@ -32,7 +32,7 @@ class Reach(NamedTuple):
 
 
 class Gaps:
-    """What lies between the variables of a space, and belongs to none of them."""
+    """Gaps between the variables of a space, which belong to none of them."""
 
     def __init__(self, places: tuple[Extent, ...], inside: np.ndarray) -> None:
         size = len(inside)
@@ -42,7 +42,7 @@ class Gaps:
 
     @classmethod
     def between(cls, places: tuple[Extent, ...], size: int, dynamic: int = 0) -> Gaps | None:
-        """None where there are none. `dynamic`: bytes at the end that belong to the kernel as a whole."""
+        """Return the gaps, or None. `dynamic`: bytes at the end that belong to the kernel as a whole."""
         inside = np.ones(size, np.bool_)
         for place in places:
             inside[place.low : place.high] = False
@@ -137,7 +137,7 @@ class State:
         self.registers = [None if dtype is None else np.zeros(batch.threads, dtype) for dtype in dtypes]
 
     def live_lanes(self) -> np.ndarray:
-        """For each warp, a bit for each lane that has not left."""
+        """Bits of each warp: one for each lane that has not exited."""
         return lane_bits(self.batch, self.batch.per_thread["slot"][~self.exited])
 
     def now(self, pc: int) -> int:
@@ -145,7 +145,7 @@ class State:
         return self.clock << _PC_BITS | pc
 
     def unordered_in_warp(self, group: Group, other: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Whether a lane has not met another one of its warp (by its thread; from 1024 on several) since `time`."""
+        """Mask of lanes that have not met another one of their warp (by its thread; from 1024 on several) since `time`."""
         warp = group.get("warp")
         found = time > self.warp_synced.take(warp)
         if self.lane_times and found.any():
@@ -167,12 +167,12 @@ class State:
             self.reached.pop(one, None)
 
     def has_exited(self, block: int) -> bool:
-        """Whether all threads of a block have left."""
+        """Return True if all threads of a block have exited."""
         size = self.batch.threads_per_block
         return bool(self.exited[block * size : (block + 1) * size].all())
 
     def check_outlived(self) -> None:
-        """Whether a block has just exited to whose shared memory others had access since its cluster met."""
+        """Check that no block has just exited to whose shared memory others had access since its cluster met."""
         for block, reach in self.reached.items():
             if self.has_exited(block):
                 raise self.outlived(reach)
@@ -188,7 +188,7 @@ class State:
     # --- shared addresses in a cluster ---
 
     def shared_start(self, group: Group, address: np.ndarray) -> np.ndarray:
-        """Where the shared memory that each address means begins, within that of the batch."""
+        """Start, within the batch, of the shared memory that each address means."""
         own = group.get("block")
         if self.cluster_size == 1:
             return group.once("shared start", lambda: own * self.shared_stride)

@@ -1,4 +1,4 @@
-"""Where the tile of a tensor map lies: the map that a kernel was given, and the coordinates at which a GPU takes a tile."""
+"""Locations of a tensor map's tiles: the map that a kernel was given, and the coordinates at which a GPU takes a tile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tensor_map(state: State, spaces: Spaces, group: Group, address: np.ndarray, 
 
 
 def _check_place(state: State, group: Group, address: np.ndarray, pc: int) -> None:
-    """A GPU reads maps from parameters, constants and global memory alone."""
+    """Check that a map lies in parameters, constants or global memory, from which alone a GPU reads it."""
     space = {1: "shared", 2: "local"}.get(int(space_of(address)[0]))
     if space is not None:
         what = f"a tensor map in {space} memory: take it as a parameter, const __grid_constant__"

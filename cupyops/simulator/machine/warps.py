@@ -79,7 +79,7 @@ class Warps:
     def shuffle_flags(
         self, group: Group, mode: str, undefined: np.ndarray, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same, and whether what is read is undefined: of a lane outside of the mask, or as it is in that lane."""
+        """Shuffle, and mark what is read as undefined: of a lane outside of the mask, or as it is in that lane."""
         result, inside = self.shuffle(group, mode, value, lane, clamp, mask, pc)
         other, _ = _source_lane(mode, group.get("laneid").astype(np.int64), lane, clamp)
         flags = self._of_lanes(group, undefined, other, group.spread(mask, np.uint32), np.True_)
@@ -96,7 +96,7 @@ class Warps:
         return np.where(is_named, lanes[slot - group.get("laneid").astype(np.int64) + other], nothing)
 
     def _sources(self, group: Group, mode: str, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
-        """For a whole batch: (the thread that each one's value comes from, whether it is within the segment)."""
+        """Sources of a whole batch's shuffle: (the thread of each value, whether it is within the segment)."""
         key = None if isinstance(lane, np.ndarray) or isinstance(clamp, np.ndarray) else (mode, int(lane), int(clamp))
         if key in group.batch.shuffles:
             return group.batch.shuffles[key]
@@ -197,7 +197,7 @@ class Warps:
 
 
 def lanes_alike(group: Group, mask: Any) -> np.ndarray:
-    """For each thread of the group, a bit for each lane of its warp that is in the group and names the same mask."""
+    """Bits for each thread of the group: one for each lane of its warp that is in the group and names the same mask."""
     warp = group.get("warp")
     if not isinstance(mask, np.ndarray) or not mask.ndim or bool((mask == mask[0]).all()):
         return group.lanes_present()[warp]

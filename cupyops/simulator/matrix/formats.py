@@ -24,7 +24,7 @@ class Format:
 
     @property
     def per_register(self) -> int:
-        """How many elements a register holds."""
+        """Number of elements that a register holds."""
         return 1 if self.register == "f64" else 32 // self.bits
 
 
@@ -40,7 +40,7 @@ def _decode_tf32(raw: np.ndarray) -> np.ndarray:
     return (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
-def _viewed(dtype: type[np.generic]) -> Callable[[np.ndarray], np.ndarray]:
+def _view_as(dtype: type[np.generic]) -> Callable[[np.ndarray], np.ndarray]:
     return lambda raw: raw.view(dtype).astype(np.float64)
 
 
@@ -71,19 +71,19 @@ def _signed_values(bits: int) -> np.ndarray:
 FORMATS = {
     known.name: known
     for known in (
-        Format("f16", 16, "u32", np.uint16, _viewed(np.float16)),
+        Format("f16", 16, "u32", np.uint16, _view_as(np.float16)),
         Format("bf16", 16, "u32", np.uint16, _decode_bf16),
         Format("tf32", 32, "u32", np.uint32, _decode_tf32),
-        Format("f32", 32, "f32", np.uint32, _viewed(np.float32)),
-        Format("f64", 64, "f64", np.uint64, _viewed(np.float64)),
-        Format("s32", 32, "s32", np.uint32, _viewed(np.int32)),
+        Format("f32", 32, "f32", np.uint32, _view_as(np.float32)),
+        Format("f64", 64, "f64", np.uint64, _view_as(np.float64)),
+        Format("s32", 32, "s32", np.uint32, _view_as(np.int32)),
         Format("e4m3", 8, "u32", np.uint8, _looked_up(_e4m3_values())),
         Format("e5m2", 8, "u32", np.uint8, _looked_up(_e5m2_values())),
-        Format("s8", 8, "u32", np.uint8, _viewed(np.int8)),
-        Format("u8", 8, "u32", np.uint8, _viewed(np.uint8)),
+        Format("s8", 8, "u32", np.uint8, _view_as(np.int8)),
+        Format("u8", 8, "u32", np.uint8, _view_as(np.uint8)),
         Format("s4", 4, "u32", np.uint8, _looked_up(_signed_values(4))),
         Format("u4", 4, "u32", np.uint8, _looked_up(np.arange(16.0))),
-        Format("b1", 1, "u32", np.uint8, _viewed(np.uint8)),
+        Format("b1", 1, "u32", np.uint8, _view_as(np.uint8)),
     )
 }
 

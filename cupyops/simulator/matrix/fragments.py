@@ -79,6 +79,6 @@ def quad_pairs_accumulator(halves: bool) -> Fragment:
 
 @cache
 def by_lanes(rows: int, columns: int, copies: int = 1) -> Fragment:
-    """For `wmma`: every lane holds the next elements of the rows, as often as its registers have room for."""
+    """Fragment of `wmma`: every lane holds the next elements of the rows, as often as its registers have room for."""
     own = np.arange(rows * columns).reshape(32, -1)
     return fragment((rows, columns), *np.unravel_index(np.tile(own, copies), (rows, columns)))

@@ -84,7 +84,7 @@ def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def count_of_xor(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """For rows of bits: the number of places where a row of A and a row of B differ."""
+    """Number of places where a row of A and a row of B differ, for rows of bits."""
     return a.sum(-1)[..., :, None] + b.sum(-1)[..., None, :] - 2 * dot(a, b)
 
 
@@ -117,13 +117,13 @@ def _parse(modifiers: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str,
     layouts = tuple(m for m in modifiers if m in ("row", "col"))
     types = tuple(m for m in modifiers if m in FORMATS)
     flags = tuple(m for m in modifiers[2:] if m not in (shape, "row", "col") and m not in FORMATS)
-    if len(layouts) != 2 or len(types) != 4 or not _known(shape, layouts, types):
+    if len(layouts) != 2 or len(types) != 4 or not _is_listed(shape, layouts, types):
         raise unsupported("mma", modifiers)
     return shape, layouts, types, flags
 
 
-def _known(shape: str, layouts: tuple[str, ...], types: tuple[str, ...]) -> bool:
-    """Whether the PTX ISA lists this shape with these types: (d, a, b, c)."""
+def _is_listed(shape: str, layouts: tuple[str, ...], types: tuple[str, ...]) -> bool:
+    """Return True if the PTX ISA lists this shape with these types: (d, a, b, c)."""
     d, a, b, c = types
     if not any({a, b} <= operands and shape in shapes and {c, d} <= sums for operands, shapes, sums in _KNOWN):
         return False

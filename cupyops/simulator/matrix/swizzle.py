@@ -13,7 +13,7 @@ SPANS = (0, 32, 64, 128)  # bytes; 0 is no swizzle
 
 
 def swizzled(address: np.ndarray, span: int, first_line: Any = 0) -> np.ndarray:
-    """Where the byte that belongs at `address` (int64) lies. `first_line`: the line (modulo 8) where the pattern starts."""
+    """Map a byte's address (int64) to its swizzled one. `first_line`: the line (modulo 8) where the pattern starts."""
     if span == 0:
         return address
     line = (address >> 7) - first_line

@@ -119,7 +119,7 @@ def _addresses(fields: Descriptor, span: int, rows: int, k: int, size: int, tran
 
 @cache
 def _k_contiguous(span: int, rows: int, k: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often the row and the place along k add the leading offset, the stride offset, and single bytes.
+    """Multiples of the leading offset, the stride offset and single bytes, for each row and each place along k.
 
     Eight rows make a group, one stride offset from the next. Swizzled rows are `span` bytes apart, and the 32 bytes
     of a row follow each other; otherwise rows are cut into chunks of 16 bytes, one leading offset apart.
@@ -134,7 +134,7 @@ def _k_contiguous(span: int, rows: int, k: int, size: int) -> tuple[np.ndarray, 
 
 @cache
 def _rows_contiguous(span: int, rows: int, k: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same where consecutive rows are consecutive in memory: lines of `span` bytes, one for each place along k.
+    """Multiples for rows that are consecutive in memory: lines of `span` bytes, one for each place along k.
 
     Eight lines make a group. The groups along k are one stride offset apart, those along the rows one leading offset;
     without a swizzle the two offsets change their parts.
@@ -162,14 +162,14 @@ def wgmma(modifiers: tuple[str, ...]) -> Wgmma:
         raise unsupported("wgmma", modifiers)
     n, k, (d, a, b) = int(shape[1]), int(shape[2]), rest[1:]
     saturate = "satfinite" in modifiers
-    if not _known(n, k, d, a, b) or (saturate and d != "s32"):
+    if not _is_listed(n, k, d, a, b) or (saturate and d != "s32"):
         raise unsupported("wgmma", modifiers)
     held = FORMATS[d]
     return Wgmma(n, k, n // 2 // held.per_register, held.register, a, b, 4, held, saturate)
 
 
-def _known(n: int, k: int, d: str, a: str, b: str) -> bool:
-    """Whether the PTX ISA lists it. Integers have fewer widths: beyond 32 columns only multiples of 16."""
+def _is_listed(n: int, k: int, d: str, a: str, b: str) -> bool:
+    """Return True if the PTX ISA lists it. Integers have fewer widths: beyond 32 columns only multiples of 16."""
     if not any({a, b} <= operands and k == depth and d in sums for operands, depth, sums in _KNOWN):
         return False
     step = 16 if d == "s32" and n > 32 else 8

@@ -32,7 +32,7 @@ _KNOWN: list[tuple[set[str], set[str], set[str]]] = [
 
 @dataclass(frozen=True)
 class WmmaMemory:
-    """What `wmma.load` or `wmma.store` moves: each lane moves items of `item_bytes`, an element or (below 8 bits) a word."""
+    """Transfer by `wmma.load` or `wmma.store`: each lane moves items of `item_bytes`, an element or (below 8 bits) words."""
 
     registers: int
     register_type: str  # how each register is viewed: "u32", "f32", "s32", "f64"
@@ -95,13 +95,13 @@ def wmma(modifiers: tuple[str, ...]) -> Mma:
 
 
 def _has(shape: str, which: str, kind: str) -> bool:
-    """Whether A, B (`which` "a", "b") or C and D of this shape may be of this type."""
+    """Return True if A, B (`which` "a", "b") or C and D of this shape may be of this type."""
     multiplied = which in ("a", "b")
     return any(shape in shapes and kind in (operands if multiplied else sums) for operands, shapes, sums in _KNOWN)
 
 
 def _multiplies(shape: str, types: list[str]) -> bool:
-    """Whether the PTX ISA lists this shape with these types: [d, a, b, c]. A and B are of one type."""
+    """Return True if the PTX ISA lists this shape with these types: [d, a, b, c]. A and B are of one type."""
     d, a, b, c = types
     return a == b and any(a in operands and shape in shapes and {c, d} <= sums for operands, shapes, sums in _KNOWN)
 

@@ -105,7 +105,7 @@ def compile_kernel(
 
 
 def _is_beside(instruction: Instruction) -> bool:
-    """Whether what it does goes on beside the threads, or tells them of such."""
+    """Return True if an instruction works beside the threads, or tells them of such work."""
     modifiers = instruction.modifiers
     return (
         instruction.opcode in ("wgmma", "mbarrier")
@@ -115,14 +115,14 @@ def _is_beside(instruction: Instruction) -> bool:
 
 
 def _reads_beside(instruction: Instruction) -> bool:
-    """Whether it reads shared memory beside the threads."""
+    """Return True if an instruction reads shared memory beside the threads."""
     return instruction.opcode == "wgmma" or (
         instruction.opcode == "cp" and "bulk" in instruction.modifiers and "shared::cta" in instruction.modifiers
     )
 
 
 def is_pure(instruction: Instruction) -> bool:
-    """Whether the result depends on the operands alone."""
+    """Return True if the result depends on the operands alone."""
     if instruction.opcode == "ld":
         return "param" in instruction.modifiers
     if any(m == "cc" for m in instruction.modifiers) or instruction.opcode in ("addc", "subc", "madc"):
@@ -131,7 +131,7 @@ def is_pure(instruction: Instruction) -> bool:
 
 
 def is_computed(instruction: Instruction) -> bool:
-    """Whether an instruction does nothing but compute its result from its operands."""
+    """Return True if an instruction does nothing but compute its result from its operands."""
     return instruction.opcode in _PURE or _operation(instruction) is not None
 
 
@@ -153,7 +153,7 @@ def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Oper
 
 
 class _KernelWriter:
-    """What the blocks of one kernel share while they are written."""
+    """State that the blocks of one kernel share while they are written."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class BlockWriter:
                 if self._kernel.undefined:
                     TRACKERS["branch"](self, instruction)
                 continue
-            self._one(instruction)
+            self._write_instruction(instruction)
         epilogue = self._epilogue()
         lines = [*self._prologue(), *self._lines, *epilogue]
         if self._result:
@@ -248,7 +248,7 @@ class BlockWriter:
         return "\n".join([f"def block_{self.block.index}(m, g):", *(f" {line}" for line in lines or ["pass"])])
 
     def _ends(self, instruction: Instruction) -> bool:
-        """Whether the instruction is the block's way out; then what the function returns is noted."""
+        """Return True if the instruction is the block's way out; then also note what the function returns."""
         for name in uses_and_definitions(instruction)[0]:
             if name in self._alias and not self._scalar[name]:
                 # it may be a view of another register, which the epilogue writes before this one is returned
@@ -283,7 +283,7 @@ class BlockWriter:
         count = self.read(operands[1], "u32") if len(operands) > 1 else "None"
         self._result = f"{number}, {count}, {predicate}"
 
-    def _one(self, instruction: Instruction) -> None:
+    def _write_instruction(self, instruction: Instruction) -> None:
         if self._kernel.products.early:
             self._watch()
         if self._kernel.undefined:
@@ -317,7 +317,7 @@ class BlockWriter:
         return [*lines, *(f"{local} = {value}" for value, local in self._hoisted.items())]
 
     def _epilogue(self) -> list[str]:
-        """What lives on goes back into the registers; arrays that two registers would share are copied first."""
+        """Write registers that live on back; arrays that two registers would share are copied first."""
         lines, whole, part = [], [], []
         for name in self._written:
             if name not in self._kernel.flow.live_out[self.block.index]:
@@ -340,7 +340,7 @@ class BlockWriter:
         return lines
 
     def _watch(self) -> None:
-        """In a kernel that may read the sums of a product too early: whose sums are in which registers."""
+        """Write the tracking of products' sums in registers, in a kernel that may read them too early."""
         step = self._kernel.products.steps.get(self.pc)
         if step is None:
             return
@@ -356,7 +356,7 @@ class BlockWriter:
 
     @property
     def is_unfenced(self) -> bool:
-        """Whether the registers of this product may have been touched since the last wgmma.fence."""
+        """True if the registers of this product may have been touched since the last wgmma.fence."""
         return self.pc in self._kernel.products.unfenced
 
     def emit(self, line: str) -> None:
@@ -380,7 +380,7 @@ class BlockWriter:
         return f"~{self._register(guard.register)}" if guard.negated else self._register(guard.register)
 
     def is_computed(self, instruction: Instruction) -> bool:
-        """Whether the instruction does nothing but compute its result."""
+        """Return True if the instruction does nothing but compute its result."""
         return is_computed(instruction)
 
     def bytes_of(self, instruction: Instruction) -> int:
@@ -389,30 +389,30 @@ class BlockWriter:
 
     @property
     def has_undefined(self) -> bool:
-        """Whether any register of the kernel may be undefined."""
+        """True if any register of the kernel may be undefined."""
         return bool(self._kernel.undefined)
 
     def touches_undefined(self, instruction: Instruction, written: list[str], read: list[str]) -> bool:
-        """Whether the instruction has to do with registers that may be undefined."""
+        """Return True if the instruction has to do with registers that may be undefined."""
         undefined = self._kernel.undefined
         if not undefined.isdisjoint(written) or not undefined.isdisjoint(read):
             return True
         return instruction.guard is not None and instruction.guard.register in undefined
 
     def may_be_undefined(self, name: str) -> bool:
-        """Whether the value of a register may be one that nothing has written."""
+        """Return True if the value of a register may be one that nothing has written."""
         return name in self._kernel.undefined
 
     def is_compared(self, address: Operand) -> bool:
-        """Whether an atom.cas of the kernel compares what lies at an address."""
+        """Return True if an atom.cas of the kernel compares what lies at an address."""
         return str(address) in self._kernel.compared
 
     def is_written(self, name: str) -> bool:
-        """Whether any instruction of the kernel writes a register."""
+        """Return True if any instruction of the kernel writes a register."""
         return name in self._kernel.written
 
     def undefined(self, names: list[str]) -> str:
-        """Whether any of these registers is undefined, as an expression; "" where none can be."""
+        """Return an expression that tells if any of these registers is undefined; "" where none can be."""
         flags = []
         for name in dict.fromkeys(names):
             if name in self._kernel.undefined:
@@ -430,7 +430,7 @@ class BlockWriter:
         return f"no{self._kernel.number[name]}"
 
     def wanted(self, operand: Operand) -> bool:
-        """Whether anything reads this destination later."""
+        """Return True if anything reads this destination later."""
         if not isinstance(operand, Register):
             return False
         return operand.name in self._kernel.flow.live_after(self.block, self.pc - self.block.first)

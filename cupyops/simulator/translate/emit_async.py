@@ -67,7 +67,7 @@ _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def _operation(instruction: Instruction) -> str | None:
-    """What a copy does with what is there; None where it takes its place."""
+    """Name of the reduction that a copy makes with what is there; None where it takes its place."""
     if instruction.modifiers[0] != "reduce":
         return None
     found = next((m for m in instruction.modifiers if m in _OPERATIONS), None)

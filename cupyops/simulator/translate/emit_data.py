@@ -33,18 +33,18 @@ def space_of(instruction: Instruction) -> str:
 
 
 def _memory_of(instruction: Instruction) -> str:
-    """Through which of the machine's spaces an instruction reaches memory."""
+    """Name of the machine's space through which an instruction reaches memory."""
     reaches_all = "shared::cluster" in instruction.modifiers
     return _SPACES["shared::cluster" if reaches_all else space_of(instruction)]
 
 
 def kind_of(type_: str) -> str:
-    """How a value of a PTX type is loaded and stored: its signedness matters where it is widened."""
+    """Type by which a value of a PTX type is loaded and stored: its signedness matters where it is widened."""
     return type_ if type_ in ("s8", "s16", "s32", "s64") else storage_of(type_)
 
 
 def storage_of(type_: str) -> str:
-    """How the bits of a value of a PTX type are held."""
+    """Type that holds the bits of a value of a PTX type."""
     if type_ not in STORAGE:
         raise UnsupportedInstruction(f"the type .{type_}")
     return STORAGE[type_]
@@ -230,7 +230,7 @@ def _call(w: BlockWriter, instruction: Instruction) -> None:
 
 @emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent")
 def _nothing(w: BlockWriter, instruction: Instruction) -> None:
-    """Changes when things happen, not what."""
+    """Write nothing: the instruction changes only when things happen."""
 
 
 @emits("createpolicy")

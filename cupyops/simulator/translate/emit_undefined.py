@@ -70,7 +70,7 @@ def _use(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...])
 def _result(
     w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...], destinations: tuple[Operand, ...]
 ) -> str:
-    """Whether what an instruction gives is undefined, as an expression."""
+    """Return an expression that tells if the result of an instruction is undefined."""
     if loads_local(instruction):
         size = w.bytes_of(instruction) * len(registers_of(destinations))
         return f"m.local_space.unwritten(g, {w.address(instruction.operands[1])}, {size})"
@@ -98,7 +98,7 @@ def _parts(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...
 
 
 def _short_circuit(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...]) -> str:
-    """Of `a && b` the value of b makes no difference where a is false."""
+    """Return the expression for `a && b`, in which an undefined b makes no difference where a is false."""
     first, second = (w.undefined(registers_of([one])) for one in sources)
     if not first and not second:
         return "False"

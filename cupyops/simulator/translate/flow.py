@@ -101,7 +101,7 @@ class Block:
 
     @property
     def gathers(self) -> bool:
-        """Whether it begins with an instruction of whole warps."""
+        """True if the block begins with an instruction of whole warps."""
         return bool(self.instructions) and is_warp_wide(self.instructions[0])
 
 
@@ -117,7 +117,7 @@ class Flow:
 
 
 def is_warp_wide(instruction: Instruction) -> bool:
-    """Whether the lanes of a warp execute it together."""
+    """Return True if the lanes of a warp execute an instruction together."""
     if instruction.opcode in ("bar", "barrier"):
         return "warp" in instruction.modifiers
     return instruction.opcode in _WARP_WIDE
@@ -132,7 +132,7 @@ def member_mask(instruction: Instruction) -> Operand | None:
 
 
 def is_barrier(instruction: Instruction) -> bool:
-    """Whether threads may have to wait at it for others of the block or cluster."""
+    """Return True if threads may have to wait at it for others of the block or cluster."""
     if instruction.opcode not in ("bar", "barrier") or "warp" in instruction.modifiers:
         return False
     return "arrive" not in instruction.modifiers
@@ -240,7 +240,7 @@ def _blocks(body: list[Instruction | Label], function: Function) -> list[Block]:
 
 
 def _same_members(previous: Instruction, instruction: Instruction) -> bool:
-    """Whether lanes that have come together for the one need not wait again for the other."""
+    """Return True if lanes that have come together for the one need not wait again for the other."""
     of_warpgroups = [one.opcode in ("wgmma", "setmaxnreg") for one in (previous, instruction)]
     if of_warpgroups[0] != of_warpgroups[1] or not is_warp_wide(previous):
         return False
@@ -255,7 +255,7 @@ def _next(blocks: list[Block]) -> Block:
 
 
 def _connect(block: Block, starts: dict[str, int], leave: int, function: Function) -> None:
-    """Where control goes from the end of `block`."""
+    """Set the targets of `block` by its last instruction."""
     last, following = block.instructions[-1], block.index + 1
     if last.opcode == "bra":
         target = _target(last.operands[0], starts, last)

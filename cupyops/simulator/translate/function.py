@@ -1,4 +1,4 @@
-"""What becomes of a kernel: functions to call, one for each basic block."""
+"""Compiled kernel: functions to call, one for each basic block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ptx import Function, Instruction
 
 @dataclass(frozen=True)
 class Reduction:
-    """What bar.red computes, and the register that gets it."""
+    """Reduction by bar.red, and the register that gets its result."""
 
     operation: str
     register: int
@@ -44,7 +44,7 @@ class CompiledBlock:
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """Of the machine and a group. Compiled when the block is first run: many never are."""
+        """Function of the machine and a group. Compiled when the block is first run: many never are."""
         name = f"block_{self.index}"
         exec(compile(self.text, f"<{name}>", "exec"), self.namespace)
         function: Callable[..., Any] = self.namespace[name]

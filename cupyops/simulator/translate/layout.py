@@ -1,4 +1,4 @@
-"""Where the variables and parameters of a kernel lie, and through which parameters it writes."""
+"""Layout of a kernel's variables and parameters, and the parameters through which it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _parameter(number: int) -> int:
 
 
 class Extent(NamedTuple):
-    """Where a variable lies."""
+    """Extent of a variable."""
 
     name: str
     low: int
@@ -69,7 +69,7 @@ class Layout:
         return {number for number in range(len(self.parameter_names)) if written & _parameter(number)}
 
     def _origins(self, instructions: list[Instruction]) -> dict[str, int]:
-        """For each register where it may come from: `_MEMORY` and `_parameter` bits."""
+        """Possible origins of each register's value: `_MEMORY` and `_parameter` bits."""
         sources: dict[str, int] = {}
         passed_on = []  # (the registers written, the registers read) of what is no load
         for instruction in instructions:
@@ -113,7 +113,7 @@ def function_addresses(module: Module) -> dict[str, int]:
 def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:
     """Give every variable that the function may name its place."""
     symbols = dict(globals_at) | function_addresses(module)
-    used = _named(function)
+    used = _symbols_named(function)
     shared, local, dynamic = _Room(), _Room(), []
     for variable in [*module.variables.values(), *function.variables.values()]:
         if variable.name not in used:
@@ -190,7 +190,7 @@ def _aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
-def _named(function: Function) -> set[str]:
+def _symbols_named(function: Function) -> set[str]:
     """Every symbol that an instruction names."""
     names = set()
     for item in function.body:

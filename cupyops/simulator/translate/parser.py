@@ -105,7 +105,7 @@ class _Parser:
 
     @property
     def line(self) -> int:
-        """Where it has come to."""
+        """Number of the line that is being parsed."""
         return self._line
 
     # --- moving on ---

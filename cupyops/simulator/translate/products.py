@@ -1,4 +1,4 @@
-"""What registers have to do with asynchronous products of matrices (wgmma): which reads may come too early.
+"""Registers of asynchronous products of matrices (wgmma), and reads of them that may come too early.
 
 A product adds to registers until its warpgroup has waited for the group that it was committed to. NVRTC copies such
 registers from one name to another meanwhile, which costs the assembler nothing and is no access; anything else is. This is
@@ -18,7 +18,7 @@ _MOST = 9  # groups that are told apart
 
 @dataclass(frozen=True)
 class Step:
-    """What an instruction does with such registers."""
+    """Effect of an instruction on such registers."""
 
     kind: str  # "copy", "use", "product", or one of the instructions without registers: "fence", "commit", "wait"
     reads: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Products:
-    """What is found. Instructions are given by their numbers in the kernel."""
+    """Analysis of a kernel's products. Instructions are given by their numbers in the kernel."""
 
     steps: dict[int, Step] = field(default_factory=dict)
     early: frozenset[int] = frozenset()  # reads of what may not be there yet
@@ -37,7 +37,7 @@ class Products:
 
 @dataclass
 class _State:
-    """At one place of the kernel, over all paths that lead there."""
+    """State at one place of the kernel, over all paths that lead there."""
 
     under_way: dict[str, int]  # register -> groups committed since its product, the fewest
     touched: set[str]  # since the last fence
@@ -47,7 +47,7 @@ class _State:
         return _State(dict(self.under_way), set(self.touched), self.unfenced)
 
     def join(self, other: _State) -> bool:
-        """Whether that has changed anything."""
+        """Merge another state into this one; return True if that has changed anything."""
         changed = (other.unfenced and not self.unfenced) or not other.touched <= self.touched
         self.unfenced |= other.unfenced
         self.touched |= other.touched
@@ -59,7 +59,7 @@ class _State:
 
 
 def find(blocks: list[Block]) -> Products:
-    """Of a kernel's blocks."""
+    """Analyse the products of a kernel's blocks."""
     if not any(i.opcode == "wgmma" and i.modifiers[0] == "mma_async" for block in blocks for i in block.instructions):
         return Products()
     steps = _steps(blocks)
@@ -165,7 +165,7 @@ def _step(instruction: Instruction, relevant: set[str]) -> Step | None:
 
 
 def _is_copy(instruction: Instruction) -> bool:
-    """Whether a register is given the value of another, or a constant, as it is."""
+    """Return True if an instruction gives a register the value of another, or a constant, as it is."""
     if instruction.opcode != "mov" or instruction.guard is not None:
         return False
     to, source = instruction.operands

@@ -1,4 +1,4 @@
-"""What a PTX text holds, a `Module`: variables, functions, and instructions with structured operands."""
+"""Contents of a PTX text, a `Module`: variables, functions, and instructions with structured operands."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Instruction:
 
     @property
     def name(self) -> str:
-        """As written: `ld.global.nc.f32`."""
+        """Full name of the instruction: `ld.global.nc.f32`."""
         return ".".join((self.opcode, *self.modifiers))
 
 

@@ -39,7 +39,7 @@ def find(blocks: list[Block], early: set[str], is_computed: Callable[[Instructio
 
 
 def loads_local(instruction: Instruction) -> bool:
-    """Whether it loads from an array of the thread; what calls pass on lies in local memory too, and is written."""
+    """Return True for a load from an array of the thread; local memory through which calls pass values is always written."""
     if instruction.opcode != "ld" or "local" not in instruction.modifiers:
         return False
     source = instruction.operands[1]
@@ -47,7 +47,7 @@ def loads_local(instruction: Instruction) -> bool:
 
 
 def _begins(instruction: Instruction, full: set[str]) -> bool:
-    """Whether what it gives may be undefined, whatever its operands are. `full`: registers with the mask of all lanes."""
+    """Return True if the result may be undefined whatever the operands are. `full`: registers with the mask of all lanes."""
     if instruction.opcode != "shfl":
         return loads_local(instruction)
     mask = member_mask(instruction)

@@ -68,7 +68,7 @@ class _Tried:
         may refuse a call; a backward after a forward that did not may not.
         """
         indices = not all(tensor.is_floating_point() for tensor in call.all_tensors())
-        if indices and _taken(self.case, call) is None:
+        if indices and _reference_outcome(self.case, call) is None:
             return
         leaves, error = call.relaid(), None
         try:
@@ -78,7 +78,7 @@ class _Tried:
                 self.refusal = f"it refuses {what}: {str(refusal).partition(chr(10))[0]}"
                 return
             error = refusal
-        given = _taken(self.case, call)
+        given = _reference_outcome(self.case, call)
         if given is None or not wanted(given):
             return
         if error is not None:
@@ -97,7 +97,7 @@ class _Tried:
             raise NotApplicable(self.refusal or otherwise)
 
 
-def _taken(case: Case, call: Call) -> Outcome | None:
+def _reference_outcome(case: Case, call: Call) -> Outcome | None:
     """Outcome of the reference; None where it refuses the call or its backward, or gives what cannot be compared."""
     try:
         given = case.expected(call)[0]

@@ -25,7 +25,7 @@ _ADDED = "result type Float can't be cast to the desired output type"
 
 @hazard("torch.compile(fullgraph=True) gives the same values, strides and gradients")
 def compile_fullgraph(case: Case) -> None:
-    """By inductor on a GPU; on the CPU by aot_eager, which needs no compiler there.
+    """Compile by inductor on a GPU; on the CPU by aot_eager, which needs no compiler there.
 
     The call is compiled once for this and for `compile_dynamic`; and for its sizes alone where the result is wrong.
     """

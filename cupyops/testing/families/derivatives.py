@@ -66,7 +66,7 @@ def gradient_penalty(case: Case) -> None:
 
 @hazard("forward-mode AD gives the right tangents")
 def forward_ad_tangents(case: Case) -> None:
-    """With dual tensors; a tangent that is lost counts as zero."""
+    """Compare with dual tensors; a tangent that is lost counts as zero."""
     case.needs_gradient()
 
     def tangents(function: Function, call: Call) -> list[Tensor]:
@@ -100,7 +100,7 @@ def jvp(case: Case) -> None:
 
 @hazard("torch.func.vmap gives what a loop gives")
 def vmap(case: Case) -> None:
-    """Over a new dimension of every input that wants a gradient (or is floating-point), and of each of them alone."""
+    """Map over a new dimension of every input that wants a gradient (or is floating-point), and of each of them alone."""
     case.needs_known_sizes()
     case.needs_new_outputs()
     old = case.call.tensors() or case.needs_floating()
@@ -209,7 +209,7 @@ def _tangents(case: Case, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _subsets(count: int) -> list[Dims]:
-    """Which inputs have a dimension of examples: all, and each alone."""
+    """Placements of a dimension of examples: in all inputs, and in each alone."""
     alone = [tuple(0 if i == k else None for i in range(count)) for k in range(count)]
     return [(0,) * count, *(alone if count > 1 else [])]
 

@@ -68,7 +68,7 @@ def backward_thread(case: Case) -> None:
 
 
 def _wait(case: Case) -> None:
-    """Until the GPU is done, where the case is on one."""
+    """Wait until the GPU is done, where the case is on one."""
     if case.device.type == "cuda":
         torch.cuda.synchronize(case.device)
 

@@ -155,7 +155,7 @@ def accumulated_grads(case: Case) -> None:
 
 @hazard("under no_grad and in inference_mode the values are the same and nothing requires a gradient")
 def no_gradient_wanted(case: Case) -> None:
-    """Though inputs ask for one."""
+    """Check modes in which no gradient is wanted although inputs ask for one."""
     case.needs_gradient()
     for mode in (torch.no_grad, torch.inference_mode):
         with told(f"under {mode.__name__}"):
@@ -312,7 +312,7 @@ def _writable(tensor: Tensor) -> Tensor:
 
 
 def _change(tensor: Tensor, kept: bool) -> None:
-    """To other values that are as legal; to the same ones, where only those are."""
+    """Change a tensor to other legal values; to the same ones, where only those are legal."""
     with torch.no_grad():
         if kept or tensor.is_floating_point() and tensor.dtype not in FLOATING:
             tensor.copy_(tensor.clone())

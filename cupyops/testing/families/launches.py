@@ -71,7 +71,7 @@ def _compiled(case: Case) -> None:
 
 
 def _arrive_late(tensors: Sequence[Tensor]) -> None:
-    """Their values, which come on the current stream in a while; until then they are NaN, and integers 0."""
+    """Refill tensors with their values a while later on the current stream; until then they hold NaN, and integers 0."""
     torch.cuda.synchronize()
     values = [tensor.detach().clone() for tensor in tensors]
     with torch.no_grad():
@@ -88,7 +88,7 @@ def _arrive_late(tensors: Sequence[Tensor]) -> None:
 
 @hazard("captured into a CUDA graph and replayed, forward and backward follow inputs changed in place", GPU)
 def cuda_graph(case: Case) -> None:
-    """After a first call on a side stream, as PyTorch asks for."""
+    """Capture after a first call on a side stream, as PyTorch asks for."""
     case.needs_floating()
     _compiled(case)
     with torch.cuda.device(case.device):
@@ -157,7 +157,7 @@ def _capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator
 
 
 def _recover() -> None:
-    """After a capture that failed PyTorch's random numbers go on as if in one, until another succeeds."""
+    """Take PyTorch's random numbers out of a failed capture, by one that succeeds."""
     with suppress(RuntimeError), _capture(torch.cuda.CUDAGraph(), torch.cuda.Stream()):
         torch.zeros(1, device="cuda")
 

@@ -184,7 +184,7 @@ def _strides(tensor: Tensor) -> list[int]:
 
 
 def _pair(call: Call) -> tuple[int, int] | None:
-    """Where among the arguments two tensors stand that could be one."""
+    """Positions of two arguments that could be one tensor, or None."""
     leaves, _ = tree_flatten((call.args, call.kwargs))
     numbers = lambda t: isinstance(t, Tensor) and (t.dtype in FLOATING or t.is_complex())  # noqa: E731
     places = [i for i, leaf in enumerate(leaves) if numbers(leaf)]

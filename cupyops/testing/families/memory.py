@@ -74,7 +74,7 @@ def _agree(a: Tensor | None, b: Tensor | None) -> bool:
 
 @hazard("inputs, outputs, incoming gradients and saved tensors keep their values and version counters")
 def inputs_unchanged(case: Case) -> None:
-    """Through forward and backward. What the reference changes too is meant to change."""
+    """Watch tensors through forward and backward. What the reference changes too is meant to change."""
     if _arguments(case).get("inplace"):
         raise NotApplicable("asked to work in place")
     call, watch = case.call.relaid(), Unchanged()
@@ -129,7 +129,7 @@ def _write(call: Call, values: Call) -> None:
 
 @hazard("with inplace=True the result is the input itself, its version counter tells, and a leaf is refused")
 def declared_inplace(case: Case) -> None:
-    """Where the function has an argument of that name."""
+    """Check functions that have an argument of that name."""
     if "inplace" not in _arguments(case):
         raise NotApplicable("has no argument inplace")
     leaves = _with_inplace(case, case.call.relaid())

@@ -23,7 +23,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 @hazard("under autocast dtypes are those that the reference gives, and values and gradients are as good")
 def autocast(case: Case) -> None:
-    """To either half type, of inputs as they are and of inputs in that type."""
+    """Compare under autocast to either half type, for inputs as they are and for inputs in that type."""
     case.needs_floating()
     refusals = [refusal for low in _LOW for given in (None, low) if (refusal := _under_autocast(case, low, given))]
     if len(refusals) == 2 * len(_LOW):
@@ -57,7 +57,7 @@ def _under_autocast(case: Case, low: torch.dtype, given: torch.dtype | None) -> 
     "under torch.use_deterministic_algorithms(True) the result is right and the same bits twice, or PyTorch's error"
 )
 def deterministic_algorithms(case: Case) -> None:
-    """Where atomics are used otherwise, this asks for another path."""
+    """Ask for another path where atomics are used otherwise."""
     operator = case.target.operator
     declared = operator is not None and operator.definition.nondeterministic
     for way in case.ways:
@@ -144,6 +144,6 @@ def _same_bits(a: Outcome, b: Outcome) -> bool:
 
 
 def _bits_equal(a: Tensor, b: Tensor) -> bool:
-    """Also where there is NaN."""
+    """Return True if the bits are equal, also where there is NaN."""
     a, b = computable(a), computable(b)
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -28,7 +28,7 @@ def empty(case: Case) -> None:
     """Each size in turn, everywhere that it occurs."""
     tried = False
     for size in _sizes(case.call, 1):
-        call = _taken(case, size, 0)
+        call = _resized(case, size, 0)
         if call is None:
             continue
         with told(f"0 for {size}"):
@@ -89,7 +89,7 @@ def many_rows(case: Case) -> None:
         raise NotApplicable("no kernel runs here")
     rows, few = largest.shape[0], case.with_units({torch.float64: _UNITS})
     for size in _sizes(case.call, _FEW + 1):
-        if size != rows and (smaller := _taken(few, size, _FEW if rows != _FEW else _FEW + 1, (False,))):
+        if size != rows and (smaller := _resized(few, size, _FEW if rows != _FEW else _FEW + 1, (False,))):
             few = few.with_call(smaller)
     shapes = [tensor.shape for tensor in few.call.all_tensors()]
     elements = sum(shape.numel() * (_ROWS // rows) ** shape.count(rows) for shape in shapes)
@@ -98,7 +98,7 @@ def many_rows(case: Case) -> None:
     _needs_memory(few, rows, _ROWS, (False,))
     if case.backend == "simulator":
         _needs_simulation(few, rows)
-    grown = _taken(few, rows, _ROWS, (False,))
+    grown = _resized(few, rows, _ROWS, (False,))
     if grown is None:
         raise NotApplicable("the reference takes no more rows")
     few.judge(few.both_ways(grown), grown)
@@ -118,7 +118,7 @@ def _sizes(call: Call, least: int) -> list[int]:
     return sorted({size for tensor in call.all_tensors() for size in tensor.shape if size >= least}, reverse=True)
 
 
-def _taken(case: Case, size: int, new: int, with_numbers: tuple[bool, ...] = (True, False)) -> Call | None:
+def _resized(case: Case, size: int, new: int, with_numbers: tuple[bool, ...] = (True, False)) -> Call | None:
     """The call with another size, if the reference takes it: with the numbers of that value changed too, or without."""
     for numbers in with_numbers:
         call = case.call.resized(size, new, numbers)
@@ -138,7 +138,7 @@ def _tried(case: Case, size: int, new: int) -> Call | None:
         _needs_memory(case, size, new)
     except NotApplicable:
         return None
-    call = _taken(case, size, new)
+    call = _resized(case, size, new)
     if call is not None:
         with told(f"{new} for {size}"):
             case.judge(case.both_ways(call), call)
@@ -152,11 +152,11 @@ def _needs_memory(case: Case, size: int, new: int, with_numbers: tuple[bool, ...
 
     def by_reference(n: int) -> int | None:
         with Computed() as computed:
-            call = _taken(case, size, n, with_numbers)
+            call = _resized(case, size, n, with_numbers)
         return None if call is None else computed.bytes
 
     def by_function(n: int) -> int | None:
-        call = _taken(case, size, n, with_numbers)
+        call = _resized(case, size, n, with_numbers)
         if call is None:
             return None
         with Allocated() as allocated:
@@ -172,7 +172,7 @@ def _needs_memory(case: Case, size: int, new: int, with_numbers: tuple[bool, ...
 
 def _needs_simulation(case: Case, rows: int) -> None:
     """Raise `NotApplicable` where a smaller number of rows foretells that so many take the simulator too long."""
-    call = _taken(case, rows, _PROBE, (False,))
+    call = _resized(case, rows, _PROBE, (False,))
     if call is None:
         raise NotApplicable("the reference takes no more rows")
     with tracing.trace() as trace:

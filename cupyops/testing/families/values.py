@@ -99,7 +99,7 @@ def special_values(case: Case) -> None:
 
 @hazard("values near 1, near 0 and in the thousands give PyTorch's answer, as inexact as fast instructions may be")
 def approximations(case: Case) -> None:
-    """In the simulator each approximate instruction errs as far as the PTX manual allows.
+    """Let each approximate instruction err as far as the PTX manual allows, in the simulator.
 
     Near 1 a fast logarithm is wrong, near 0 what is a difference, far from 0 a fast sine.
     """
@@ -231,7 +231,7 @@ def _coarser(case: Case, call: Call) -> Case:
 
 
 def _near_truth(case: Case, outputs: list[Tensor], call: Call, what: str) -> None:
-    """Where PyTorch refuses a mix of dtypes, a result must still be right to the coarsest of them."""
+    """Check that a result for a mix of dtypes that PyTorch refuses is still right to the coarsest of them."""
     pairs = zip(call.all_tensors(), case.call.all_tensors())
     numbers = {id(tensor) for tensor, given in pairs if given.is_floating_point()}
     wide = call.map(lambda t: t.detach().double() if id(t) in numbers else t)
