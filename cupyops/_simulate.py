@@ -72,8 +72,9 @@ class Simulation:
     ) -> None:
         device = architecture.read(arch)
         if device is None:
-            meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
-            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
+            meant = next((one for one in (f"{arch}0", f"sm_{arch}") if architecture.read(one)), None)
+            hint = f"; did you mean {meant}?" if meant is not None else ""
+            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{hint}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
         if approximate not in ("nearest", "worst"):
             raise InputError(f'approximate is {approximate!r}, expected "nearest" or "worst"')
