@@ -34,7 +34,7 @@ from cupyops.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"python", "ipython", "sh", "text", "cuda", "diff", "mermaid"}
+LANGUAGES = {"python", "ipython", "sh", "text", "cuda", "diff", "yaml", "mermaid"}
 
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # what hangs on the compiler's version and on where memory lies

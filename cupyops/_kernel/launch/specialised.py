@@ -169,7 +169,7 @@ class Specialised:
         if (execute := executors.get(device.type)) is not None:
             report = execute(self, index, configuration, args)
             if record is not None and report is not None:
-                record.simulated(report.thread_instructions, report.seconds)
+                record.simulated(report)
         elif device.type != "meta":
             raise self.nowhere(device)
         return None
