@@ -56,7 +56,9 @@ def solution(book: Any) -> str:
 
 
 def hand_out(folder: Path) -> None:
-    """Write the course into a new folder, with no solutions and no outputs. Raises `FileExistsError`."""
+    """Write the course into a new folder, with no solutions and no outputs. Raises `SystemExit` where it is not new."""
+    if folder.exists():
+        raise SystemExit(f"{folder} is there already; name a new folder")
     folder.mkdir(parents=True)
     shutil.copy(EXAMPLES / "course" / "exercises.py", folder)
     for path in COURSE:
@@ -68,7 +70,7 @@ def hand_out(folder: Path) -> None:
 
 
 def grade(path: Path) -> str:
-    """The verdict of the check, with the course's own exercises.py; or the error of a cell that has one.
+    """The verdict of the check in one line, with the course's own exercises.py; or the error of a cell that has one.
 
     A student's code runs as any program of yours does: do this in a container.
     """
@@ -76,8 +78,13 @@ def grade(path: Path) -> str:
     texts = [_texts(cell) for cell in _code(book) if CHECK in cell.metadata.get("tags", ())]
     failed = [output for cell in _code(book) for output in cell.outputs if output.output_type == "error"]
     expected = [output for cell in _code(book) if _is_expected(cell) for output in cell.outputs]
-    errors = [f"{output.ename}: {output.evalue}" for output in failed if output not in expected]
-    return (errors or texts or ["it has no cell with the check"])[0].strip()
+    errors = [f"{output.ename}: {_lines(output.evalue, 2)}" for output in failed if output not in expected]
+    return (errors or [_lines(text, 1) for text in texts] or ["it has no cell with the check"])[0]
+
+
+def _lines(text: str, count: int) -> str:
+    """The first lines, as one."""
+    return " ".join([line.strip() for line in text.splitlines() if line.strip()][:count])
 
 
 def run(path: Path, gpu: bool = False, folder: Path | None = None, go_on: bool = False) -> Any:
@@ -163,7 +170,7 @@ def main(
         return
     if answers is not None:
         for path in sorted(answers.rglob("*.ipynb")):
-            typer.echo(f"{path.relative_to(answers)}: {grade(path).partition(chr(10))[0]}")
+            typer.echo(f"{path.relative_to(answers)}: {grade(path)}")
         return
     changed = 0
     for path in NOTEBOOKS:
