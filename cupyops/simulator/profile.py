@@ -142,13 +142,13 @@ class Profile:
         rows = [("line", "warp instructions", "active threads", "sectors", "wavefronts", "")]
         for (file, number), line in sorted(self.by_line().items()):
             if (own := line.own).warps:
-                text = self.listing.sources.get(file, "").splitlines()[number - 1 : number]
+                text = "".join(self.listing.sources.get(file, "").splitlines()[number - 1 : number]).strip()
                 traffic = _ratio(own.sectors, own.least_sectors, own.requests)
                 passes = _ratio(own.wavefronts, own.least_wavefronts, own.shared_requests)
                 active = f"{own.threads / own.warps:.3g}"
-                rows.append((str(number), f"{own.warps:,}", active, traffic, passes, *map(str.strip, text)))
-        widths = [max(map(len, column)) for column in zip(*(row[:5] for row in rows))]
-        return "\n".join("  ".join([*map(str.rjust, row, widths), *row[5:]]).rstrip() for row in rows)
+                rows.append((str(number), f"{own.warps:,}", active, traffic, passes, text))
+        widths = [max(map(len, column)) for column in zip(*rows)][:-1]
+        return "\n".join("  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in rows)
 
     @property
     def issued(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from docs.pages import ROOT, blocks
 
+pytestmark = pytest.mark.slow  # each starts processes that import PyTorch
 PAGE = ROOT / "docs" / "ci.md"
 WORKFLOW = ".github/workflows/kernels.yml"
 
