@@ -116,6 +116,14 @@ def urls(root: Path) -> Iterator[str]:
             yield f"{name} in pyproject.toml is {url!r}, a placeholder; write where the repository is"
 
 
+def published(root: Path) -> Iterator[str]:
+    """Nothing that a user reads tells how to install what is not on an index."""
+    read = ["README.md", "docs/*.md", "examples/**/*.ipynb", "cupyops/cli/templates/*"]
+    paths = sorted(path.relative_to(root).as_posix() for pattern in read for path in root.glob(pattern))
+    if found := [name for name in paths if re.search(r"not published yet|git\+URL", _read(root, name))]:
+        yield f"these say that it is not published, or install it by git+URL: {', '.join(found)}"
+
+
 def links(root: Path) -> Iterator[str]:
     """The README has pictures and links that work on the page of an index."""
     import readme
@@ -162,6 +170,7 @@ CHECKS: dict[str, Callable[[Path], Iterator[str]]] = {
     "files": files,
     "public URL": urls,
     "links of the README": links,
+    "published": published,
     "classifiers": classifiers,
     "clean tree, new tag": tree,
     "GPU report": gpu,

@@ -78,6 +78,12 @@ LEFT = {
         "public URL",
         "a placeholder",
     ),
+    "a page of before": (
+        "README.md",
+        "It is not published yet: pip install git+URL\n",
+        "published",
+        "these say that it is not published, or install it by git+URL: README.md",
+    ),
     "a host that is not known": (
         "pyproject.toml",
         '[project]\n[project.urls]\nRepository = "https://git.somewhere.net/x"\n',
