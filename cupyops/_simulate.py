@@ -69,15 +69,17 @@ class Simulation:
         max_steps: int | None,
         exited_lanes: bool = False,
         approximate: str = "nearest",
+        profile: bool = False,
     ) -> None:
         device = architecture.read(arch)
         if device is None:
-            meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
-            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
+            meant = next((one for one in (f"{arch}0", f"sm_{arch}") if architecture.read(one)), None)
+            hint = f"; did you mean {meant}?" if meant is not None else ""
+            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{hint}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
         if approximate not in ("nearest", "worst"):
             raise InputError(f'approximate is {approximate!r}, expected "nearest" or "worst"')
-        self.exited_lanes, self.approximate = exited_lanes, approximate
+        self.exited_lanes, self.approximate, self.profile = exited_lanes, approximate, profile
         self._device = device
         self._threads = threading.local()
         self._is_used = False
@@ -146,6 +148,7 @@ class Simulation:
                     exited_lanes=self.exited_lanes,
                     approximate=self.approximate,
                     cooperative=configuration.cooperative,
+                    profile=self.profile,
                     label=specialised.name,
                     progress=bar.update if bar.wanted else None,
                 )
@@ -217,6 +220,7 @@ def simulate(
     max_steps: int | None = None,
     exited_lanes: bool = False,
     approximate: str = "nearest",
+    profile: bool = False,
 ) -> Simulation:
     """Run kernels on CPU tensors in the simulator: operators and `Kernel` launches inside the `with` block.
 
@@ -232,6 +236,8 @@ def simulate(
             take no part, and what is read of one is a pattern. PTX calls it undefined: by default it is a `WarpFault`.
         approximate: results of approximate instructions (`ex2.approx`, `tanh.approx` and their kind): "nearest", which
             rounds the exact ones, or "worst": each as wrong as the PTX manual allows, drawn with `seed`.
+        profile: count memory transactions, bank conflicts and diverged threads by line. `cupyops.trace()` has them, as
+            `trace.launches()[0].profile`, which prints as a table.
 
     Raises:
         SimulatorError: when a kernel does what it must not. A subclass for each kind of fault; the message names thread,
@@ -243,7 +249,7 @@ def simulate(
         >>> trace.routes()
         {'simulator'}
     """
-    return Simulation(arch, check, seed, max_steps, exited_lanes, approximate)
+    return Simulation(arch, check, seed, max_steps, exited_lanes, approximate, profile)
 
 
 def simulating() -> bool:

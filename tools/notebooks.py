@@ -1,14 +1,19 @@
 """The notebooks of examples/: run from top to bottom, and their outputs written into them.
 
-    python tools/notebooks.py            run each, without a GPU, and write what it gives
-    python tools/notebooks.py --check    run each, and say where that is not what it has
+    python tools/notebooks.py                      run each, without a GPU, and write what it gives
+    python tools/notebooks.py --check              run each, and say where that is not what it has
+    python tools/notebooks.py --hand-out FOLDER    write the course for students: without solutions and outputs
+    python tools/notebooks.py --grade FOLDER       run the notebooks of students, and print what the checks say
 
-What is committed is made where no GPU is used, so that it is the same on every machine.
+What is committed is made where no GPU is used, so that it is the same on every machine. A notebook of the course has three
+tagged cells: the exercise, its check, and the solution, a folded text with a block of CUDA.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +26,9 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+COURSE = sorted((EXAMPLES / "course").glob("*.ipynb"))
+NOTEBOOKS = [*sorted(EXAMPLES.glob("*.ipynb")), *COURSE]
+EXERCISE, CHECK, SOLUTION = "exercise", "check", "solution"
 EXPECTED = "raises-exception"  # the tag of a cell that is to fail, as nbclient knows it
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -36,19 +43,64 @@ def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
 
 
-def run(path: Path, gpu: bool = False) -> Any:
+def tagged(book: Any, tag: str) -> Any:
+    """The cell with a tag, of which there is one."""
+    (cell,) = (cell for cell in book.cells if tag in cell.metadata.get("tags", ()))
+    return cell
+
+
+def solution(book: Any) -> str:
+    """The exercise's cell as it is right."""
+    (code,) = re.findall(r"^```cuda\n(.*?)^```$", tagged(book, SOLUTION).source, re.MULTILINE | re.DOTALL)
+    return f"%%cuda\n{code}"
+
+
+def hand_out(folder: Path) -> None:
+    """Write the course into a new folder, with no solutions and no outputs. Raises `SystemExit` where it is not new."""
+    if folder.exists():
+        raise SystemExit(f"{folder} is there already; name a new folder")
+    folder.mkdir(parents=True)
+    shutil.copy(EXAMPLES / "course" / "exercises.py", folder)
+    for path in COURSE:
+        book = read(path)
+        book.cells = [cell for cell in book.cells if SOLUTION not in cell.metadata.get("tags", ())]
+        for cell in _code(book):
+            cell.outputs, cell.execution_count = [], None
+        nbformat.write(book, folder / path.name)
+
+
+def grade(path: Path) -> str:
+    """The verdict of the check in one line, with the course's own exercises.py; or the error of a cell that has one.
+
+    A student's code runs as any program of yours does: do this in a container.
+    """
+    book = run(path, folder=EXAMPLES / "course", go_on=True)
+    texts = [_texts(cell) for cell in _code(book) if CHECK in cell.metadata.get("tags", ())]
+    failed = [output for cell in _code(book) for output in cell.outputs if output.output_type == "error"]
+    expected = [output for cell in _code(book) if _is_expected(cell) for output in cell.outputs]
+    errors = [f"{output.ename}: {_lines(output.evalue, 2)}" for output in failed if output not in expected]
+    return (errors or [_lines(text, 1) for text in texts] or ["it has no cell with the check"])[0]
+
+
+def _lines(text: str, count: int) -> str:
+    """The first lines, as one."""
+    return " ".join([line.strip() for line in text.splitlines() if line.strip()][:count])
+
+
+def run(path: Path, gpu: bool = False, folder: Path | None = None, go_on: bool = False) -> Any:
     """The notebook with the outputs that it gives now, in a kernel of this interpreter.
 
-    Raises `CellExecutionError` at a cell that fails without the tag. With `gpu` it runs there, where there is one.
+    It runs in `folder`, by default its own; with `gpu` on a GPU, where there is one. Raises `CellExecutionError` at a cell
+    that fails without the tag, unless it is to `go_on`.
     """
     book = read(path)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as socket:
         ours = KernelSpecManager(kernel_dirs=[])  # which leaves ipykernel's own: no other interpreter's kernel
         manager = AsyncKernelManager(
-            kernel_name="python3", kernel_spec_manager=ours, transport="ipc", ip=f"{folder}/kernel"
+            kernel_name="python3", kernel_spec_manager=ours, transport="ipc", ip=f"{socket}/kernel"
         )
-        place = {"metadata": {"path": str(path.parent)}}
-        client = NotebookClient(book, km=manager, timeout=120, record_timing=False, resources=place)
+        place = {"metadata": {"path": str(folder or path.parent)}}
+        client = NotebookClient(book, km=manager, timeout=120, record_timing=False, resources=place, allow_errors=go_on)
         client.execute(cleanup_kc=True, env=_environment(gpu))
     book.metadata = nbformat.from_dict(_METADATA)
     return book
@@ -58,7 +110,7 @@ def surprises(book: Any) -> Iterator[str]:
     """Of a notebook that has run: cells whose tag and whose end do not agree, and what was written to stderr."""
     for cell in _code(book):
         failed = any(output.output_type == "error" for output in cell.outputs)
-        expected = EXPECTED in cell.metadata.get("tags", ())
+        expected = _is_expected(cell)
         if failed != expected:
             yield f"cell {cell.id} {'fails without' if failed else 'does not fail, and has'} the tag {EXPECTED}"
         for output in cell.outputs:
@@ -83,6 +135,11 @@ def _environment(gpu: bool) -> dict[str, str]:
     return plain | {"COLUMNS": "120"} | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
 
 
+def _is_expected(cell: Any) -> bool:
+    """Whether the cell is to fail."""
+    return EXPECTED in cell.metadata.get("tags", ())
+
+
 def _code(book: Any) -> list[Any]:
     return [cell for cell in book.cells if cell.cell_type == "code"]
 
@@ -102,8 +159,19 @@ def _text(output: Any) -> str:
 
 
 @app.command()
-def main(check: Annotated[bool, typer.Option("--check", help="compare, and write nothing")] = False) -> None:
-    """Run each notebook; write its outputs, or compare them."""
+def main(
+    check: Annotated[bool, typer.Option("--check", help="compare, and write nothing")] = False,
+    students: Annotated[Path | None, typer.Option("--hand-out", help="a new folder for the course")] = None,
+    answers: Annotated[Path | None, typer.Option("--grade", help="a folder of answers, at any depth")] = None,
+) -> None:
+    """Run each notebook; write its outputs, or compare them. Or hand out the course, or grade it."""
+    if students is not None:
+        hand_out(students)
+        return
+    if answers is not None:
+        for path in sorted(answers.rglob("*.ipynb")):
+            typer.echo(f"{path.relative_to(answers)}: {grade(path)}")
+        return
     changed = 0
     for path in NOTEBOOKS:
         now = run(path)

@@ -2,33 +2,48 @@
 
     python tools/release.py check      what is left to do; the exit code says whether anything is
     python tools/release.py build      sdist and wheel into dist/, each made twice and the same to the byte, and the docs
-    python tools/release.py publish    both, then the tag and the upload, by somebody who has the account
+    python tools/release.py trial      the sdist of dist/ installed into a fresh environment, and tests of it run there
+    python tools/release.py publish    all three, then the tag and the upload, by somebody who has the account
 
 `publish` does nothing before all of `check` is so, shows its commands and asks. Standard library only, but for what builds:
-`build` (of the extra test), what `make docs` needs (docs), and twine, which `publish` alone needs.
+`build` and `hatchling` (of the extra test), what `make docs` needs (docs), and twine, which `publish` alone needs. `trial`
+downloads what cupyops depends on; with `--before torch==2.13.0` pip installs that first, as from a folder of CPU wheels.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import email
 import hashlib
 import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import tomllib
+import venv
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACEHOLDER = "example.org"  # of the URL in pyproject.toml, until there is a public one
 LARGEST = 5_000_000  # bytes of a distribution, which is source alone
+# What runs in the trial, with nothing of the package but what is installed.
+TRIED = (
+    "tests/kernel/test_kernel.py",
+    "tests/kernel/test_notebook.py",
+    "tests/simulator/test_races.py",
+    "tests/simulator/test_simulation.py",
+    "tests/ops/test_relu.py",
+    "tests/ops/test_layer_norm.py",
+)
 NEEDED = (
     "LICENSE",
     "README.md",
@@ -51,6 +66,11 @@ def version(root: Path) -> str:
 def _read(root: Path, name: str) -> str:
     path = root / name
     return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _project(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(_read(root, "pyproject.toml"))["project"]
+    return found
 
 
 def _git(root: Path, *words: str) -> str:
@@ -91,9 +111,39 @@ def files(root: Path) -> Iterator[str]:
 
 def urls(root: Path) -> Iterator[str]:
     """A public home, of which pyproject.toml alone knows."""
-    for name, url in tomllib.loads(_read(root, "pyproject.toml"))["project"].get("urls", {}).items():
+    for name, url in _project(root).get("urls", {}).items():
         if PLACEHOLDER in url:
             yield f"{name} in pyproject.toml is {url!r}, a placeholder; write where the repository is"
+
+
+def published(root: Path) -> Iterator[str]:
+    """Nothing that a user reads tells how to install what is not on an index."""
+    read = ["README.md", "docs/*.md", "examples/**/*.ipynb", "cupyops/cli/templates/*"]
+    paths = sorted(path.relative_to(root).as_posix() for pattern in read for path in root.glob(pattern))
+    if found := [name for name in paths if re.search(r"not published yet|git\+URL", _read(root, name))]:
+        yield f"these say that it is not published, or install it by git+URL: {', '.join(found)}"
+
+
+def links(root: Path) -> Iterator[str]:
+    """The README has pictures and links that work on the page of an index."""
+    import readme
+
+    text, url = _read(root, "README.md"), _project(root).get("urls", {}).get("Repository", "")
+    try:
+        text = readme.absolute(text, url, f"v{version(root)}")
+    except ValueError as unknown:
+        if count := len(list(readme.relative(text))):
+            yield f"{count} links and pictures of README.md lead nowhere on the index: {unknown}"
+
+
+def classifiers(root: Path) -> Iterator[str]:
+    """Those of Python name the versions with which tests passed, and no others."""
+    rows = csv.DictReader(_read(root, "tests/matrix.csv").splitlines())
+    tested = {row["python"] for row in rows if "passed" in row["tests"] and "failed" not in row["tests"]}
+    found = re.findall(r"Python :: (3\.\d+)", "\n".join(_project(root).get("classifiers", [])))
+    for one in sorted(tested ^ set(found)):
+        said = "passed with it" if one in tested else "were not run with it, or failed"
+        yield f"{'add' if one in tested else 'remove'} the classifier of Python {one}: tests {said} (tests/matrix.csv)"
 
 
 def tree(root: Path) -> Iterator[str]:
@@ -119,6 +169,9 @@ CHECKS: dict[str, Callable[[Path], Iterator[str]]] = {
     "changelog": changelog,
     "files": files,
     "public URL": urls,
+    "links of the README": links,
+    "published": published,
+    "classifiers": classifiers,
     "clean tree, new tag": tree,
     "GPU report": gpu,
 }
@@ -159,6 +212,8 @@ def build(root: Path, out: Path) -> list[Path]:
         raise SystemExit(f"built twice, these differ: {', '.join(differing)}")
     if wrong := [line for path in made for line in examine(path, root)]:
         raise SystemExit("\n".join(wrong))
+    for line in links(root):
+        print(f"NOT TO BE PUBLISHED: {line}")
     for path in made:
         print(f"{path.name}  {path.stat().st_size:,} bytes  sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
     return made
@@ -192,11 +247,46 @@ def docs(root: Path) -> None:
         raise SystemExit("the docs do not build")
 
 
+# --- whether it can be installed ---------------------------------------------------------------------------------------
+
+
+def trial(out: Path, before: list[str]) -> None:
+    """Install the sdist of `out` into a fresh environment, and run `TRIED` there. Raises SystemExit where that fails.
+
+    The tests are those of the sdist. Its package is removed before they run, so that they can only find what was installed.
+    """
+    sdists = list(out.glob("*.tar.gz"))
+    if len(sdists) != 1:
+        raise SystemExit(f"{out} holds {len(sdists)} sdists, expected one: python tools/release.py build")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        venv.create(folder / "venv", with_pip=True)
+        python = folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+        environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environ["CUPYOPS_CACHE_DIR"] = str(folder / "cache")
+
+        def run(*words: object, where: Path = folder) -> None:
+            print("$", shlex.join(map(str, words)))
+            if status := subprocess.run(list(map(str, words)), cwd=where, env=environ).returncode:
+                raise SystemExit(f"the trial failed with exit code {status}; nothing is to be published")
+
+        for requirement in (*before, f"{sdists[0].resolve()}[cuda12x,test]"):
+            run(python, "-m", "pip", "install", "--quiet", requirement)
+        with tarfile.open(sdists[0]) as archive:
+            archive.extractall(folder, filter="data")
+        (source,) = (path for path in folder.iterdir() if (path / "PKG-INFO").is_file())
+        shutil.rmtree(source / "cupyops")
+        shutil.rmtree(source / "cuda_src")
+        run(python, "-m", "cupyops", "--version")
+        run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TRIED, where=source)
+        run(python, "-m", "pip", "check")
+
+
 # --- how it is published ------------------------------------------------------------------------------------------------
 
 
-def publish(root: Path, out: Path, repository: str | None) -> int:
-    """Check, build, ask; then tag and upload. twine asks for the account, which nothing here knows."""
+def publish(root: Path, out: Path, repository: str | None, before: list[str]) -> int:
+    """Check, build, try, ask; then tag and upload. twine asks for the account, which nothing here knows."""
     if not check(root):
         print("\nnothing is published before all of that is done")
         return 1
@@ -205,6 +295,7 @@ def publish(root: Path, out: Path, repository: str | None) -> int:
         return 1
     made = build(root, out)
     docs(root)
+    trial(out, before)
     where = ["--repository", repository] if repository else []
     commands = [
         [sys.executable, "-m", "twine", "check", "--strict", *map(str, made)],
@@ -224,9 +315,10 @@ def publish(root: Path, out: Path, repository: str | None) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=["check", "build", "publish"], nargs="?", default="check")
+    parser.add_argument("command", choices=["check", "build", "trial", "publish"], nargs="?", default="check")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder of distributions, by default dist")
     parser.add_argument("--repository", help="as twine knows it; by default the public index")
+    parser.add_argument("--before", action="append", default=[], help="what pip installs first in the trial")
     asked = parser.parse_args()
     if asked.command == "check":
         return 0 if check(ROOT) else 1
@@ -234,7 +326,10 @@ def main() -> int:
         build(ROOT, asked.out)
         docs(ROOT)
         return 0
-    return publish(ROOT, asked.out, asked.repository)
+    if asked.command == "trial":
+        trial(asked.out, asked.before)
+        return 0
+    return publish(ROOT, asked.out, asked.repository, asked.before)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
+from .._util.near import meant
 from ..errors import InputError
 
 MODES = (None, "default", "reduce-overhead")
@@ -41,10 +41,9 @@ class Options:
         given = dict(options or {})
         for name, value in given.items():
             if name not in known:
-                near = get_close_matches(str(name), known, n=1)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
                 raise InputError(
-                    f'torch.compile(backend="cupyops"): options has {name!r}, expected some of {", ".join(known)}{meant}'
+                    f'torch.compile(backend="cupyops"): there is no option {name!r}; there are '
+                    f"{', '.join(known)}{meant(str(name), known)}"
                 )
             if not isinstance(value, bool):
                 raise InputError(

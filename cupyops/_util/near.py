@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 _LIKE = 0.75  # of 1: how much of two names is the same
 
@@ -21,6 +22,16 @@ def meant(word: str, known: Iterable[str]) -> str:
     """`; did you mean known?`, or nothing where none is like `word`."""
     found = near(word, known)
     return f"; did you mean {found}?" if found else ""
+
+
+def refuser(module: str, names: Collection[str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module, whose error says which of its names was meant."""
+
+    def refuse(name: str) -> Any:
+        hint = "" if name.startswith("_") else meant(name, [one for one in names if not one.startswith("_")])
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+    return refuse
 
 
 def _plain(name: str) -> str:

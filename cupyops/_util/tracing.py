@@ -45,6 +45,7 @@ class Record:
     dtype: str = ""
     note: str = ""  # why the reference ran, or why the call is not replayed from a plan
     instructions: int | None = None  # that all threads together have run, in the simulator
+    profile: Any = field(default=None, repr=False)  # the counts by line, in `simulate(profile=True)`
     _events: tuple[Any, Any] | None = field(default=None, repr=False)
     _wall: float | None = field(default=None, repr=False)  # seconds that the simulator took
 
@@ -59,9 +60,10 @@ class Record:
         end.synchronize()
         return 1000.0 * start.elapsed_time(end)
 
-    def simulated(self, instructions: int, seconds: float) -> None:
-        """The launch was run by the simulator."""
-        self.route, self.instructions, self._wall = "simulator", instructions, seconds
+    def simulated(self, report: Any) -> None:
+        """The launch was run by the simulator, which reports on it."""
+        self.route, self._wall = "simulator", report.seconds
+        self.instructions, self.profile = report.thread_instructions, report.profile
 
 
 class Trace:

@@ -102,7 +102,7 @@ def _function(name: str) -> Callable[..., Any]:
     found = getattr(ops, name, None)
     if not callable(found):
         known = [one for one in vars(ops) if not one.startswith("_")]
-        raise InputError(f"there is no operator {name!r}{near(name, known)}; give one of your own as MODULE:NAME")
+        raise InputError(f"there is no operator {name!r}; give one of your own as MODULE:NAME{near(name, known)}")
     return found
 
 

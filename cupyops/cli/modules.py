@@ -34,7 +34,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         beside = [str(path.with_name(one)) for one in _python_files(path.parent)]
         raise InputError(
-            f"MODULE {str(path)!r}: there is no such file in {os.getcwd()}{near(str(path), beside)}; give its path"
+            f"MODULE {str(path)!r}: there is no such file in {os.getcwd()}; give its path{near(str(path), beside)}"
         )
     path = path.resolve()
     folder, parts = path.parent, [path.stem]
@@ -60,8 +60,8 @@ def _imported(name: str) -> ModuleType:
         if absent is not None and f"{name}.".startswith(f"{absent}."):
             here = [Path(one).stem for one in _python_files(Path())]
             raise InputError(
-                f"MODULE {name!r} cannot be found, neither in {os.getcwd()} nor among the installed ones{near(name, here)}; "
-                "expected a name such as mylib.kernels, or a path such as src/kernels.py"
+                f"MODULE {name!r} cannot be found, neither in {os.getcwd()} nor among the installed ones; "
+                f"expected a name such as mylib.kernels, or a path such as src/kernels.py{near(name, here)}"
             ) from error
         raise InputError(
             f"cannot import {name}: {type(error).__name__}: {error}{_place(error)}\n  run it alone to see all of it"

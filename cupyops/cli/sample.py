@@ -44,12 +44,15 @@ def load(path: str) -> Any:
     """The function that `package.module:name` or `file.py:name` names. Raises `InputError`."""
     module, _, attribute = path.rpartition(":")
     if not module or not attribute:
-        raise InputError(f"{path!r} is not of the form package.module:name, such as cupyops:relu, or file.py:name")
+        before, _, name = path.rpartition(".")
+        meant = f"; did you mean {before}:{name}?" if before and not module and name != "py" else ""
+        form = "package.module:name, such as cupyops:relu, or file.py:name"
+        raise InputError(f"{path!r} is not of the form {form}{meant}")
     found: Any = modules.load(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in dir(found) if not name.startswith("_")]
-            raise InputError(f"{path!r}: there is no {part!r} in {module}{near(part, public)}; give MODULE:NAME")
+            raise InputError(f"{path!r}: there is no {part!r} in {module}; give MODULE:NAME{near(part, public)}")
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{path!r} is {type(found).__name__}, expected an operator or a function")

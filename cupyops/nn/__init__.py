@@ -1,5 +1,6 @@
 """Modules: torch.nn's, by the operators of cupyops. Each is a subclass of its twin: same constructor, same state_dict."""
 
+from .._util.near import refuser as _refuser
 from . import preference as preference
 from . import utils as utils
 from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
@@ -61,3 +62,5 @@ __all__ = [
     "Softmax",
     "SwiGLU",
 ]
+
+__getattr__ = _refuser(__name__, __all__)

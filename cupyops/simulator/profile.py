@@ -72,6 +72,10 @@ def _bytes_asked(pieces: list[_Piece]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(list(total), np.int64), np.array(list(total.values()), np.int64)
 
 
+def _ratio(count: int, least: int, requests: int) -> str:
+    return f"{count / requests:.3g} ({least / requests:.3g})" if requests else ""
+
+
 @dataclass
 class Profile:
     """The counts of one launch."""
@@ -124,6 +128,27 @@ class Profile:
         counts.shared_requests += len(np.unique(group.get("warp")))
         counts.wavefronts += int(np.maximum.reduceat(load, first).sum())
         counts.least_wavefronts += len(first)
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all instructions together."""
+        total = Counts()
+        for counts in self.instructions.values():
+            total.add(counts)
+        return total
+
+    def __str__(self) -> str:
+        """The lines that ran, with their counts for each request of a warp; in brackets how few would do."""
+        rows = [("line", "warp instructions", "active threads", "sectors", "wavefronts", "")]
+        for (file, number), line in sorted(self.by_line().items()):
+            if (own := line.own).warps:
+                text = "".join(self.listing.sources.get(file, "").splitlines()[number - 1 : number]).strip()
+                traffic = _ratio(own.sectors, own.least_sectors, own.requests)
+                passes = _ratio(own.wavefronts, own.least_wavefronts, own.shared_requests)
+                active = f"{own.threads / own.warps:.3g}"
+                rows.append((str(number), f"{own.warps:,}", active, traffic, passes, text))
+        widths = [max(map(len, column)) for column in zip(*rows)][:-1]
+        return "\n".join("  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in rows)
 
     @property
     def issued(self) -> int:

@@ -8,6 +8,7 @@
 """
 
 from .._dispatch.gpu import assume_gpu
+from .._util.near import refuser as _refuser
 from .call import Call
 from .checker import Interrupted, check
 from .hazard import Failure, Hazard, NotApplicable, hazards
@@ -31,3 +32,5 @@ __all__ = [
     "hazards",
     "tensor",
 ]
+
+__getattr__ = _refuser(__name__, __all__)

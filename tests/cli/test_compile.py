@@ -255,7 +255,7 @@ def test_a_path_that_is_another_module_already(project, cubins):
     ("name", "said"),
     [
         ("shift.cu", 'which is CUDA; give the Python module that declares Kernel("shift.cu", ...), such as shift.py'),
-        ("without_kernel", "nor among the installed ones; did you mean without_kernels?"),
+        ("without_kernel", "or a path such as src/kernels.py; did you mean without_kernels?"),
         ("without_kernel.py", "did you mean without_kernels.py?"),
         ("fails", "cannot import fails: ZeroDivisionError: division by zero\n  "),
         ("fails.py", "fails.py:2"),

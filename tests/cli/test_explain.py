@@ -91,7 +91,10 @@ def test_an_operator_of_a_user(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sofmax", "--shape", "3"], "there is no operator 'sofmax'; did you mean softmax?"),
+        (
+            ["sofmax", "--shape", "3"],
+            "there is no operator 'sofmax'; give one of your own as MODULE:NAME; did you mean softmax?",
+        ),
         (["relu"], "give --shape 4096x1024"),
         (["relu", "--shape", "3x"], "--shape is '3x', expected sizes such as 4096x1024"),
         (["relu", "--shape", "3", "--dtype", "half8"], "--dtype is 'half8', expected one such as bfloat16"),

@@ -34,7 +34,7 @@ from cupyops.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"python", "ipython", "sh", "text", "cuda", "diff", "mermaid"}
+LANGUAGES = {"python", "ipython", "sh", "text", "cuda", "diff", "yaml", "mermaid"}
 
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # what hangs on the compiler's version and on where memory lies
@@ -47,6 +47,9 @@ ELSEWHERE = {
     "pip install torch --index-url https://download.pytorch.org/whl/cpu": "the index of another host",
     "pip install .[cuda12x]": "tests/test_wheel.py installs the wheel, with nothing downloaded",
     "pip install pytest build": "the tests have both",
+    "pip install .[cuda12x] jupyterlab": "tests/test_wheel.py installs the wheel, with nothing downloaded",
+    "python tools/notebooks.py --hand-out handout": "tests/examples/test_course.py hands the course out",
+    "python tools/notebooks.py --grade handout": "tests/examples/test_course.py grades answers",
     "python -m cupyops doctor": "examines the machine: tests/cli/test_doctor.py",
     "python examples/train_gpt.py": "takes minutes: tests/examples/test_examples.py trains on less",
     "torchrun --nproc-per-node 2 examples/train_gpt.py": "takes minutes: tests/examples/test_examples.py trains on less",

@@ -19,13 +19,22 @@ import notebooks  # noqa: E402
 from nbclient.exceptions import CellExecutionError  # noqa: E402
 
 each = pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+# those of the course run in test_course.py as well, without a process of their own
+each_but_the_course_slowly = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path in notebooks.COURSE)) for path in notebooks.NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 
 
 def test_there_are_notebooks():
-    assert {path.stem for path in notebooks.NOTEBOOKS} == {"your_first_kernel", "numpy_style"}
+    assert {path.stem for path in notebooks.NOTEBOOKS} - {path.stem for path in notebooks.COURSE} == {
+        "your_first_kernel",
+        "numpy_style",
+    }
 
 
-@each
+@each_but_the_course_slowly
 def test_outputs(path):
     now = notebooks.run(path)
     found = [*notebooks.surprises(now), *notebooks.differences(notebooks.read(path), now)]

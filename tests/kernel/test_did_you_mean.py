@@ -1,12 +1,15 @@
 """Misspelt names, and the hints at what was meant: of CUDA, of kernels and their files, of template values, of cupyops."""
 
+import inspect
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import cupyops
 from cupyops import CompileError, InputError, LaunchError, SourceError
+from cupyops._operator.derivation.schema import bind
 from cupyops._util.near import meant, near
 
 TEMPLATE = "template <typename T, int N> __global__ void f(T* x) { x[0] = N; }"
@@ -99,9 +102,42 @@ def test_a_type_of_the_source_that_is_called_as_a_dtype():
     launched("typedef float float32; template <typename T> __global__ void f(T* x) { x[0] = 1; }", "f<T>", T="float32")
 
 
-def test_a_type_of_c_in_quotes():
-    with pytest.raises(LaunchError, match="got 'float'; of a type of C give the dtype, torch.float32$"):
-        launched("template <typename T> __global__ void f(T* x) {}", "f<T>", T="float")
+@pytest.mark.parametrize(
+    ("value", "dtype"), [("float", "float32"), ("torch.float16", "float16"), (float, "float32"), (np.int64, "int64")]
+)
+def test_a_type_in_place_of_a_dtype(value, dtype):
+    with pytest.raises(LaunchError, match=f"got .*; of a type give the dtype, torch.{dtype}$"):
+        launched("template <typename T> __global__ void f(T* x) {}", "f<T>", T=value)
+
+
+def test_a_template_whose_name_leaves_its_parameters_out():
+    with pytest.raises(LaunchError, match=r'; the kernel is a template: Kernel\(code, "f<T, N>"\)$'):
+        launched(TEMPLATE, "f", T=torch.float32)
+
+
+def test_a_misspelt_parameter():
+    with pytest.raises(LaunchError, match=r"no parameter and no template parameter cuont, .*; did you mean count\?$"):
+        launched("__global__ void f(float* x, int count) {}", cuont=8)
+
+
+@pytest.mark.parametrize(
+    ("value", "cure"), [(8 / 2, "divide with //, or convert it with int()"), (torch.tensor(8), "its .item()")]
+)
+def test_a_number_that_is_no_integer(value, cure):
+    with pytest.raises(LaunchError) as caught:
+        launched("__global__ void f(float* x, int n) {}", args=(value,))
+    assert str(caught.value).endswith(f"expected an integer: {cure}")
+
+
+def test_dynamic_shared_memory_without_bytes():
+    with pytest.raises(cupyops.SimulatorError, match=r"\(0 bytes\); the launch gives .*: kernel\[grid, block, bytes\]"):
+        launched("__global__ void f(float* x) { extern __shared__ float s[]; s[threadIdx.x] = 1; x[0] = s[0]; }")
+
+
+@pytest.mark.parametrize(("arch", "meant"), [("80", "sm_80"), (90, "sm_90"), ("sm_9", "sm_90")])
+def test_an_architecture(arch, meant):
+    with pytest.raises(InputError, match=f'expected one such as "sm_80"; did you mean {meant}\\?$'):
+        cupyops.simulate(arch)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +178,23 @@ def test_one_argument_is_one_argument():
 def test_names_of_cupyops(name, other):
     with pytest.raises(AttributeError, match=f"^module 'cupyops' has no attribute '{name}'; did you mean {other}\\?$"):
         getattr(cupyops, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "other"),
+    [("nn", "Layernorm", "LayerNorm"), ("optim", "Adamw", "AdamW"), ("testing", "chek", "check")],
+)
+def test_names_of_its_packages(module, name, other):
+    hint = f"^module 'cupyops.{module}' has no attribute '{name}'; did you mean {other}\\?$"
+    with pytest.raises(AttributeError, match=hint):
+        getattr(getattr(cupyops, module), name)
+    with pytest.raises(AttributeError, match="has no attribute '_near'$"):
+        getattr(cupyops, module)._near  # noqa: B018
+
+
+def test_an_operator_says_which_arguments_it_got():
+    with pytest.raises(TypeError, match="^cupyops::relu misses the argument 'input'; it got y$"):
+        bind("cupyops::relu", list(inspect.signature(cupyops.relu).parameters.values()), (), {"y": 1})
 
 
 def test_a_name_like_none_has_no_hint():

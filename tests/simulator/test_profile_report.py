@@ -4,7 +4,9 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
+import cupyops
 from cupyops._kernel.compile import compiler, source
 from cupyops.simulator import Pointer, Program
 from cupyops.simulator.machine.faults import Listing
@@ -169,3 +171,23 @@ def test_a_line_has_its_own_counts_and_with_those_that_it_calls():
     assert body.own.warps == body.total == 9  # unrolled: nine multiply-adds
     assert call.total == call.own.warps + 9
     assert found.issued == sum(counts.warps for counts in found.instructions.values())
+
+
+def test_a_trace_has_the_profile_of_a_launch():
+    """Of what `simulate(profile=True)` runs, by line; of other launches none."""
+    kernel = cupyops.Kernel(
+        "__global__ void spread(const float* x, float* y) {\n  y[threadIdx.x] = x[8 * threadIdx.x];\n}", "spread"
+    )
+    x, y = torch.zeros(256), torch.empty(32)
+    with cupyops.simulate(profile=True), cupyops.trace() as trace:
+        kernel[1, 32](x, y)
+    with cupyops.simulate(), trace:
+        kernel[1, 32](x, y)
+    first, second = trace.launches()
+    assert second.profile is None and first.instructions == second.instructions
+    total = first.profile.total
+    assert (total.requests, total.sectors, total.least_sectors, total.wavefronts) == (2, 32 + 4, 4 + 4, 0)
+    head, *lines = str(first.profile).splitlines()
+    assert head.split("  ")[0].strip() == "line" and "wavefronts" in head
+    (line,) = (line for line in lines if line.lstrip().startswith("2 "))
+    assert "18 (4)" in line and line.endswith("y[threadIdx.x] = x[8 * threadIdx.x];")

@@ -7,10 +7,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import trove_classifiers
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+import readme
 import release
 
 import cupyops
@@ -20,9 +22,14 @@ READY = {
     "cupyops/__init__.py": '__version__ = "1.2.3"\n',
     "CITATION.cff": "cff-version: 1.2.0\nversion: 1.2.3\n",
     "CHANGELOG.md": "# Changelog\n\n## [1.2.3] - 2026-11-30\n\n### Added\n\n- All.\n\n## [1.2.2] - 2026-10-30\n",
-    "pyproject.toml": '[project]\nname = "x"\n[project.urls]\nRepository = "https://git.somewhere.net/x"\n',
+    "pyproject.toml": (
+        '[project]\nname = "x"\nclassifiers = ["Programming Language :: Python :: 3.11"]\n'
+        '[project.urls]\nRepository = "https://github.com/x/x"\n'
+    ),
+    "tests/matrix.csv": 'python,tests\n3.11,"8 passed, 1 skipped"\n3.12,not tested\n3.13,"1 failed, 7 passed"\n',
     "tools/gpu_report.py": "print('passed')\n",
-    **dict.fromkeys(("LICENSE", "README.md", "SECURITY.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md"), "text\n"),
+    "README.md": "[a page](docs/a.md)\n",
+    **dict.fromkeys(("LICENSE", "SECURITY.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md"), "text\n"),
 }
 
 
@@ -71,6 +78,30 @@ LEFT = {
         "public URL",
         "a placeholder",
     ),
+    "a page of before": (
+        "README.md",
+        "It is not published yet: pip install git+URL\n",
+        "published",
+        "these say that it is not published, or install it by git+URL: README.md",
+    ),
+    "a host that is not known": (
+        "pyproject.toml",
+        '[project]\n[project.urls]\nRepository = "https://git.somewhere.net/x"\n',
+        "links of the README",
+        "1 links and pictures of README.md lead nowhere on the index",
+    ),
+    "a Python that was not tested": (
+        "pyproject.toml",
+        READY["pyproject.toml"].replace("3.11", "3.12"),
+        "classifiers",
+        "remove the classifier of Python 3.12: tests were not run with it",
+    ),
+    "a Python that nobody names": (
+        "tests/matrix.csv",
+        "python,tests\n3.11,8 passed\n3.14,8 passed\n",
+        "classifiers",
+        "add the classifier of Python 3.14: tests passed with it",
+    ),
     "what is not committed": ("more.txt", "text", "clean tree, new tag", "not committed"),
     "tests of a GPU that failed": ("tools/gpu_report.py", "raise SystemExit('stale')\n", "GPU report", "stale"),
 }
@@ -93,7 +124,7 @@ def test_a_version_that_is_tagged(ready):
 def test_nothing_is_published_before_all_is_done(ready, capsys, monkeypatch):
     (ready / "CHANGELOG.md").write_text("")
     monkeypatch.setattr(release, "build", None)  # is not come to
-    assert release.publish(ready, ready / "dist", None) == 1
+    assert release.publish(ready, ready / "dist", None, []) == 1
     assert "nothing is published before" in capsys.readouterr().out
 
 
@@ -101,6 +132,7 @@ def test_what_is_published_is_shown_and_asked_for(ready, capsys, monkeypatch):
     run = []
     monkeypatch.setattr(release, "build", lambda root, out: [out / "x.whl"])
     monkeypatch.setattr(release, "docs", lambda root: None)
+    monkeypatch.setattr(release, "trial", lambda out, before: run.append([before]))
     monkeypatch.setattr(release.importlib.util, "find_spec", lambda name: name)
     for answer, status in (("n", 1), ("y", 0)):
         monkeypatch.setattr("builtins.input", lambda text, answer=answer: answer)
@@ -110,11 +142,13 @@ def test_what_is_published_is_shown_and_asked_for(ready, capsys, monkeypatch):
             lambda words, **_: run.append(words) or subprocess.CompletedProcess(words, 0, "", ""),
         )
         monkeypatch.setattr(release, "check", lambda root: True)
-        assert release.publish(ready, ready / "dist", "trial") == status
+        assert release.publish(ready, ready / "dist", "trial", ["torch"]) == status
     shown = capsys.readouterr().out
     assert "upload --repository trial" in shown and "git tag --annotate v1.2.3" in shown
     assert [words[-1] for words in run if words[0] == "git"] == ["cupyops 1.2.3", "v1.2.3"]
-    assert len(run) == 4  # all of them after the yes
+    assert (
+        run[:2] == [[["torch"]], [["torch"]]] and len(run) == 2 + 4
+    )  # tried before each question, the rest after the yes
 
 
 def wheel(path, version="1.2.3", more=()):
@@ -159,12 +193,100 @@ def test_the_docs_are_built_as_the_makefile_says(ready):
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["here", "here"] and "zensical" in done.stdout
 
 
+# --- the trial ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tried(ready, monkeypatch):
+    """(the folder of an sdist, the commands of its trial, which none of them runs)."""
+    out, commands = ready / "dist", []
+    (ready / "tests").mkdir(exist_ok=True)
+    for name in ("PKG-INFO", "cuda_src/a.cu"):
+        (ready / name).parent.mkdir(exist_ok=True)
+        (ready / name).write_text("text")
+    out.mkdir()
+    with tarfile.open(out / "x-1.2.3.tar.gz", "w:gz") as archive:
+        for name in ("PKG-INFO", "cupyops", "cuda_src", "tests"):
+            archive.add(ready / name, f"x-1.2.3/{name}")
+
+    def run(words, cwd, env):
+        commands.append((words[1:], sorted(path.name for path in Path(cwd).iterdir()), env))
+        return subprocess.CompletedProcess(words, int("fails" in words))
+
+    monkeypatch.setattr(release.venv, "create", lambda folder, with_pip: None)
+    monkeypatch.setattr(release.subprocess, "run", run)
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    return out, commands
+
+
+def test_the_sdist_is_installed_and_its_tests_run_without_its_package(tried):
+    out, commands = tried
+    release.trial(out, ["torch==2.13.0"])
+    first, second, *rest = (words for words, *_ in commands)
+    assert first[-1] == "torch==2.13.0" and second[-1] == f"{(out / 'x-1.2.3.tar.gz').resolve()}[cuda12x,test]"
+    assert [words[1] for words in rest] == ["cupyops", "pytest", "pip"]
+    ((_, there, environ),) = (each for each in commands if each[0][1] == "pytest")
+    assert there == ["PKG-INFO", "tests"] and "PYTHONPATH" not in environ
+    assert all((ROOT / name).is_file() for name in release.TRIED)
+
+
+def test_a_trial_that_fails(tried):
+    with pytest.raises(SystemExit, match="the trial failed with exit code 1; nothing is to be published"):
+        release.trial(tried[0], ["fails"])
+    assert len(tried[1]) == 1
+
+
+def test_a_trial_of_nothing(tmp_path):
+    with pytest.raises(SystemExit, match="holds 0 sdists, expected one"):
+        release.trial(tmp_path, [])
+
+
+# --- the README on an index ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "picture", "page"),
+    [
+        ("https://github.com/a/b", "https://github.com/a/b/raw/v1/p/x.png", "https://github.com/a/b/blob/v1/d/x.md#y"),
+        ("https://gitlab.com/a/b.git", "https://gitlab.com/a/b/-/raw/v1/p/x.png", "https://gitlab.com/a/b/-/blob/v1/d/x.md#y"),
+        ("https://codeberg.org/a/b/", "https://codeberg.org/a/b/raw/tag/v1/p/x.png", "https://codeberg.org/a/b/src/tag/v1/d/x.md#y"),
+    ],
+)  # fmt: skip
+def test_links_become_absolute(url, picture, page):
+    text = "![a](p/x.png) [b](d/x.md#y) [c](https://e.org/z) [d](#here)\n```python\nf[g](x)\n```\n`f[g](x)`\n"
+    assert list(readme.relative(text)) == ["p/x.png", "d/x.md#y"]
+    assert readme.absolute(text, url, "v1") == text.replace("p/x.png", picture).replace("d/x.md#y", page)
+
+
+def test_the_build_has_the_absolute_links(ready, capsys):
+    metadata = {"urls": {"Repository": "https://github.com/x/x"}}
+    readme.Readme(str(ready), {}).update(metadata)
+    assert metadata["readme"]["text"] == "[a page](https://github.com/x/x/blob/v1.2.3/docs/a.md)\n"
+    assert metadata["readme"]["content-type"] == "text/markdown" and capsys.readouterr().err == ""
+    readme.Readme(str(ready), {}).update(metadata := {"urls": {"Repository": "https://git.example.org/x"}})
+    assert metadata["readme"]["text"] == READY["README.md"]
+    assert "1 links and pictures lead nowhere on a package index" in capsys.readouterr().err
+
+
+def test_every_link_of_this_readme_is_rewritten():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = list(readme.relative(text))
+    assert len(found) > 20 and all((ROOT / link.partition("#")[0]).exists() for link in found)
+    assert not list(readme.relative(readme.absolute(text, "https://github.com/x/x", "v1")))
+
+
 # --- this repository's own files -----------------------------------------------------------------------------------------
 
 
 def test_this_version_is_one_everywhere():
     assert list(release.versions(ROOT)) == [] and release.version(ROOT) == cupyops.__version__
     assert list(release.files(ROOT)) == []
+
+
+def test_the_classifiers():
+    """Of what was tested, and known to the index."""
+    assert list(release.classifiers(ROOT)) == []
+    assert set(release._project(ROOT)["classifiers"]) <= trove_classifiers.classifiers
 
 
 def test_the_citation():

@@ -14,7 +14,7 @@ from .source import Source, strip_comments
 _MESSAGE = re.compile(
     r"^(?P<file>\S[^\n]*?)\((?P<line>\d+)\): (?P<severity>(?:catastrophic )?error|warning).*?: (?P<text>.*)$"
 )
-_PTXAS = re.compile(r"^ptxas (?P<severity>error|fatal)\s*: (?P<text>.*)$")
+_PLACELESS = re.compile(r"^(?:ptxas|At end of source:) (?P<severity>error|fatal)\s*: (?P<text>.*)$")
 _COUNT = re.compile(r"\d+ (catastrophic )?errors? detected in the compilation|Compilation terminated")
 # what follows from another error, and says nothing by itself
 _CONSEQUENCE = re.compile(r"Error in parsing name expression|Name expression cannot form address")
@@ -47,7 +47,7 @@ def _blocks(lines: list[str]) -> Iterator[tuple[re.Match[str] | None, list[str]]
     head: re.Match[str] | None = None
     block: list[str] = []
     for line in filter(str.strip, lines):
-        match = _MESSAGE.match(line) or _PTXAS.match(line)
+        match = _MESSAGE.match(line) or _PLACELESS.match(line)
         if match is not None or _COUNT.match(line):
             if block:
                 yield head, block
@@ -64,7 +64,7 @@ def _is_error(match: re.Match[str] | None) -> TypeGuard[re.Match[str]]:
 def _place(source: Source, name: str, match: re.Match[str], after: list[str]) -> tuple[str, str | None, list[str]]:
     """An error with its line and a caret below it, a hint, and the part of NVRTC's message that this does not hold."""
     severity, text = match["severity"], match["text"]
-    if match.re is _PTXAS:
+    if match.re is _PLACELESS:
         return f"{source.name}: {severity}: {text}", hint_for(text), after
     file, number = match["file"], int(match["line"])
     if file == NAMES:

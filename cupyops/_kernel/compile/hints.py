@@ -158,7 +158,7 @@ _UNKNOWN = (
     (r"cub|cuda", _CCCL),
     (r"curand\w*|Philox\w*", _CURAND),
     (r"nvcuda|wmma", _WMMA),
-    (r"at|c10|torch|Half|BFloat16|bfloat16", _PYTORCH),
+    (r"at|c10|torch|Tensor|Half|BFloat16|bfloat16", _PYTORCH),
     (r"stderr|stdout|fprintf|cout|puts", "only printf prints from a kernel"),
     (r"s?rand", "there is no random number of the host's in a kernel; write the generator into it (Philox is short)"),
     (r"(cuda|cu)[A-Z]\w+", "a function of the CUDA runtime is called by the host, not by a kernel"),
@@ -199,6 +199,24 @@ _MESSAGES = (
     ),
     (r"which instance of overloaded function", "two kernels have this name; give each its own"),
     (r"must have a void return type", "a kernel returns nothing; it writes through its pointers"),
+    (
+        r"no operator \"\[\]\" matches",
+        "an index is one number; threadIdx, blockIdx and vectors have members: threadIdx.x",
+    ),
+    (
+        r"expression must have a constant value",
+        "the size of an array is a number or a template parameter; where the launch decides it, declare "
+        "`extern __shared__ float s[]` and launch kernel[grid, block, bytes]",
+    ),
+    (
+        r"expression must be a modifiable lvalue",
+        "what is declared const is only read; leave const out of a pointer that the kernel writes through",
+    ),
+    (
+        r"operand of \"\*\" must be a pointer",
+        "C has no ** for powers: write x * x, or powf(x, n); a `*` before a single value reads through a pointer",
+    ),
+    (r"expected a \"}\"", "a } is missing, most likely of the { that the log names"),
     (r"more than one operator|ambiguous \"\?\" operation", _AMBIGUOUS),
     (
         r"uses too much shared data",

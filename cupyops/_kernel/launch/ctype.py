@@ -126,7 +126,7 @@ OF_EXTENSIONS = {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16"}  #
 
 
 def _meant_dtype(value: str) -> str:
-    """`, torch.float32`, of the name of a dtype in quotes, or of a type of C."""
+    """`, torch.float32`, of the name of a dtype, or of a type of C."""
     plain = value.removeprefix("torch.")
     found = next(
         (str(dtype) for dtype, name in C_NAMES.items() if plain in (name, str(dtype).removeprefix("torch."))), ""
@@ -153,7 +153,8 @@ def c_token(value: Any, extension: bool = False) -> str:
         return str(number) if number > -(2**63) else f"({number + 1} - 1)"
     if type(value) is str and _IDENTIFIER.fullmatch(value) and value not in _KEYWORDS:
         return value
-    hint = f"; of a type of C give the dtype{_meant_dtype(value)}" if isinstance(value, str) else ""
+    name = value if isinstance(value, str) else getattr(value, "__name__", "")  # float and np.float32 have one
+    hint = f"; of a type give the dtype{_meant_dtype(name)}" if name else ""
     raise LaunchError(
         f"a template value is a dtype ({', '.join(map(str, C_NAMES))}), a bool, an int or the name of a type, function or "
         f'constant of the source, such as "Add" or "ns::Add"; got {value!r}{hint}'

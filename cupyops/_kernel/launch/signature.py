@@ -275,12 +275,18 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
             return bool(value)
         expected = "a bool"
     elif not isinstance(value, (int, np.integer)):
-        expected = "an integer"
+        expected = "an integer" + _as_integer(value)
     elif not argument.range[0] <= int(value) <= argument.range[1]:
         expected = f"an integer that fits {argument.ctype}"
     else:
         return int(value)
     raise LaunchError(_refusal(name, arguments, index, shown(value), expected))
+
+
+def _as_integer(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return ": its .item()" if value.numel() == 1 else ""
+    return ": divide with //, or convert it with int()" if isinstance(value, (float, np.floating)) else ""
 
 
 def _refusal(name: str, arguments: Sequence[Argument], index: int, found: str, expected: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._util import torch_private, tracing
+from ..._util.near import meant
 from ...errors import CompileError, CupyopsError, LaunchError
 from ..compile import architecture, compiler, declarations, source
 from ..compile.binary import Binary
@@ -91,6 +92,7 @@ class Specialised:
             if name not in names:
                 raise LaunchError(
                     f"{self.name}: no parameter and no template parameter {name}, expected one of ({expected})"
+                    f"{meant(name, names) or self._unnamed_template(name)}"
                 )
             if name in names[: len(args)]:
                 raise LaunchError(
@@ -99,6 +101,11 @@ class Specialised:
         if missing := [name for name in names[len(args) :] if name not in named]:
             raise LaunchError(f"{self.name}: {', '.join(missing)} is not given, expected ({expected})")
         return (*args, *(named[name] for name in names[len(args) :]))
+
+    def _unnamed_template(self, name: str) -> str:
+        """How to make the Kernel, where `name` is a template parameter that its name leaves out; else nothing."""
+        template = [one.name for one in declarations.function(self.source, self.base).template]
+        return f'; the kernel is a template: Kernel(code, "{self.base}<{", ".join(template)}>")' * (name in template)
 
     def refuse_dtypes(self, args: Sequence[Any]) -> None:
         """Raise `WrongDtype` for tensors that the text alone tells that the kernel does not take: of a dry run."""
@@ -162,7 +169,7 @@ class Specialised:
         if (execute := executors.get(device.type)) is not None:
             report = execute(self, index, configuration, args)
             if record is not None and report is not None:
-                record.simulated(report.thread_instructions, report.seconds)
+                record.simulated(report)
         elif device.type != "meta":
             raise self.nowhere(device)
         return None

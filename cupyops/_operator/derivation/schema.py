@@ -86,7 +86,8 @@ def bind(
         left["dim"] = left.pop("axis")
     for one in parameters[len(values) :]:
         if one.name not in left and one.default is inspect.Parameter.empty:
-            raise TypeError(f"{name} misses the argument {one.name!r}")
+            got = f"; it got {', '.join(left)}" if left else ""
+            raise TypeError(f"{name} misses the argument {one.name!r}{got}")
         values.append(left.pop(one.name) if one.name in left else one.default)
     if left:
         raise TypeError(f"{name} got an unexpected or repeated argument {next(iter(left))!r}")

@@ -164,4 +164,6 @@ class Space:
         else:
             at = f"{low - offset} bytes before the start of"
         detail = f"offset {offset - low}: {at} {where} ({high - low} bytes)"
+        if low == high and self.name == "shared":
+            detail += "; the launch gives `extern __shared__` its bytes: kernel[grid, block, bytes]"
         return fault(OutOfBounds, self.state.listing, group, bad, what, pc, detail=detail)

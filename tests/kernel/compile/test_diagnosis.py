@@ -189,6 +189,15 @@ HINTS = {
         "#include <cuda_fp16.h>\n__global__ void bad(__half* x) { x[0] = x[0] * 2.0; }\n",
         "convert first",
     ),
+    "an index of three numbers": (body("x[0] = x[threadIdx];"), "have members: threadIdx.x"),
+    "a size that the launch decides": (
+        body("__shared__ float s[blockDim.x]; x[0] = s[0];"),
+        "declare `extern __shared__ float s[]` and launch kernel[grid, block, bytes]",
+    ),
+    "const": (body("*y = 1;", "__device__ const float* y;"), "leave const out of a pointer that the kernel writes"),
+    "a power": (body("x[0] = x[1] ** 2;"), "C has no ** for powers: write x * x"),
+    "a brace": ("__global__ void bad(float* x) { x[0] = 1;\n", "a } is missing, most likely of the { that the log"),
+    "a tensor": ("__global__ void bad(Tensor x) {}\n", "a kernel takes T*"),
     "literal": (
         body(
             "x[0] = larger(x[0], 1.0);", "template <typename A> __device__ A larger(A a, A b) { return a > b ? a : b; }"
