@@ -103,7 +103,7 @@ class Specialised:
         return (*args, *(named[name] for name in names[len(args) :]))
 
     def _unnamed_template(self, name: str) -> str:
-        """Return the cure: how to make the Kernel, where `name` is a template parameter that its name leaves out; else nothing."""
+        """Return how to make the Kernel, if `name` is a template parameter that its name leaves out; else an empty text."""
         template = [one.name for one in declarations.function(self.source, self.base).template]
         return f'; the kernel is a template: Kernel(code, "{self.base}<{", ".join(template)}>")' * (name in template)
 
