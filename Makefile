@@ -29,11 +29,14 @@ CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
 QUICK = --quick $(addprefix --base=,$(BASE))
 # A test that takes ten minutes hangs: the process that runs it ends with the stacks of its threads, and the test has failed.
 LIMIT = -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q $(LIMIT) -n $(JOBS) --dist worksteal
+ONE = OMP_NUM_THREADS=1 $(PY) -m pytest -q $(LIMIT)
+PYTEST = $(ONE) -n $(JOBS) --dist worksteal
+OPDB = tests/opdb -o cache_dir=.pytest_cache/opdb
+FAILED = --last-failed --last-failed-no-failures none $(QUICK) # which ends with 5 where no test has failed
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json $(if $(STALE),--stale)
 
-.PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs docs-check conformance test-gpu gpu-report bench soak sanitize test-matrix clean
+.PHONY: help demo test test-all setup lint types format pytest opdb again pytest-all opdb-all docs docs-check conformance test-gpu gpu-report bench soak sanitize test-matrix clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -83,7 +86,11 @@ pytest: $(SETUP) ## Run the quick tests, JOBS at a time, and the slow ones of wh
 	$(PYTEST) $(QUICK)
 
 opdb: $(SETUP) ## Run PyTorch's own databases of samples (op_db, module_db, optim_db), in a process of its own
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(LIMIT) tests/opdb $(QUICK)
+	$(ONE) $(OPDB) $(QUICK)
+
+again: $(SETUP) ## Run the quick tests that failed last once more, one after another
+	$(ONE) $(FAILED) || [ $$? = 5 ]
+	$(ONE) $(OPDB) $(FAILED) || [ $$? = 5 ]
 
 pytest-all: $(SETUP) ## Run all tests, JOBS at a time, and write which were slow into build/slow.csv
 	@mkdir -p build
