@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import docs_operators
 import torch
+import yaml
 
 import cupyops
 import cupyops.nn
@@ -35,6 +37,16 @@ GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 GPU_REPORT = ROOT / "tests" / "gpu_report.json"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
+KINDS = {  # sections of the table of operators; what stands in none of them is in the last
+    "Activations and gates": "bias_gelu geglu gelu relu silu swiglu",
+    "Attention": "attention decode_attention rope scaled_dot_product_attention",
+    "Convolution and pooling": "avg_pool2d conv2d conv2d_relu_max_pool2d max_pool2d",
+    "Losses": "cross_entropy fused_linear_cross_entropy kl_div nll_loss",
+    "Matrix products": "gated_linear grouped_mm linear linear_act matmul scaled_mm",
+    "Normalization": "add_rms_norm batch_norm batch_norm_act group_norm layer_norm rms_norm",
+    "Softmax and reductions": "amax log_softmax mean softmax sum var",
+}
+OTHERS = "Elementwise and others"
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -101,14 +113,26 @@ def _summary(text: str) -> str:
     return first.partition("; as `")[0].rstrip(".").replace("|", "\\|")
 
 
+def by_kind() -> dict[str, list[str]]:
+    """The names of the functions by kind."""
+    kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
+    found: dict[str, list[str]] = {kind: [] for kind in (*KINDS, OTHERS)}
+    for name in functions():
+        found[kinds.get(name, OTHERS)].append(name)
+    return found
+
+
 def operators() -> str:
-    """The table of the library; what is long has its place on each operator's page."""
-    lines = ["| function | what it computes | as in PyTorch |", "|---|---|---|"]
-    for row in rows():
-        link = f"[{row.function}](operators/{row.function.strip('`')}.md)"
-        twin = row.twin.replace("torch.nn.functional.", "F.")
-        lines.append(f"| {link} | {row.summary} | {twin} |")
-    return "\n".join(lines)
+    """A table of the library for each kind; what is long has its place on each operator's page."""
+    known = {row.function.strip("`"): row for row in rows()}
+    parts = []
+    for kind, names in by_kind().items():
+        lines = [f"## {kind}\n", "| function | what it computes | as in PyTorch |", "|---|---|---|"]
+        for name in names:
+            twin = known[name].twin.replace("torch.nn.functional.", "F.")
+            lines.append(f"| [`{name}`](operators/{name}.md) | {known[name].summary} | {twin} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def modules_table() -> str:
@@ -118,7 +142,7 @@ def modules_table() -> str:
     for name, one in modules().items():
         twin = re.search(r"as `(torch\.nn\.\w+)`", one.__doc__ or "")
         link = f"[`{by[name]}`](operators/{by[name]}.md)" if name in by else ""
-        lines.append(f"| [`{name}`](api.md#cupyops.nn.{name}) | {link} | {f'`{twin[1]}`' if twin else ''} |")
+        lines.append(f"| [`{name}`][cupyops.nn.{name}] | {link} | {f'`{twin[1]}`' if twin else ''} |")
     return "\n".join(lines)
 
 
@@ -258,7 +282,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "gallery": gallery,
     "devices": devices,
     "matrix": matrix,
-    "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
     "errors": lambda: directives([f"cupyops.{name}" for name in vars(cupyops) if name.endswith("Error")]),
 }
@@ -269,14 +292,49 @@ def filled(markdown: str) -> str:
     return _MARK.sub(lambda match: GENERATED[match[1]](), markdown)
 
 
+def split_api(text: str, folder: Path) -> list[str]:
+    """Write a page for each section of the API, and a first page that lists their names; the pages' paths."""
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    paths, lines = [], ["| topic | names |", "|---|---|"]
+    for section in sections:
+        title, _, body = section.partition("\n")
+        paths.append(f"api/{re.sub(r'[^a-z]+', '_', title.lower())}.md")
+        names = re.findall(r"^::: (cupyops\.(\S+))$", body, re.MULTILINE)
+        lines.append(f"| [{title}]({paths[-1]}) | {', '.join(f'[`{short}`][{full}]' for full, short in names)} |")
+        (folder / paths[-1]).parent.mkdir(exist_ok=True)
+        (folder / paths[-1]).write_text(f"# {title}\n{body}", encoding="utf-8")
+    (folder / "api.md").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    return paths
+
+
+def configuration(api: list[str]) -> dict[str, Any]:
+    """mkdocs.yml, with the generated pages in the navigation, and the repository if pyproject.toml has its URL."""
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    kinds = [{kind: [f"operators/{name}.md" for name in names]} for kind, names in by_kind().items()]
+    below = {"api.md": {"API": ["api.md", *api]}, "operators.md": {"The operators": ["operators.md", *kinds]}}
+    config["nav"] = [
+        {title: [below.get(page, page) for page in pages] if isinstance(pages, list) else pages}
+        for section in config["nav"]
+        for title, pages in section.items()
+    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    urls = {name.lower(): url for name, url in project.get("urls", {}).items()}
+    if url := urls.get("repository") or urls.get("source"):
+        config["repo_url"] = url
+    return dict(config)
+
+
 def write(folder: Path) -> None:
-    """All pages and pictures, ready for the generator of the site."""
+    """All pages and pictures, and beside them the configuration, ready for the generator of the site."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     for path in folder.glob("*.md"):
         text = filled(path.read_text(encoding="utf-8"))
         path.write_text(f"---\nhide: [toc]\n---\n\n{text}" if path.stem in WIDE else text, encoding="utf-8")
     docs_operators.write(list(rows()), folder)
+    api = split_api((folder / "api.md").read_text(encoding="utf-8"), folder)
+    text = yaml.safe_dump(configuration(api), sort_keys=False).replace("ROOT/", f"{ROOT}/")
+    (folder.parent / "mkdocs.yml").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
