@@ -137,7 +137,7 @@ def test_the_summary():
     run.rows[1].compared = False
     text = "\n".join(report.summary(run))
     assert "2.00 times as fast" in text
-    assert "0 of 1 targets are reached." in text
+    assert "0 of 1 targets are reached. A target is" in text
     assert "The results of 1 rows are not compared: those of step." in text
 
 
