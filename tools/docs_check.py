@@ -32,7 +32,34 @@ SITE = Path(__file__).resolve().parent.parent / "build" / "site"
 WIDTHS = (400, 1400)
 SCHEMES = ("light", "dark")
 PATIENCE = 60.0  # seconds for what a page is to come to by itself: a busy machine is slow, and not wrong
-SEARCHES = {"layer_norm": "operators/layer_norm.html", "Kernel": "Kernel"}  # what one of the first three hits has in it
+SEARCHES = {  # what people look for, and the page that is to be among the first three hits
+    "AMD": "quickstart.html",
+    "autocast": "modules.html",
+    "CUDA graph": "graphs.html",
+    "custom CUDA kernel": "index.html",
+    "Docker": "shipping.html",
+    "Failed to find C compiler": "troubleshooting.html",
+    "fine-tune": "models.html",
+    "flash attention": "attention.html",
+    "fused": "operators/fused_linear_cross_entropy.html",
+    "generate": "attention.html",
+    "illegal memory access": "troubleshooting.html",
+    "inference": "attention.html",
+    "install": "quickstart.html",
+    "Jupyter": "notebooks.html",
+    "Kernel": "api/kernels.html",
+    "KV cache": "attention.html",
+    "layer_norm": "operators/layer_norm.html",
+    "load_inline": "coming_from.html",
+    "mixed precision": "modules.html",
+    "multi-GPU": "distributed.html",
+    "out of memory": "troubleshooting.html",
+    "race condition": "index.html",
+    "segfault": "troubleshooting.html",
+    "torch.compile": "compile.html",
+    "Triton": "coming_from.html",
+    "Windows": "quickstart.html",
+}
 
 WIDE = """(() => {
   const wide = [];
@@ -221,7 +248,7 @@ async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | 
             await browser.shot(shots / f"{page.removesuffix('.html').replace('/', '_')}_{width}_{scheme}.png")
     for where, (text, wanted) in itertools.product((base, disk), SEARCHES.items()):
         hits = await browser.hits(where, text)
-        if not any(wanted in hit for hit in hits):
+        if not any(f"/{wanted}" in hit for hit in hits):
             found.append(f"the search for {text} in {where} finds first: {hits}")
         if shots is not None:
             await browser.shot(shots / f"search_{text}.png")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import docs_operators
 import torch
 import yaml
+from release import PLACEHOLDER
 
 import cupyops
 import cupyops.nn
@@ -311,7 +312,10 @@ def configuration(api: list[str]) -> dict[str, Any]:
     """mkdocs.yml, with the generated pages in the navigation, and the repository if pyproject.toml has its URL."""
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     kinds = [{kind: [f"operators/{name}.md" for name in names]} for kind, names in by_kind().items()]
-    below = {"api.md": {"API": ["api.md", *api]}, "operators.md": {"The operators": ["operators.md", *kinds]}}
+    below = {
+        "api.md": {"API": [{"All topics": "api.md"}, *api]},
+        "operators.md": {"Operators": [{"All operators": "operators.md"}, *kinds]},
+    }
     config["nav"] = [
         {title: [below.get(page, page) for page in pages] if isinstance(pages, list) else pages}
         for section in config["nav"]
@@ -319,7 +323,7 @@ def configuration(api: list[str]) -> dict[str, Any]:
     ]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     urls = {name.lower(): url for name, url in project.get("urls", {}).items()}
-    if url := urls.get("repository") or urls.get("source"):
+    if (url := urls.get("repository", "")) and PLACEHOLDER not in url:
         config["repo_url"] = url
     return dict(config)
 

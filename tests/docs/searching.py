@@ -1,11 +1,13 @@
-"""The ranking of the site's search, as Zensical's worker computes it in a browser; tools/docs_check.py asks the worker itself.
+"""The ranking of the site's search, as Zensical computes it in a browser, where tools/docs_check.py looks at it.
 
-A section is found if it has a word that begins with each word of the query. Sections that have one in their title come first,
-then those with one in their place in the navigation, then those with one in their text. Among equals those come first whose
-first group of neighbouring words has more words of the query, then those whose group is shorter, then those where it is earlier.
+A section is found if, for each word of the query, it has a word that begins with it. Sections that have one in their title
+come first, then those with one in their place in the navigation, then those with one in their text. Among equals those come
+first whose first group of neighbouring words has more words of the query, then those whose group is shorter, then those
+where it is earlier.
 """
 
 import functools
+import itertools
 import re
 import unicodedata
 
@@ -44,7 +46,7 @@ def group(field, asked):
     """The places of the first group of neighbouring words of the query in a field."""
     places = [(at, k) for at, word in enumerate(field) for k, one in enumerate(asked) if word.startswith(one)]
     group = places[:1]
-    for (last, before), (at, k) in zip(places, places[1:]):
+    for (last, before), (at, k) in itertools.pairwise(places):
         if at - last > NEAR or k == before:
             break
         same = next((n for n, (_, other) in enumerate(group) if other == k), None)
@@ -57,9 +59,12 @@ def group(field, asked):
 
 def compared(one, other):
     """Negative if the first of two is better."""
-    for (rank, mine), (their_rank, theirs) in zip(one[1], other[1]):
-        spans = [1 + group[-1] - group[0] if len(group) > 1 else NEAR for group in (mine, theirs)]
-        a, b = ((r, -len(group), span, group[0]) for r, group, span in ((rank, mine, spans[0]), (their_rank, theirs, spans[1])))
-        if a != b:
-            return -1 if a < b else 1
+    for mine, theirs in zip(one[1], other[1]):
+        if key(*mine) != key(*theirs):
+            return -1 if key(*mine) < key(*theirs) else 1
     return len(other[1]) - len(one[1])
+
+
+def key(rank, group):
+    """The order of groups, by the rank of their field first."""
+    return rank, -len(group), 1 + group[-1] - group[0] if len(group) > 1 else NEAR, group[0]
