@@ -1,4 +1,4 @@
-"""The pages of the site, with what they say of the package itself. `make docs` writes them by this, then builds the site.
+"""Writes the pages of the site, with the tables that are made from the package. `make docs` calls it and builds the site.
 
     python tools/docs_site.py
 
@@ -98,13 +98,13 @@ def rows() -> Iterator[Row]:
 
 
 def _is_by(module: type[torch.nn.Module], function: str) -> bool:
-    """Whether a module is of that function: as it says itself, or by its name."""
+    """True if a module is made of that function, by its docstring or by its name."""
     said = re.search(r"by `cupyops\.(\w+)`", module.__doc__ or "")
     return said[1] == function if said else _stem(module.__name__) == _stem(function)
 
 
 def _stem(name: str) -> str:
-    """What the names of a function and of its module have in common."""
+    """The part that the names of a function and of its module share."""
     return name.replace("_", "").lower().removesuffix("loss")
 
 
@@ -177,7 +177,7 @@ def settings() -> str:
 
 
 def figures(path: Path = RESULTS) -> str:
-    """The figures of a run of the benchmark that is kept in the repository; nothing where there is none."""
+    """The figures of a benchmark run that is kept in the repository; empty if there is none."""
     if not path.is_file():
         return ""
     results = read(path)
@@ -204,7 +204,7 @@ def models() -> str:
 
 
 def models_of(path: Path) -> str:
-    """Those of one run."""
+    """The table of one run."""
     found, machine = model_table.read(path)
     lines = [f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:", ""]
     lines += ["| model | variant | ms a step | speed-up | a second | peak GiB |", "|---|---|---|---|---|---|"]
@@ -220,7 +220,7 @@ def models_of(path: Path) -> str:
 
 
 def gallery(path: Path = GALLERY) -> str:
-    """What benchmarks/gallery.py has measured; nothing where it has not."""
+    """The figures of benchmarks/gallery.py; empty if there are none."""
     if not path.is_file():
         return ""
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -233,12 +233,12 @@ def gallery(path: Path = GALLERY) -> str:
 
 
 def devices() -> str:
-    """What tools/distributed.py has measured, on each pair of cards."""
+    """The figures of tools/distributed.py, for each pair of cards."""
     return "\n\n".join(devices_of(RESULTS.with_name(f"{card}x2_distributed.csv")) for card in ("h100", "h200"))
 
 
 def devices_of(path: Path) -> str:
-    """That of one run."""
+    """The table of one run."""
     lines = path.read_text(encoding="utf-8").splitlines()
     about = [line[2:] for line in lines if line.startswith("# ")]
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
@@ -252,7 +252,7 @@ def devices_of(path: Path) -> str:
 
 
 def matrix(path: Path = MATRIX) -> str:
-    """What `make test-matrix` has found of each Python."""
+    """The results of `make test-matrix` for each Python, and of the last GPU run."""
     with open(path, encoding="utf-8", newline="") as file:
         head, *lines = csv.reader(file)
     table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
@@ -265,7 +265,7 @@ def matrix(path: Path = MATRIX) -> str:
 
 
 def directives(names: list[str]) -> str:
-    """What mkdocstrings replaces by the docstrings of `names`."""
+    """Directives that mkdocstrings replaces by the docstrings of `names`."""
     return "\n\n".join(f"::: {name}" for name in names)
 
 
@@ -289,7 +289,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def filled(markdown: str) -> str:
-    """A page with what its comments stand for. Raises KeyError for one that stands for nothing."""
+    """A page with its marks replaced by the generated parts. Raises KeyError for an unknown mark."""
     return _MARK.sub(lambda match: GENERATED[match[1]](), markdown)
 
 
