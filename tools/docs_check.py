@@ -1,8 +1,8 @@
 """Checks the built site in a headless Chromium: `make docs-check`, or `python tools/docs_check.py` after `make docs`.
 
 Each page is opened at 400 and at 1400 pixels, light and dark. The check fails if a link leads nowhere, if the page or a
-table is wider than the window and cannot be scrolled, if the console has an error or a file is missing, or if the search does
-not find a page of `SEARCHES`. `--shots FOLDER` keeps pictures.
+table is wider than the window and cannot be scrolled, if the console has an error or a file is missing, or if the search
+does not find a page of `SEARCHES`. `--shots FOLDER` keeps pictures.
 """
 
 from __future__ import annotations

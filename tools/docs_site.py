@@ -3,8 +3,8 @@
     python tools/docs_site.py
 
 A page has a comment such as `<!-- operators -->` where a table or a list stands that this module makes, from the registry,
-the commands, the settings and the public names. So none of them can be out of date. Each operator has a page of its own, and so
-has each section of docs/api.md.
+the commands, the settings and the public names. So none of them can be out of date. Each operator has a page of its own,
+and so has each section of docs/api.md.
 """
 
 from __future__ import annotations
