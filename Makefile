@@ -101,7 +101,7 @@ opdb-all: $(SETUP) ## Run all of PyTorch's op_db, module_db and optim_db
 
 docs: $(SETUP) ## Build the site of documentation into build/site; a broken link is an error
 	$(PY) tools/docs_site.py
-	$(PY) -m zensical build --clean --strict
+	$(PY) -m zensical build --clean --strict -f build/mkdocs.yml
 
 docs-check: docs ## Look at every page of the site in a headless Chromium: links, widths, console, search; SHOTS=folder for pictures
 	$(PY) tools/docs_check.py $(addprefix --shots=,$(SHOTS))

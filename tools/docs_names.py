@@ -1,4 +1,4 @@
-"""What griffe, which reads the docstrings for the site, is to be told of this package.
+"""An extension of griffe, which reads the docstrings for the site.
 
 The section "Example:" of a docstring is shown as code, as griffe's own "Examples:" is. Where the package has a function of
 the name of one of its modules, as `cupyops.elementwise`, the name means the function.
@@ -15,7 +15,7 @@ _HEADING = re.compile(r"^( *)Example:$", re.MULTILINE)
 
 
 class Names(griffe.Extension):
-    """Both, when the package has been read, and before anything is shown."""
+    """Applies both rules after the package has been read and before anything is shown."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Called for the package with all that is in it."""

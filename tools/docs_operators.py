@@ -49,7 +49,7 @@ def equations(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_equation(paragraph: str) -> bool:
-    """Whether a paragraph has equations, and no figures."""
+    """True for a paragraph that has equations and no figures."""
     return " = " in paragraph and not re.match(r"Bytes|Reached|What is lost", paragraph)
 
 
@@ -93,7 +93,7 @@ def plot(name: str) -> str:
 
 
 def tested(name: str) -> list[str]:
-    """How the function fares on PyTorch's own samples, by backend."""
+    """A table of the samples of PyTorch that the function passes, by backend."""
     runs = [conformance.read(conformance.FIGURES), conformance.read(conformance.GPU_FIGURES)]
     backends = {backend: said["rows"] for run in runs if run for backend, said in run["backends"].items()}
     found = {backend: rows[name]["suites"] for backend, rows in backends.items() if name in rows}

@@ -1,9 +1,10 @@
-"""The pages of the site, with what they say of the package itself. `make docs` writes them by this, then builds the site.
+"""Writes the pages of the site, with the tables that are made from the package. `make docs` calls it and builds the site.
 
     python tools/docs_site.py
 
 A page has a comment such as `<!-- operators -->` where a table or a list stands that this module makes, from the registry,
-the commands, the settings and the public names. So none of them can be out of date. Each operator has a page of its own.
+the commands, the settings and the public names. So none of them can be out of date. Each operator has a page of its own,
+and so has each section of docs/api.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,8 @@ from typing import Any, NamedTuple
 
 import docs_operators
 import torch
+import yaml
+from release import PLACEHOLDER
 
 import cupyops
 import cupyops.nn
@@ -35,6 +39,16 @@ GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 GPU_REPORT = ROOT / "tests" / "gpu_report.json"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
+KINDS = {  # sections of the table of operators; what stands in none of them is in the last
+    "Activations and gates": "bias_gelu geglu gelu relu silu swiglu",
+    "Attention": "attention decode_attention rope scaled_dot_product_attention",
+    "Convolution and pooling": "avg_pool2d conv2d conv2d_relu_max_pool2d max_pool2d",
+    "Losses": "cross_entropy fused_linear_cross_entropy kl_div nll_loss",
+    "Matrix products": "gated_linear grouped_mm linear linear_act matmul scaled_mm",
+    "Normalization": "add_rms_norm batch_norm batch_norm_act group_norm layer_norm rms_norm",
+    "Softmax and reductions": "amax log_softmax mean softmax sum var",
+}
+OTHERS = "Elementwise and others"
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -85,13 +99,13 @@ def rows() -> Iterator[Row]:
 
 
 def _is_by(module: type[torch.nn.Module], function: str) -> bool:
-    """Whether a module is of that function: as it says itself, or by its name."""
+    """True if a module is made of that function, by its docstring or by its name."""
     said = re.search(r"by `cupyops\.(\w+)`", module.__doc__ or "")
     return said[1] == function if said else _stem(module.__name__) == _stem(function)
 
 
 def _stem(name: str) -> str:
-    """What the names of a function and of its module have in common."""
+    """The part that the names of a function and of its module share."""
     return name.replace("_", "").lower().removesuffix("loss")
 
 
@@ -101,14 +115,26 @@ def _summary(text: str) -> str:
     return first.partition("; as `")[0].rstrip(".").replace("|", "\\|")
 
 
+def by_kind() -> dict[str, list[str]]:
+    """The names of the functions by kind."""
+    kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
+    found: dict[str, list[str]] = {kind: [] for kind in (*KINDS, OTHERS)}
+    for name in functions():
+        found[kinds.get(name, OTHERS)].append(name)
+    return found
+
+
 def operators() -> str:
-    """The table of the library; what is long has its place on each operator's page."""
-    lines = ["| function | what it computes | as in PyTorch |", "|---|---|---|"]
-    for row in rows():
-        link = f"[{row.function}](operators/{row.function.strip('`')}.md)"
-        twin = row.twin.replace("torch.nn.functional.", "F.")
-        lines.append(f"| {link} | {row.summary} | {twin} |")
-    return "\n".join(lines)
+    """A table of the library for each kind; what is long has its place on each operator's page."""
+    known = {row.function.strip("`"): row for row in rows()}
+    parts = []
+    for kind, names in by_kind().items():
+        lines = [f"## {kind}\n", "| function | what it computes | as in PyTorch |", "|---|---|---|"]
+        for name in names:
+            twin = known[name].twin.replace("torch.nn.functional.", "F.")
+            lines.append(f"| [`{name}`](operators/{name}.md) | {known[name].summary} | {twin} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def modules_table() -> str:
@@ -118,7 +144,7 @@ def modules_table() -> str:
     for name, one in modules().items():
         twin = re.search(r"as `(torch\.nn\.\w+)`", one.__doc__ or "")
         link = f"[`{by[name]}`](operators/{by[name]}.md)" if name in by else ""
-        lines.append(f"| [`{name}`](api.md#cupyops.nn.{name}) | {link} | {f'`{twin[1]}`' if twin else ''} |")
+        lines.append(f"| [`{name}`][cupyops.nn.{name}] | {link} | {f'`{twin[1]}`' if twin else ''} |")
     return "\n".join(lines)
 
 
@@ -152,7 +178,7 @@ def settings() -> str:
 
 
 def figures(path: Path = RESULTS) -> str:
-    """The figures of a run of the benchmark that is kept in the repository; nothing where there is none."""
+    """The figures of a benchmark run that is kept in the repository; empty if there is none."""
     if not path.is_file():
         return ""
     results = read(path)
@@ -179,7 +205,7 @@ def models() -> str:
 
 
 def models_of(path: Path) -> str:
-    """Those of one run."""
+    """The table of one run."""
     found, machine = model_table.read(path)
     lines = [f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:", ""]
     lines += ["| model | variant | ms a step | speed-up | a second | peak GiB |", "|---|---|---|---|---|---|"]
@@ -195,7 +221,7 @@ def models_of(path: Path) -> str:
 
 
 def gallery(path: Path = GALLERY) -> str:
-    """What benchmarks/gallery.py has measured; nothing where it has not."""
+    """The figures of benchmarks/gallery.py; empty if there are none."""
     if not path.is_file():
         return ""
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -208,12 +234,12 @@ def gallery(path: Path = GALLERY) -> str:
 
 
 def devices() -> str:
-    """What tools/distributed.py has measured, on each pair of cards."""
+    """The figures of tools/distributed.py, for each pair of cards."""
     return "\n\n".join(devices_of(RESULTS.with_name(f"{card}x2_distributed.csv")) for card in ("h100", "h200"))
 
 
 def devices_of(path: Path) -> str:
-    """That of one run."""
+    """The table of one run."""
     lines = path.read_text(encoding="utf-8").splitlines()
     about = [line[2:] for line in lines if line.startswith("# ")]
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
@@ -227,7 +253,7 @@ def devices_of(path: Path) -> str:
 
 
 def matrix(path: Path = MATRIX) -> str:
-    """What `make test-matrix` has found of each Python."""
+    """The results of `make test-matrix` for each Python, and of the last GPU run."""
     with open(path, encoding="utf-8", newline="") as file:
         head, *lines = csv.reader(file)
     table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
@@ -240,7 +266,7 @@ def matrix(path: Path = MATRIX) -> str:
 
 
 def directives(names: list[str]) -> str:
-    """What mkdocstrings replaces by the docstrings of `names`."""
+    """Directives that mkdocstrings replaces by the docstrings of `names`."""
     return "\n\n".join(f"::: {name}" for name in names)
 
 
@@ -258,25 +284,62 @@ GENERATED: dict[str, Callable[[], str]] = {
     "gallery": gallery,
     "devices": devices,
     "matrix": matrix,
-    "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
     "errors": lambda: directives([f"cupyops.{name}" for name in vars(cupyops) if name.endswith("Error")]),
 }
 
 
 def filled(markdown: str) -> str:
-    """A page with what its comments stand for. Raises KeyError for one that stands for nothing."""
+    """A page with its marks replaced by the generated parts. Raises KeyError for an unknown mark."""
     return _MARK.sub(lambda match: GENERATED[match[1]](), markdown)
 
 
+def split_api(text: str, folder: Path) -> list[str]:
+    """Write a page for each section of the API, and a first page that lists their names; the pages' paths."""
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    paths, lines = [], ["| topic | names |", "|---|---|"]
+    for section in sections:
+        title, _, body = section.partition("\n")
+        paths.append(f"api/{re.sub(r'[^a-z]+', '_', title.lower())}.md")
+        names = re.findall(r"^::: (cupyops\.(\S+))$", body, re.MULTILINE)
+        lines.append(f"| [{title}]({paths[-1]}) | {', '.join(f'[`{short}`][{full}]' for full, short in names)} |")
+        (folder / paths[-1]).parent.mkdir(exist_ok=True)
+        (folder / paths[-1]).write_text(f"# {title}\n{body}", encoding="utf-8")
+    (folder / "api.md").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    return paths
+
+
+def configuration(api: list[str]) -> dict[str, Any]:
+    """mkdocs.yml, with the generated pages in the navigation, and the repository if pyproject.toml has its URL."""
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    kinds = [{kind: [f"operators/{name}.md" for name in names]} for kind, names in by_kind().items()]
+    below = {
+        "api.md": {"API": [{"All topics": "api.md"}, *api]},
+        "operators.md": {"Operators": [{"All operators": "operators.md"}, *kinds]},
+    }
+    config["nav"] = [
+        {title: [below.get(page, page) for page in pages] if isinstance(pages, list) else pages}
+        for section in config["nav"]
+        for title, pages in section.items()
+    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    urls = {name.lower(): url for name, url in project.get("urls", {}).items()}
+    if (url := urls.get("repository", "")) and PLACEHOLDER not in url:
+        config["repo_url"] = url
+    return dict(config)
+
+
 def write(folder: Path) -> None:
-    """All pages and pictures, ready for the generator of the site."""
+    """All pages and pictures, and beside them the configuration, ready for the generator of the site."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     for path in folder.glob("*.md"):
         text = filled(path.read_text(encoding="utf-8"))
         path.write_text(f"---\nhide: [toc]\n---\n\n{text}" if path.stem in WIDE else text, encoding="utf-8")
     docs_operators.write(list(rows()), folder)
+    api = split_api((folder / "api.md").read_text(encoding="utf-8"), folder)
+    text = yaml.safe_dump(configuration(api), sort_keys=False).replace("ROOT/", f"{ROOT}/")
+    (folder.parent / "mkdocs.yml").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,29 +16,37 @@ from . import charts
 from .results import BASE, BEHIND, NEAR, Results, Row, mean
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --good: #2c8a4b; --bad: #c8402a; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem; }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1f2328; --line: #8884; --good: #1a7f4b; --bad: #c8402a; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #121212; --ink: #e3e5e8; --good: #56c58a; --bad: #ff8a75; }
+  img { filter: invert(.93) hue-rotate(180deg); } /* white becomes the colour of the page, and hues stay */
+}
+body {
+  font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 1.5rem auto; padding: 0 1rem;
+  background: var(--paper); color: var(--ink);
+}
+h1 { margin: 0; font-size: 1.1rem; font-weight: 600; opacity: .75; } h2 { margin: 2rem 0 .5rem; font-size: 1.2rem; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: right; }
-th { cursor: pointer; position: sticky; top: 0; background: Canvas; }
+th { cursor: pointer; position: sticky; top: 0; background: var(--paper); }
 td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
 .missed td:last-child, .missed th:last-child { text-align: left; } .missed td { vertical-align: top; }
 .missed td:first-child { white-space: nowrap; }
-.answer { font-size: 1.3em; }
+.answer { font-size: 1.4em; line-height: 1.35; margin: .3rem 0 1rem; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
-img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; border-radius: 6px; } /* in the dark too */
+img { max-width: 100%; }
 .wide { overflow-x: auto; } table:not(.missed) td:nth-child(n+5) { white-space: nowrap; }
 .more { padding-left: 1.2em; } .more li { overflow-wrap: anywhere; }
 @media (max-width: 45rem) {
-  .wide img { max-width: none; } .wide td:last-child { max-width: 24rem; }
+  .answer { font-size: 1.15em; } .wide img { max-width: none; } .wide td:last-child { max-width: 24rem; }
   .wide table { width: max-content; min-width: 100%; }
 }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; overflow-wrap: anywhere; }
 """
 _MOST = 40  # rows of a picture; the table has them all
 _MISSED = (
-    "<div class=wide><table class=missed><thead><tr><th>row</th><th>way</th><th>want</th><th>ours</th><th>what is lost</th>"
-    "</tr></thead><tbody>"
+    "<div class=wide><table class=missed><thead><tr><th>row</th><th>way</th><th>target</th><th>ours</th>"
+    "<th>what is lost</th></tr></thead><tbody>"
 )
 _BESIDE = (
     "<h2 id=beside>Odd sizes beside rounder ones</h2><div class=wide><table><thead><tr><th>row</th><th>dtype</th>"
@@ -96,7 +104,10 @@ def summary(results: Results) -> Iterator[str]:
         )
     wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
     if wanted:
-        yield f"{sum(wanted)} of {len(wanted)} targets are reached."
+        yield (
+            f"{sum(wanted)} of {len(wanted)} targets are reached. A target is a figure that a case of the benchmark sets "
+            "for its kernel in advance, such as the speed at which the GPU copies memory."
+        )
     alone = [row.op for row in results.rows if not row.compared]
     if alone:
         yield f"The results of {len(alone)} rows are not compared: those of {', '.join(dict.fromkeys(alone))}."
@@ -115,12 +126,12 @@ def _of(ceiling: str) -> str:
 def page(results: Results, path: Path) -> None:
     """The report as one HTML file."""
     others = peers(results)
-    head = ["operator", "size", "dtype", "way", "ours", *others, "speed-up", "want", "of the ceiling", "memory"]
-    pictures = "".join(
+    head = ["operator", "size", "dtype", "way", "ours", *others, "speed-up", "target", "of the ceiling", "memory"]
+    first, *pictures = [
         f'<h2 id="{name}">{name.capitalize()}</h2><p class=wide><img alt="{name}" src="data:image/png;base64,'
         f'{base64.b64encode(charts.png(figure)).decode()}"></p>'
         for name, figure in charts.charts(results, _MOST)
-    )
+    ] or [""]
     machine = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in results.machine.items())
     wrong = "".join(f"<li>{html.escape(f'{name}, {who}: {reason}')}</li>" for name, who, reason in results.left_out())
     missed = "".join(
@@ -135,11 +146,11 @@ def page(results: Results, path: Path) -> None:
     path.write_text(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>cupyops benchmark</title><style>{_STYLE}</style><h1>cupyops beside its peers</h1>"
-        + _told(results)
-        + f"<dl>{machine}</dl>{pictures}<h2>Every figure</h2><div class=wide><table><thead><tr>"
+        + _told(results, first)
+        + f"<dl>{machine}</dl>{''.join(pictures)}<h2>Every figure</h2><div class=wide><table><thead><tr>"
         + "".join(f"<th>{html.escape(name)}</th>" for name in head)
         + f"</tr></thead><tbody>{body}</tbody></table></div>"
-        + (f"<h2 id=missed>Wanted, and not reached</h2>{_MISSED}{missed}</tbody></table></div>" if missed else "")
+        + (f"<h2 id=missed>Targets that are not reached</h2>{_MISSED}{missed}</tbody></table></div>" if missed else "")
         + (f"{_BESIDE}{beside}</tbody></table></div>" if beside else "")
         + (f"<h2>Left out</h2><ul>{wrong}</ul>" if wrong else "")
         + f"<script>{_SORT}</script></html>\n",
@@ -147,11 +158,11 @@ def page(results: Results, path: Path) -> None:
     )
 
 
-def _told(results: Results) -> str:
-    """The answer, then the rest of the summary as a list."""
+def _told(results: Results, picture: str) -> str:
+    """The answer, a picture of it, and the rest of the summary as a list."""
     lines = [html.escape(line) for line in summary(results)]
     more = "".join(f"<li>{line}</li>" for line in lines[1:])
-    return f"<p class=answer>{''.join(lines[:1])}</p><ul class=more>{more}</ul>"
+    return f"<p class=answer>{''.join(lines[:1])}</p>{picture}<h2>Summary</h2><ul class=more>{more}</ul>"
 
 
 _LOST = re.compile(r"\b(?:What is lost|Lost): (.*)", re.DOTALL)

@@ -137,7 +137,7 @@ def test_the_summary():
     run.rows[1].compared = False
     text = "\n".join(report.summary(run))
     assert "2.00 times as fast" in text
-    assert "0 of 1 targets are reached." in text
+    assert "0 of 1 targets are reached. A target is" in text
     assert "The results of 1 rows are not compared: those of step." in text
 
 
@@ -227,6 +227,8 @@ def test_the_page_of_the_run_that_is_kept(tmp_path):
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert len(text.encode()) < 500_000
     first = re.search(r"<h1>.*?</h1><p class=answer>(.*?)</p>", text)[1]
+    order = [text.index(part) for part in ("<p class=answer>", '<img alt="speedups"', "<ul class=more>", "<dl>")]
+    assert order == sorted(order) and "prefers-color-scheme: dark" in text
     whole = [speedup for speedup, _ in kept.slowest_rows()]
     assert first.startswith(f"On NVIDIA H200 cupyops is {mean(whole):.2f} times as fast as the better of PyTorch")
     page = Page()

@@ -1,6 +1,7 @@
 """The site builds, strictly and with nothing of another host; what it says of the package is so."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import cupyops
 import cupyops.testing
 from cupyops._util.settings import ALL as SETTINGS
 from cupyops.bench import model_table, table
+from docs import searching
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -31,8 +33,10 @@ DOCS = ROOT / "docs"
 
 
 def test_the_table_of_operators_has_each_function():
-    table = docs_site.operators().splitlines()
-    assert len(table) == 2 + len(docs_site.functions()) and len({line.count(" | ") for line in table[2:]}) == 1
+    listed = re.findall(r"^\| \[`(\w+)`\]\(operators/\1\.md\)(?: \|.*){3}$", docs_site.operators(), re.MULTILINE)
+    assert sorted(listed) == list(docs_site.functions())
+    assert {name for names in docs_site.KINDS.values() for name in names.split()} < {*listed}
+    assert "add" in docs_site.by_kind()[docs_site.OTHERS]  # as every new one, until it is given a kind
     rows = {row.function.strip("`"): row for row in docs_site.rows()}
     assert rows["relu"] == (
         "`relu`",
@@ -56,7 +60,10 @@ def test_the_table_of_operators_has_each_function():
 def test_the_table_of_modules_has_each():
     table = docs_site.modules_table()
     assert re.findall(r"^\| \[`(\w+)`\]", table, re.MULTILINE) == list(docs_site.modules())
-    assert "[`layer_norm`](operators/layer_norm.md) | `torch.nn.LayerNorm` |" in table
+    assert (
+        "[`LayerNorm`][cupyops.nn.LayerNorm] | [`layer_norm`](operators/layer_norm.md) | `torch.nn.LayerNorm` |"
+        in table
+    )
     assert "[`add_rms_norm`](operators/add_rms_norm.md) |  |" in table
 
 
@@ -162,6 +169,33 @@ def test_the_api_has_every_public_name_once(pages):
     assert sorted(listed) == sorted(public())
 
 
+def test_the_api_has_a_page_for_each_topic(pages):
+    index = (pages / "api.md").read_text(encoding="utf-8")
+    assert "[Kernels](api/kernels.md) | [`Kernel`][cupyops.Kernel], " in index and ":::" not in index
+    config = docs_site.configuration(["api/kernels.md"])
+    nav = {title: pages for section in config["nav"] for title, pages in section.items()}
+    assert {"API": [{"All topics": "api.md"}, "api/kernels.md"]} in nav["Reference"]
+    (library,) = (page["Operators"] for page in nav["Use the operators"] if "Operators" in page)
+    assert {
+        "Softmax and reductions": [f"operators/{name}.md" for name in docs_site.by_kind()["Softmax and reductions"]]
+    } in library
+
+
+@pytest.mark.parametrize(
+    "urls, shown",
+    [
+        ("", None),
+        (f'Repository = "https://git.{docs_site.PLACEHOLDER}/x"', None),
+        ('Repository = "https://a.b/x"', "https://a.b/x"),
+    ],
+)
+def test_the_link_to_the_repository_appears_with_its_url(urls, shown, tmp_path, monkeypatch):
+    (tmp_path / "mkdocs.yml").write_text("nav: []", encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text(f"[project.urls]\n{urls}\n", encoding="utf-8")
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    assert docs_site.configuration([]).get("repo_url") == shown
+
+
 def test_the_settings_page_tells_the_values_of_each():
     text = (DOCS / "settings.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `(CUPYOPS_\w+)` \|", text, re.MULTILINE)) == sorted(SETTINGS)
@@ -220,15 +254,12 @@ class Requests(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(pages):
-    """The built site. The generator wants its folders beside its configuration."""
-    folder = pages.parents[1]
-    (folder / "tools").symlink_to(ROOT / "tools")
-    (folder / "cupyops").symlink_to(ROOT / "cupyops")
-    (folder / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), encoding="utf-8")
+    """The built site."""
+    folder = pages.parent
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "build" / "site"
+    return folder / "site"
 
 
 @pytest.mark.slow
@@ -239,14 +270,44 @@ def test_the_site_asks_no_other_host_for_anything(site):
         requests = Requests()
         requests.feed(page.read_text(encoding="utf-8"))
         assert requests.urls and not [url for url in requests.urls if re.match(r"(https?:)?//", url)], page.name
-    api = (site / "api.html").read_text(encoding="utf-8")
-    # the function and not the module of that name; its example as code
+    api = "".join(page.read_text(encoding="utf-8") for page in (site / "api").iterdir())
+    # the function and not the module of that name; its example as code; the signature on several lines
     assert 'id="cupyops.Kernel"' in api and 'id="cupyops.elementwise"' in api
     assert "promote" in api.partition('id="cupyops.elementwise"')[2].partition('id="cupyops.reduction"')[0]
     assert "<summary>Example" not in api and api.count("Examples:") > 20
+    lines = re.sub(r"<[^>]*>", "", api).splitlines()
+    assert any(line.strip().startswith("options: ") and line.endswith(",") for line in lines)
     assert "cross_entropy" in (site / "operators.html").read_text(encoding="utf-8")
     assert 'id="cupyops.gelu"' in (site / "operators" / "gelu.html").read_text(encoding="utf-8")
     assert (site / "search.json").stat().st_size > 100_000
+
+
+@pytest.mark.slow
+def test_the_search_finds_what_people_look_for(site):
+    index = searching.Index(json.loads((site / "search.json").read_text(encoding="utf-8")))
+    found = {text: index.hits(text)[:3] for text in docs_check.SEARCHES}
+    missed = [
+        (text, hits)
+        for text, hits in found.items()
+        if not any(hit.startswith(docs_check.SEARCHES[text]) for hit in hits)
+    ]
+    assert missed == []
+
+
+def test_the_order_in_which_the_search_finds():
+    def item(location, title, path, text):
+        return {"location": location, "title": title, "path": path, "text": text}
+
+    items = [
+        item("text", "A", ["Docs"], "<p>a race, and <b>later</b> a condition</p>"),
+        item("near", "B", ["Docs"], "<p>is the race condition</p>"),
+        item("path", "C", ["Race"], "<p>condition</p>"),
+        item("title", "Races", ["Docs"], "<p>of a condition</p>"),
+        item("none", "Race", ["Docs"], "<p>alone</p>"),
+    ]
+    index = searching.Index({"config": {"separator": r"[\s.,-]+"}, "items": items})
+    assert index.hits("race-Condition") == ["title", "path", "near", "text"]
+    assert index.hits("race zebra") == []
 
 
 @pytest.mark.slow
