@@ -62,24 +62,6 @@ def layer_norm(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps:
     return f"...{row}, {row}, {row} -> ...{row}"
 
 
-def layer_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float, dtype: Any) -> str:
-    """As layer_norm."""
-    return layer_norm(x, normalized_shape, weight, bias, eps)
-
-
-def add_norm_lowered(
-    residual: Any, x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float | None, centred: bool
-) -> str:
-    """Rows are whole."""
-    row = _dims(len(normalized_shape)).upper()
-    return f"...{row}, ...{row}, {row}, {row} -> ...{row}, ...{row}"
-
-
-def rms_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, eps: float | None, dtype: Any) -> str:
-    """As rms_norm."""
-    return rms_norm(x, normalized_shape, weight, eps)
-
-
 def rms_norm(x: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
     """Rows are whole."""
     row = _dims(len(normalized_shape)).upper()

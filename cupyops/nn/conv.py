@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .._dispatch import convolution, library
-from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private, tracing
+from .._util.arguments import autocast_dtype
 from ..ops._conv2d import conv2d
 from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 from ..ops._linear import linear
@@ -116,7 +116,7 @@ def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:
 
 def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The convolution whose stride is its kernel's size, of images that hold whole patches: a product with each of them."""
-    (out, channels, height, width), dtype = weight.shape, of_autocast(input) or input.dtype
+    (out, channels, height, width), dtype = weight.shape, autocast_dtype(input) or input.dtype
     apart = input.unflatten(3, (-1, width)).unflatten(2, (-1, height))
     is_last = convolution.memory_format(input, weight) is torch.channels_last
     order, filters = ((0, 2, 4, 3, 5, 1), weight.permute(0, 2, 3, 1)) if is_last else ((0, 2, 4, 1, 3, 5), weight)

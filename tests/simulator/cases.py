@@ -21,7 +21,6 @@ import gemms
 import groups
 import kept
 import loss_parts
-import normalisations
 import pixels
 import samples
 import torch
@@ -268,13 +267,6 @@ def wide_caches(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(run, *given)
 
 
-def normalised(dtype: torch.dtype) -> Iterator[Call]:
-    yield from prefetched_late(dtype)
-    for function in (cupyops.layer_norm, cupyops.rms_norm) if dtype in HALF else ():
-        yield partial(normalisations.compare_lowered, function, 5, 300, dtype)
-        yield partial(normalisations.compare_added, 5, 300, dtype, centred=function is cupyops.layer_norm)
-
-
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
     """Groups of channels of as many elements as a group has vectors, short ones of each length; and what a warp holds."""
     make, channels, contract = Make(CPU, dtype), 16 // dtype.itemsize, contracts()["group_norm"][0]()
@@ -380,6 +372,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "decode_attention": wide_caches,
     "embedding": indices_sorted,
     "group_norm": grouped,
-    "norm": normalised,
+    "norm": prefetched_late,
     "fused_linear_cross_entropy": little_scratch,
 }

@@ -133,7 +133,6 @@ def test_every_file_of_kernels_is_an_operators():
         "group_norm_two_pass.cu": "group_norm",
         "grouped_mm_wgmma.cu": "grouped_mm",
         "linear_act_wgmma.cu": "linear_act",
-        "norm_lowered.cu": "norm",
         "scaled_mm_wgmma.cu": "scaled_mm",
     }
 
