@@ -490,11 +490,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
     ],
-    "conv2d_relu_max_pool2d": [
-        lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
-        lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 1, 8, 40), m(5, 1, 5, 5), {"padding": 2}),
-        lambda m: (cupyops.conv2d_relu_max_pool2d, m(1, 17, 5, 8), m(18, 17, 3, 3), m(18), {"padding": 1}),
-    ],
     "gemm_wgmma": [  # where the GPU has it
         partial(_by_wgmma, form=form, layout=layout) for form in wgmma.FORMS for layout in form.layouts
     ],

@@ -133,11 +133,6 @@ def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: 
     return "ncHW, ocYX, +o -> noHW" if groups == 1 else "nCHW, OIYX, O -> nOHW"
 
 
-def conv2d_relu_max_pool2d(x: Any, *more: Any) -> str:
-    """Images and output channels."""
-    return "nCHW, oCYX, o -> noHW"
-
-
 def of_classes(x: Any, target: Any, reduction: str) -> str:
     """Of the losses over classes. Each position is on its own; of a mean nobody knows how many positions are counted."""
     classes = min(1, x.ndim - 1)

@@ -170,7 +170,6 @@ _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     ),
     "bias_gelu": lambda x: (x, _like(x, x.shape[-1])),
     "conv2d": lambda x: (x, _like(x, x.shape[1], x.shape[1], 3, 3), _like(x, x.shape[1]), 1, 1),
-    "conv2d_relu_max_pool2d": lambda x: (x, _like(x, x.shape[1], x.shape[1], 3, 3), _like(x, x.shape[1]), 1),
     "cross_entropy": lambda x: (x, _positions(x)),
     "embedding": lambda x: (torch.zeros(16384, dtype=torch.int64), x),
     "gated_linear": lambda x: (x, _like(x, x.shape[-1], x.shape[-1]), _like(x, x.shape[-1], x.shape[-1])),

@@ -5,7 +5,7 @@ from . import utils as utils
 from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .attention import Attention
 from .attention import KVCache as KVCache
-from .conv import Conv2d, ConvReluPool2d
+from .conv import Conv2d
 from .dropout import Dropout
 from .embedding import Embedding
 from .linear import Linear
@@ -39,7 +39,6 @@ __all__ = [
     "BatchNormAct2d",
     "BiasGELU",
     "Conv2d",
-    "ConvReluPool2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",

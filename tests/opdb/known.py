@@ -69,7 +69,6 @@ MODULES_WITHOUT_ENTRY = {
     "Attention": "PyTorch has no module of this kind",
     "BatchNormAct2d": "PyTorch has no module of this kind",
     "BiasGELU": "PyTorch has no module of this kind",
-    "ConvReluPool2d": "PyTorch has no module of this kind",
     "Dropout": "the database has none",
     "FusedLinearCrossEntropyLoss": "the database has none",
     "GEGLU": "PyTorch has no module of this kind",

@@ -295,23 +295,6 @@ def convolutions(draw: st.DrawFn) -> Call:
     )
 
 
-def _conv2d_relu_max_pool2d(input: Any, weight: Any, bias: Any, stride: Any, padding: Any) -> Any:
-    return F.max_pool2d(F.relu(F.conv2d(input, weight, bias, stride, padding)), 2)
-
-
-@st.composite
-def layers(draw: st.DrawFn) -> Call:
-    dtype, channels, filters = draw(_dtypes), *(draw(st.sampled_from([1, 2, 3, 9])) for _ in range(2))
-    image, taps = (draw(_small), draw(_small)), draw(st.sampled_from([3, 3, 5, 2]))
-    return Call(
-        draw(tensors((draw(st.integers(0, 3)), channels, *image), dtype, special=False)),
-        draw(tensors((filters, channels, taps, taps), dtype, special=False)),
-        draw(st.one_of(st.none(), tensors((filters,), dtype, special=False))),
-        draw(st.sampled_from([1, 1, 1, 2])),
-        draw(st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 3), st.integers(0, 3)))),
-    )
-
-
 @st.composite
 def pools(draw: st.DrawFn) -> Call:
     dtype, pair = draw(_dtypes), lambda values: st.one_of(values, st.tuples(values, values))
@@ -558,7 +541,6 @@ _DRAWN: dict[str, Drawn] = {
     "scaled_mm": (byte_products.of_numbers, byte_products.of_numbers_by_torch, products_of_bytes()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
-    "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),
     "max_pool2d": (cupyops.max_pool2d, F.max_pool2d, sound_pools()),
     "fused_linear_cross_entropy": (cupyops.fused_linear_cross_entropy, _linear_cross_entropy, linear_losses()),
     "kl_div": (cupyops.kl_div, F.kl_div, divergences()),

@@ -125,7 +125,6 @@ def test_every_file_of_kernels_is_an_operators():
         "conv2d_blocks.cu": "conv2d",
         "conv2d_direct.cu": "conv2d",
         "conv2d_moments_wgmma.cu": "conv2d",
-        "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",
         "fused_linear_cross_entropy_wgmma.cu": "fused_linear_cross_entropy",
         "gated_linear_wgmma.cu": "gated_linear",
         "group_norm_nhwc.cu": "group_norm",
