@@ -118,6 +118,19 @@ def test_add_operator_beyond_its_kernel(device, dtype):
     torch.testing.assert_close(add(a.t(), a.t()), 2 * a.t())
 
 
+# --- ladder ---
+
+
+def test_ladder(monkeypatch, capsys):
+    """Each kernel gives what PyTorch does; one that gives something else is named."""
+    module = load("ladder")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module.main()
+    assert capsys.readouterr().out.count("right\n") == 23
+    with pytest.raises(AssertionError, match="a kernel: "):
+        module.compare(("a kernel", lambda: torch.ones(3), torch.tensor([1.0, 1.0, 1.5])))
+
+
 # --- mnist_cnn ---
 
 
