@@ -61,8 +61,8 @@ class Form(Generic[P]):
 
     Attributes:
         name: unique in its list, in the words of the field: "sub_warp", "two_pass".
-        summary: who owns what, in one line, for the table.
-        measured: what the form gains over the next that fits, and on which card.
+        summary: which thread or block owns what, in one line, for `explain`.
+        measured: what the form gains over the next that fits, and on which card, for `explain`.
     """
 
     name: str = ""
@@ -82,7 +82,7 @@ class Form(Generic[P]):
         raise NotImplementedError
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels that it launches, for the table."""
+        """Return the kernels that it launches."""
         return ()
 
 

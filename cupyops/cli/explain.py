@@ -263,7 +263,8 @@ def _show(console: Console, direction: Direction, facts: Sequence[Facts], on: Ca
     console.rule(direction.name, align="left")
     for choice in direction.choices:
         chosen = Text(f"{choice.forms.family}: ") + Text(choice.chosen.name, "bold green")
-        console.print(chosen + Text(f"  {choice.chosen.summary}", "dim"), soft_wrap=True)
+        about = ": ".join(filter(None, (choice.chosen.summary, choice.chosen.measured)))
+        console.print(chosen + Text(f"  {about}", "dim"), soft_wrap=True)
         for form, reason in choice.passed_over:
             console.print(Text(f"  not {form.name}: {reason}", "dim"), soft_wrap=True)
     for name in direction.references:
