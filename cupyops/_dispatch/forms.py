@@ -63,11 +63,13 @@ class Form(Generic[P]):
         name: unique in its list, in the words of the field: "sub_warp", "two_pass".
         summary: which thread or block owns what, in one line, for `explain`.
         measured: what the form gains over the next that fits, and on which card, for `explain`.
+        uses: the kernels that it launches, where that is not its attribute `kernel` alone.
     """
 
     name: str = ""
     summary: str = ""
     measured: str = ""
+    uses: tuple[Kernel, ...] = ()
 
     def why_not(self, problem: P, gpu: Gpu) -> str | None:
         """Why the kernel cannot compute this, None where it can. A form that is asked for is held to this alone."""
@@ -83,7 +85,8 @@ class Form(Generic[P]):
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Return the kernels that it launches."""
-        return ()
+        kernel: Kernel | None = getattr(self, "kernel", None)
+        return self.uses or (() if kernel is None else (kernel,))
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,6 @@ class RowForm(Form[Reduction]):
         """Why it does not serve rows of that size."""
         raise NotImplementedError
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     @staticmethod
     def rows(problem: Reduction) -> dict[str, int]:
         """How many rows there are, and the size of each."""
@@ -201,9 +198,6 @@ class Fold(Form[Reduction]):
     def why_not_vectors(self, problem: Reduction) -> str | None:
         """Why the inputs cannot be loaded by vectors as this form does."""
         raise NotImplementedError
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return () if self.kernel is None else (self.kernel,)
 
     def cut(
         self, problem: Reduction, block: tuple[int, int], tiles: int, slabs: int, results: int, units: int, *,

@@ -145,10 +145,6 @@ class Fma(Form[Problem]):
         args = (*problem.sizes[1:], tall, wide, pair, groups, chunk)
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """One."""
-        return (self.kernel,)
-
     def _has(self, problem: Problem) -> bool:
         try:
             self.kernel.values({"T": problem.dtype, "K": problem.taps, "NF": self.filters, **self.template})

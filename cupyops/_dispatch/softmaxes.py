@@ -52,9 +52,6 @@ class _SoftmaxForm(Form[Problem]):
     def __init__(self, kernel: Kernel, backward: bool) -> None:
         self.kernel, self.backward = kernel, backward
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def itemsize(self, problem: Problem) -> int:
         """Bytes of an element that is read."""
         return 4 if self.backward and problem.widen else problem.dtype.itemsize
