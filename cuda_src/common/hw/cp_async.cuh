@@ -12,15 +12,6 @@ __device__ __forceinline__ void fetch16(void* shared, const void* global) {
 #endif
 }
 
-__device__ __forceinline__ void fetch8(void* shared, const void* global) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(global) : "memory");
-#else
-  *static_cast<uint2*>(shared) = *static_cast<const uint2*>(global);
-#endif
-}
-
 // As fetch16 to a shared address; zeros where `inside` is false, and nothing is read. Only from sm_80 on.
 __device__ __forceinline__ void fetch16_or_zero(unsigned shared, const void* global, bool inside) {
 #if __CUDA_ARCH__ >= 800
