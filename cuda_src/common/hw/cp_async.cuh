@@ -1,4 +1,4 @@
-// Asynchronous copies of 16 or 8 bytes from global to shared memory (cp.async). Before sm_80 a copy is complete at once.
+// Asynchronous copies of 16 bytes from global to shared memory (cp.async). Before sm_80 a copy is complete at once.
 #pragma once
 
 #include "common/core/types.cuh"
