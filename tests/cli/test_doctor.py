@@ -317,7 +317,9 @@ def test_several_cupys_have_one_remedy(changes):
 
 def test_nvrtc_of_a_later_cuda_is_upgraded_within_it():
     machine = seen(nvrtc={"version": [13, 0], "archs": ["sm_75", "sm_80"]}, headers=None)
-    assert rows(machine)["GPU 0"].remedy == 'pip install --upgrade "nvidia-cuda-nvrtc==13.*" "nvidia-cuda-runtime==13.*"'
+    assert (
+        rows(machine)["GPU 0"].remedy == 'pip install --upgrade "nvidia-cuda-nvrtc==13.*" "nvidia-cuda-runtime==13.*"'
+    )
 
 
 def test_a_cache_that_is_elsewhere_for_the_time_being():
