@@ -11,7 +11,6 @@ from common import beside, randn
 
 import cupyops
 from cupyops.bench import Case
-from cupyops.ops._layer_norm import layer_norm_lowered
 
 SIZES = [
     (131072, 1024, torch.bfloat16, (4060, 3750)),
@@ -44,23 +43,6 @@ def cases() -> Iterator[Case]:
         yield _case(rows, size, dtype, want)
     for rows, size, even in ODD:
         yield beside(_case(rows, size, torch.bfloat16), _case(rows * size // even, even, torch.bfloat16))
-    for rows, size in ((16384, 768), (8192, 4096)):
-        yield _lowered(rows, size)
-
-
-def _lowered(rows: int, size: int) -> Case:
-    """float32 with a result of a half type, and such a gradient of it, as under autocast in front of a product."""
-    return Case(
-        op="layer_norm",
-        size=f"{rows}x{size}, to bfloat16",
-        dtype=torch.float32,
-        make=randn((rows, size), (size,), (size,)),
-        ours=lambda x, w, b: layer_norm_lowered(x, w.shape, w, b, 1e-5, torch.bfloat16),
-        eager=lambda x, w, b: F.layer_norm(x, w.shape, w, b).bfloat16(),
-        forward_bytes=6 * rows * size,
-        backward_bytes=10 * rows * size,
-        small=lambda: _lowered(4, 36),
-    )
 
 
 def _case(rows: int, size: int, dtype: torch.dtype, want: Any = None) -> Case:

@@ -1,5 +1,5 @@
 // conv2d.cu's equations for K x K filters with stride 1, no dilation, one group and few channels. Blocks compute tiles of 2 x 2
-// windows of the result by FMAs, as in conv2d_relu_max_pool2d.cu; the sum over blocks serves both files.
+// windows of the result by FMAs.
 //
 // Bytes: (x + weight + y) x sizeof(T); 2 K^2 C flops per element of y, and as many for grad_x and for grad_weight. At 50
 // TFLOP/s, n64 32->64 14x14 takes 9 us for each; 1->32 28x28 is 6.4 MB, twice 2 us. Each launch has another 3 us.

@@ -134,8 +134,7 @@ def read_idx(path: Path, dims: int) -> Tensor:
 class SimpleCNN(torch.nn.Module):
     """Two convolutions and two linear layers; the log-probabilities of the ten digits.
 
-    `nn` is the module that the layers come from: cupyops.nn, or torch.nn for the twin. cupyops has convolution, ReLU and
-    pooling as one layer; it stands where the convolution does, so that both have the same state_dict.
+    `nn` is the module that the layers come from: cupyops.nn, or torch.nn for the twin.
     """
 
     def __init__(self, nn: ModuleType = cupyops.nn) -> None:
@@ -155,10 +154,7 @@ class SimpleCNN(torch.nn.Module):
 
 
 def pooled_convolution(nn: ModuleType, channels: int, filters: int) -> list[torch.nn.Module]:
-    """A convolution, ReLU and max-pooling, as three modules of which ours do all in the first."""
-    if nn is cupyops.nn:
-        fused = cupyops.nn.ConvReluPool2d(channels, filters, 3, padding=1)
-        return [fused, torch.nn.Identity(), torch.nn.Identity()]
+    """A convolution, ReLU and max-pooling by 2."""
     return [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
 
 

@@ -37,7 +37,7 @@ Stored = Annotated[Path, typer.Argument(help="what `make` wrote")]
 def make(path: Path, only: Annotated[str, typer.Option(help="one section")] = "") -> None:
     """Run every case in the simulator and write code, inputs and results. Needs NVRTC, no GPU."""
     import numpy as np
-    from calibrations import operators, simulated
+    from calibrations import simulated
     from calibrations.catalogue import sections
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -51,8 +51,6 @@ def make(path: Path, only: Annotated[str, typer.Option(help="one section")] = ""
         task = progress.add_task("", total=sum(len(section.cases) for section in chosen))
         for section in chosen:
             simulated.record(section, writer, lambda text: progress.update(task, advance=1, description=text[:60]))
-        if only in ("", operators.NAME):
-            operators.record(writer, lambda text: progress.update(task, description=text))
     path.parent.mkdir(parents=True, exist_ok=True)
     writer.write(path)
     errors = _simulator_errors(writer.contents)
@@ -78,7 +76,6 @@ def compare(
     path: Stored,
     json_: Annotated[Path, typer.Option("--json", help="where the report goes")] = Path("build/calibration.json"),
     only: Annotated[str, typer.Option(help="one section")] = "",
-    device: Annotated[str, typer.Option(hidden=True)] = "cuda",
 ) -> None:
     """Run every case on the GPU and write how its results differ from the simulator's."""
     contents = Reader(path).contents
@@ -88,7 +85,7 @@ def compare(
         if only not in ("", name):
             continue
         start = time.perf_counter()
-        rows, described = _in_processes(path, name, [case["name"] for case in section["cases"]], device)
+        rows, described = _in_processes(path, name, [case["name"] for case in section["cases"]])
         _both_refuse(rows, {case["name"] for case in section["cases"] if case["error"]})
         report["sections"][name] = rows
         report["device"] |= described
@@ -111,9 +108,7 @@ def _both_refuse(rows: list[dict[str, Any]], refused: set[str]) -> None:
             line |= {"name": f"{line['name']} (refused by both)", "error": ""}
 
 
-def _in_processes(
-    path: Path, section: str, names: list[str], device: str
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _in_processes(path: Path, section: str, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the section's lines, the GPU), by as many processes as it takes: each goes on where the last one died."""
     rows: list[dict[str, Any]] = []
     described: dict[str, str] = {}
@@ -121,7 +116,7 @@ def _in_processes(
         skip = {line["name"] for line in rows}
         if len(skip) == len(names):
             break
-        lines, said = _one_process(path, section, skip, device)
+        lines, said = _one_process(path, section, skip)
         begun = ""
         for line in lines:
             if "gpu" in line:
@@ -140,12 +135,12 @@ def _in_processes(
     return rows, described
 
 
-def _one_process(path: Path, section: str, skip: set[str], device: str) -> tuple[list[dict[str, Any]], str]:
+def _one_process(path: Path, section: str, skip: set[str]) -> tuple[list[dict[str, Any]], str]:
     """(what a process printed, line by line, and why it ended)."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(sorted(skip), file)
         file.flush()
-        command = [sys.executable, __file__, "section", str(path), section, file.name, "--device", device]
+        command = [sys.executable, __file__, "section", str(path), section, file.name]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
         watch = _Watch(process)
@@ -186,15 +181,9 @@ class _Watch:
 
 
 @app.command(hidden=True)
-def section(path: Path, name: str, skip: Path, device: str = "cuda") -> None:
+def section(path: Path, name: str, skip: Path) -> None:
     """Print the lines of one section as JSON; of those not in the list `skip`."""
     reader, done = Reader(path), set(json.loads(skip.read_text()))
-    if name == "operator":
-        from calibrations import operators
-
-        for line in operators.rows(reader, device, done):
-            print(json.dumps(line), flush=True)
-        return
     gpu = Device()
     print(json.dumps(gpu.describe()), flush=True)
     stored = reader.contents["sections"][name]

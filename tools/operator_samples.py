@@ -25,11 +25,8 @@ from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.image_blocks import Side, blocks_of
 from cupyops._kernel.compile.source import cuda_src
-from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._group_norm import group_norm_alike
-from cupyops.ops._layer_norm import layer_norm_lowered
 from cupyops.ops._relu import MASKED
-from cupyops.ops._rms_norm import rms_norm_lowered
 from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
@@ -308,30 +305,6 @@ def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
     return cupyops.layer_norm, m(rows, size), (size,), m(size), m(size)
 
 
-def _add_lowered(name: str) -> Callable[..., Tensor]:
-    """The same of a sum with a residual of float32."""
-
-    def normalise(residual: Tensor, x: Tensor, *parameters: Tensor) -> Tensor:
-        weight, bias = (*(one.float() for one in parameters), None, None)[:2]
-        sizes = [*x.shape[1:]]
-        y, summed = add_norm_lowered(residual.float(), x, sizes, weight, bias, 1e-5, name == "layer_norm")
-        return y + summed
-
-    return normalise
-
-
-def _lowered(name: str) -> Callable[..., Tensor]:
-    """layer_norm or rms_norm of float32, whose result is of a half type, by tensors of that type."""
-    function: Any = {"layer_norm": layer_norm_lowered, "rms_norm": rms_norm_lowered}[name]
-
-    def normalise(x: Tensor, *parameters: Tensor) -> Tensor:
-        given: list[Any] = [one.float() for one in parameters] or [None] * (2 if name == "layer_norm" else 1)
-        y: Tensor = function(x.float(), x.shape[1:], *given, 1e-5, x.dtype)
-        return y
-
-    return normalise
-
-
 def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
     """call(m, rows, size, weight or None, options): rows held by few threads, by many, by a block, too long for one."""
     return [
@@ -517,11 +490,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
     ],
-    "conv2d_relu_max_pool2d": [
-        lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
-        lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 1, 8, 40), m(5, 1, 5, 5), {"padding": 2}),
-        lambda m: (cupyops.conv2d_relu_max_pool2d, m(1, 17, 5, 8), m(18, 17, 3, 3), m(18), {"padding": 1}),
-    ],
     "gemm_wgmma": [  # where the GPU has it
         partial(_by_wgmma, form=form, layout=layout) for form in wgmma.FORMS for layout in form.layouts
     ],
@@ -631,20 +599,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"gpu": {"max_blocks": 2}}),
         lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"gpu": {"max_blocks": 2}}),
         lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"gpu": {"max_blocks": 2}}),
-        *[
-            lambda m, count=count, name=name, rows=rows, size=size: (
-                m.half and (_lowered(name), m(rows, size), *(m(size) for _ in range(count)), {"gpu": {"max_blocks": 2}})
-            )
-            for name, count in (("layer_norm", 2), ("rms_norm", 1), ("rms_norm", 0))
-            for rows, size in ((9, 64), (37, 300), (5, 1028), (3, 4096))
-        ],
-        *[
-            lambda m, name=name, rows=rows, size=size: (
-                m.half and (_add_lowered(name), m(rows, size), m(rows, size), m(size), {"gpu": {"max_blocks": 2}})
-            )
-            for name in ("layer_norm", "rms_norm")
-            for rows, size in ((9, 64), (37, 300), (3, 4096))
-        ],
         *_rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
         *_rms_norms(lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)),
     ],

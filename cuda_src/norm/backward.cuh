@@ -16,15 +16,13 @@ template <typename A> __device__ __forceinline__ long long pitch_of(long long si
 }
 
 // The tensors of backward. weight and what is written may be null; grad_summed is null but where a residual is added, mean
-// and bias_partials unless CENTRED. grad_y may be of a narrower type G; grad_narrow is grad_x, rounded to that.
-template <typename T, typename G = T> struct Backward {
-  const G* grad_y;
-  const T *x, *weight, *grad_summed;
+// and bias_partials unless CENTRED.
+template <typename T> struct Backward {
+  const T *grad_y, *x, *weight, *grad_summed;
   const acc_t<T>*mean, *rstd;
   T* grad_x;
   acc_t<T>*weight_partials, *bias_partials;
   long long rows, size;
-  G* grad_narrow = nullptr;
 
   __device__ __forceinline__ bool aligned() const {
     return all_aligned<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
@@ -40,10 +38,8 @@ template <typename T, typename G = T> struct Backward {
 };
 
 // What backward has of one vector of a row.
-template <bool CENTRED, typename T, typename G = T, typename A = acc_t<T>> struct RowGradient {
-  Vector<T> x;
-  Vector<G, kVecWidth<T> * sizeof(G)> grad_y;
-  Vector<T> weight;
+template <bool CENTRED, typename T, typename A = acc_t<T>> struct RowGradient {
+  Vector<T> x, grad_y, weight;
   RowStatistics<A> of;
 
   __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }

@@ -6,15 +6,13 @@
 #include "norm/backward.cuh"
 
 // What a thread reads of a row other than by the pipeline: its statistics, and its element of the head or the tail.
-template <typename T, typename G = T, typename A = acc_t<T>> struct Prefetched {
+template <typename T, typename A = acc_t<T>> struct Prefetched {
   RowStatistics<A> of = {};
-  T x;
-  G grad_y;
-  T grad_summed;
+  T x, grad_y, grad_summed;
 };
 
 // The element of the unaligned head or tail that a thread has of each row besides its vectors: see UnalignedRow.
-template <bool CENTRED, int TENSORS, typename T, typename G = T, typename A = acc_t<T>> struct EdgeElement {
+template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>> struct EdgeElement {
   const bool there;
   const int column;
   const T weight;
@@ -23,8 +21,8 @@ template <bool CENTRED, int TENSORS, typename T, typename G = T, typename A = ac
   __device__ __forceinline__ EdgeElement(bool there, int column, const T* weights)
       : there(there), column(column), weight(there && weights ? weights[column] : from_acc<T>(1)) {}
 
-  __device__ __forceinline__ Prefetched<T, G> prefetch(const Backward<T, G>& to, long long row) const {
-    Prefetched<T, G> coming;
+  __device__ __forceinline__ Prefetched<T> prefetch(const Backward<T>& to, long long row) const {
+    Prefetched<T> coming;
     coming.of = to.statistics(row);
     if (!there || row >= to.rows) return coming;
     const long long at = row * to.size + column;
@@ -33,8 +31,8 @@ template <bool CENTRED, int TENSORS, typename T, typename G = T, typename A = ac
     return coming;
   }
 
-  __device__ __forceinline__ RowGradient<CENTRED, T, G> gradient(const Prefetched<T, G>& now) const {
-    RowGradient<CENTRED, T, G> g = {{}, {}, {}, now.of};
+  __device__ __forceinline__ RowGradient<CENTRED, T> gradient(const Prefetched<T>& now) const {
+    RowGradient<CENTRED, T> g = {{}, {}, {}, now.of};
     g.x.set(0, now.x), g.grad_y.set(0, now.grad_y), g.weight.set(0, weight);
     return g;
   }
@@ -68,9 +66,9 @@ template <bool CENTRED, int TENSORS, typename T, typename G = T, typename A = ac
 // when its copy begins: of wide rows that takes less time.
 //
 // It is longer than 80 lines: its parts share what each thread keeps in registers from row to row.
-template <bool CENTRED, int TENSORS, int K, bool ALIGNED, typename T, typename G,
+template <bool CENTRED, int TENSORS, int K, bool ALIGNED, typename T,
           typename Adder = BackwardAdder<CENTRED, K, ALIGNED, acc_t<T>>, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int stages, bool late,
+__device__ __forceinline__ void norm_block_bwd(const Backward<T>& to, int stages, bool late,
                                                typename Adder::Buffer& buffer) {
   let_next_grid_begin();
   Adder adder(buffer);
@@ -95,8 +93,8 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
 #pragma unroll 1
     for (int k = 0; k < K; ++k) pipeline.put(Vector<T>::filled(from_acc<T>(1)), weight_slot, 0, k);
   }
-  EdgeElement<CENTRED, TENSORS, T, G> edge(edges.lone && part == 0, edges.column, to.weight);
-  Prefetched<T, G> now, coming;
+  EdgeElement<CENTRED, TENSORS, T> edge(edges.lone && part == 0, edges.column, to.weight);
+  Prefetched<T> now, coming;
   if (late) coming = edge.prefetch(to, first);
   const auto prefetch = [&](long long row) { now = coming, coming = edge.prefetch(to, row); };
   const auto fetch = [&](long long row, int stage) {
@@ -117,13 +115,13 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
     else if (!two_stages) now = edge.prefetch(to, row);
     const bool has_edge = !ALIGNED && edge.there && row < to.rows;
     const auto vector = [&](int k) {
-      return RowGradient<CENTRED, T, G>{pipeline.get(stage, 0, k), pipeline.template get<G>(stage, 1, k),
-                                        pipeline.get(weight_slot, 0, k), now.of};
+      return RowGradient<CENTRED, T>{pipeline.get(stage, 0, k), pipeline.get(stage, 1, k),
+                                     pipeline.get(weight_slot, 0, k), now.of};
     };
     Pair<A> c = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const RowGradient<CENTRED, T, G> g = vector(k);
+      const RowGradient<CENTRED, T> g = vector(k);
 #pragma unroll
       for (int e = 0; e < W; ++e) {
         g.add_to(c, e);
@@ -132,7 +130,7 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
       }
     }
     if (has_edge) {
-      const RowGradient<CENTRED, T, G> g = edge.gradient(now);
+      const RowGradient<CENTRED, T> g = edge.gradient(now);
       g.add_to(c, 0);
       edge.weight_sum += g.grad_y[0] * g.xhat(0), edge.bias_sum += g.grad_y[0];
     }
@@ -142,16 +140,12 @@ __device__ __forceinline__ void norm_block_bwd(const Backward<T, G>& to, int sta
     T* grad_x = to.grad_x + row * to.size;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const RowGradient<CENTRED, T, G> g = vector(k);
+      const RowGradient<CENTRED, T> g = vector(k);
       const Vector<T> more = TENSORS > 2 ? pipeline.get(stage, 2, k) : Vector<T>{};
-      const auto grad_of = [&](int e) {
+      store_vector(tile, grad_x + start, k, [&](int e) {
         const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
-      };
-      store_vector(tile, grad_x + start, k, grad_of);
-      if constexpr (sizeof(G) < sizeof(T)) {
-        if (to.grad_narrow) store_vector(tile, to.grad_narrow + row * to.size + start, k, grad_of);
-      }
+      });
     }
     if (has_edge) {
       const A grad = edge.gradient(now).grad_x(0, slope, c2);

@@ -7,10 +7,9 @@
 
 // The statistics of a row of vectors get(k), whose padding is 0. Where `has_edge`, this thread has the element `edge`
 // besides, which else is 0.
-template <bool CENTRED, int K, typename T, typename O, typename R, typename Get, typename Adder, typename A = acc_t<T>>
-__device__ __forceinline__ RowStatistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile,
-                                                       const Forward<T, O, R>& to, Get get, Adder& adder,
-                                                       bool has_edge = false, A edge = A(0)) {
+template <bool CENTRED, int K, typename T, typename Get, typename Adder, typename A = acc_t<T>>
+__device__ __forceinline__ RowStatistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile, const Forward<T>& to,
+                                                       Get get, Adder& adder, bool has_edge = false, A edge = A(0)) {
   constexpr int W = kVecWidth<T>;
   const A count = A(int(to.size));
   if constexpr (!CENTRED) {
@@ -50,8 +49,8 @@ __device__ __forceinline__ RowStatistics<A> statistics(const Tile<K, kVecWidth<T
 }
 
 // As norm_block: rows are copied to shared memory, see PipelinedRow, in `stages` stages.
-template <int INPUTS, int K, typename T, typename O, typename Adder>
-__device__ __forceinline__ void norm_block_pipelined(const Forward<T, O>& to, int stages, Adder& adder) {
+template <int INPUTS, int K, typename T, typename Adder>
+__device__ __forceinline__ void norm_block_pipelined(const Forward<T>& to, int stages, Adder& adder) {
   using Row = Tile<K, kVecWidth<T>, true>;
   const auto pipeline = PipelinedRow<INPUTS, K, T>::of_thread();
   const auto fetch = [&](long long row, int stage) {
@@ -80,9 +79,9 @@ __device__ __forceinline__ void norm_block_pipelined(const Forward<T, O>& to, in
 }
 
 // As norm_block: rows are loaded to registers.
-template <bool CENTRED, int INPUTS, int K, bool ALIGNED, typename T, typename O, typename R, typename Adder>
-__device__ __forceinline__ void norm_block_registers(const Forward<T, O, R>& to, Adder& adder) {
-  constexpr int W = kVecWidth<T>, BYTES = W * sizeof(O);
+template <bool CENTRED, int INPUTS, int K, bool ALIGNED, typename T, typename Adder>
+__device__ __forceinline__ void norm_block_registers(const Forward<T>& to, Adder& adder) {
+  constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
   const int own = threadIdx.x * W, step = blockDim.x * W;
   const long long pitch = (to.size + W - 1) & -W;
@@ -101,7 +100,7 @@ __device__ __forceinline__ void norm_block_registers(const Forward<T, O, R>& to,
     T edge = from_acc<T>(0);
     if (edges.lone) edge = to.x[place];
     if constexpr (INPUTS > 1) {
-      Vector<R, W * sizeof(R)> residual[K];
+      Vector<T> residual[K];
       load_own<ALIGNED>(to.residual + at, left, step, residual);
       T* summed = to.summed + at;
       fold_address(summed);
@@ -117,7 +116,7 @@ __device__ __forceinline__ void norm_block_registers(const Forward<T, O, R>& to,
       return x[k];
     };
     const auto of = statistics<CENTRED>(tile, to, get, adder, edges.lone, to_acc(edge));
-    O* y = to.y + at;
+    T* y = to.y + at;
     fold_address(y);
     const long long shifted = edges.head * pitch + own;
     const auto parameter = [&](const T* values, int k, float otherwise) {
@@ -127,8 +126,7 @@ __device__ __forceinline__ void norm_block_registers(const Forward<T, O, R>& to,
     for (int k = 0; k < K; ++k) {
       if (k * step >= left) continue;
       const Vector<T> w = parameter(weight, k, 1), b = CENTRED ? parameter(bias, k, 0) : Vector<T>{};
-      store_words(y + k * step,
-                  (rounded<O, BYTES>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); })));
+      store_words(y + k * step, rounded<T>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); }));
     }
     if (edges.lone) store_edge<CENTRED>(weight, bias, to.y + place, edges.column, edge, of);
     if (threadIdx.x == 0 && row < to.rows) to.save(row, of);
@@ -141,8 +139,8 @@ __device__ __forceinline__ void norm_block_registers(const Forward<T, O, R>& to,
 // CENTRED, rows are pipelined: dynamic shared memory is then that of PipelinedRow, of `stages` stages. Else rows go to
 // registers; unless ALIGNED only what is written must begin at 16-byte boundaries, at least 2 W threads share a row, and the
 // parameters are as shift_parameter() leaves them.
-template <bool CENTRED, int INPUTS, int K, bool ALIGNED, typename T, typename O>
-__device__ __forceinline__ void norm_block(const Forward<T, O>& to, int stages) {
+template <bool CENTRED, int INPUTS, int K, bool ALIGNED, typename T>
+__device__ __forceinline__ void norm_block(const Forward<T>& to, int stages) {
   using Adder = RowAdder<acc_t<T>, 1, false>;
   __shared__ typename Adder::Buffer buffer;
   Adder adder(buffer);

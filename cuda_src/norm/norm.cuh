@@ -47,13 +47,10 @@ template <typename A> __device__ __forceinline__ A mean_about(A about, A sum, A 
 }
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but where a residual is added, mean
-// unless CENTRED. y may be of a narrower type O, residual of a narrower type R.
-template <typename T, typename O = T, typename R = T> struct Forward {
-  const T* x;
-  const R* residual;
-  const T *weight, *bias;
-  T* summed;
-  O* y;
+// unless CENTRED.
+template <typename T> struct Forward {
+  const T *x, *residual, *weight, *bias;
+  T *summed, *y;
   acc_t<T>*mean, *rstd;
   long long rows, size;
   acc_t<T> eps;
@@ -78,9 +75,9 @@ __device__ __forceinline__ Vector<T> load_parameter(const Tile<K, kVecWidth<T>, 
 }
 
 // y for vector k of the tile that begins with column `start`, to which y points.
-template <bool CENTRED, int K, bool ALIGNED, typename T, typename O>
-__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const Forward<T, O>& to,
-                                                 O* y, long long start, int k, const Vector<T>& x,
+template <bool CENTRED, int K, bool ALIGNED, typename T>
+__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const Forward<T>& to, T* y,
+                                                 long long start, int k, const Vector<T>& x,
                                                  const RowStatistics<acc_t<T>>& of) {
   const Vector<T> w = load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1);
   const Vector<T> b = CENTRED ? load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0) : Vector<T>{};
@@ -99,12 +96,12 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
   return reduce_elements<Sum, K, W>([&](int k, int e) { return vectors[k][e] * vectors[k][e]; });
 }
 
-template <typename T, int BYTES = 16, typename F> __device__ __forceinline__ Vector<T, BYTES> rounded(F f) {
-  Vector<T, BYTES> vector;
+template <typename T, typename F> __device__ __forceinline__ Vector<T> rounded(F f) {
+  Vector<T> vector;
   round_to_words<T>(vector.word, 0, f);
   return vector;
 }
 
-template <typename T, typename R> __device__ __forceinline__ Vector<T> rounded_sum(const Vector<T>& a, const R& b) {
+template <typename T> __device__ __forceinline__ Vector<T> rounded_sum(const Vector<T>& a, const Vector<T>& b) {
   return rounded<T>([&](int e) { return a[e] + b[e]; });
 }

@@ -49,9 +49,9 @@ __device__ __forceinline__ void load_own(const T* own, int left, int step, Vecto
 }
 
 // *y = what x, this thread's element of the head or the tail, becomes; it lies in `column`.
-template <bool CENTRED, typename T, typename O, typename A = acc_t<T>>
-__device__ __forceinline__ void store_edge(const T* weight, const T* bias, O* y, int column, T x,
+template <bool CENTRED, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void store_edge(const T* weight, const T* bias, T* y, int column, T x,
                                            const RowStatistics<A>& of) {
   const A w = weight ? to_acc(weight[column]) : A(1), b = CENTRED && bias ? to_acc(bias[column]) : A(0);
-  *y = from_acc<O>(of.template y<CENTRED>(to_acc(x), w, b));
+  *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
 }

@@ -1,8 +1,51 @@
 // Convolutions of small images by FMAs, a tile of 2 x 2 windows at a time.
 #pragma once
 
+#include "common/core/vector.cuh"
 #include "common/hw/cp_async.cuh"
-#include "small_conv/pooled.cuh"
+
+// The images: x is (N, C, H, W), y is (N, F, PH, PW), and (ph, pw) is the padding. A tile is th x tw windows, and Patch says how
+// it lies in shared memory. `groups` of threads share it, each for some filters.
+struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups; };
+
+// A tile of image n, from window (a, b) on.
+struct ImageTile {
+  long long n;
+  int a, b;
+
+  __device__ __forceinline__ ImageTile(const Images& g, long long index, int windows_h, int windows_w) {
+    const int across = (windows_w + g.tw - 1) / g.tw, tiles = (windows_h + g.th - 1) / g.th * across;
+    n = index / tiles;
+    const int tile = int(index - n * tiles);
+    a = tile / across * g.th;
+    b = tile % across * g.tw;
+  }
+};
+
+// Stores the four values of window (a, b) in an image of H x W, those that lie inside.
+template <typename T>
+__device__ __forceinline__ void store_window(T* image, int H, int W, int a, int b, const acc_t<T> (&values)[4],
+                                             acc_t<T> shift = 0) {
+  const int w = 2 * b;
+#pragma unroll
+  for (int di = 0; di < 2; ++di) {
+    const int h = 2 * a + di;
+    if (h >= H || w >= W) continue;
+    T* to = image + (h * W + w);
+    const T left = from_acc<T>(values[2 * di] + shift), right = from_acc<T>(values[2 * di + 1] + shift);
+    if (W % 2 == 0) {
+      store_vec<T, 2>(to, {left, right});
+    } else {
+      to[0] = left;
+      if (w + 1 < W) to[1] = right;
+    }
+  }
+}
+
+template <typename A> __device__ __forceinline__ A* shared_memory() {
+  extern __shared__ __align__(16) unsigned char bytes[];
+  return reinterpret_cast<A*>(bytes);
+}
 
 constexpr int kChannels = SMALL_CONV_CHANNELS;  // of a thread of the gradient of weight
 constexpr int kWarpSize = 32;
@@ -25,14 +68,6 @@ template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, c
 #endif
   *to = present ? to_acc(*from) : A(0);
 }
-
-constexpr int kInFlight = 8;  // loads of a thread before it uses the first
-
-// The gradient that a pooling passes to a window, and the place of the pixel that gets it.
-template <typename A> struct Placed {
-  A value;
-  int place;
-};
 
 // Calls visit(c, row, column) for each of them: neighbouring threads have neighbouring columns.
 template <typename F> __device__ __forceinline__ void for_each(int channels, int rows, int columns, F visit) {
@@ -79,34 +114,6 @@ template <int K> struct Patch {
     for_each(channels, rows, columns, [&](int c, int row, int column) {
       image.fetch_pixel(tile + c * size() + at(row, column), c, h0 + row, w0 + column);
     });
-  }
-
-  // tile[c][row][column] = the gradient before the pooling, from pixel (h0, w0) on. load(c, a, b) gives the gradient of window
-  // (a, b) and the place that gets it: kNoPlace for a window outside.
-  template <typename A, typename F>
-  __device__ __forceinline__ void fill_windows(A* tile, int channels, int h0, int w0, F load) const {
-    const int a0 = h0 >> 1, b0 = w0 >> 1, across = ((w0 + columns - 1) >> 1) - b0 + 1;
-    const int area = (((h0 + rows - 1) >> 1) - a0 + 1) * across;
-    for (int first = threadIdx.x; first < channels * area; first += kInFlight * blockDim.x) {
-      Placed<A> items[kInFlight];
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
-        if (i < channels * area) items[u] = load(c, a0 + a, b0 + window - a * across);
-      }
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
-        const int row = 2 * (a0 + a) - h0, column = 2 * (b0 + window - a * across) - w0;
-        if (i >= channels * area) continue;
-#pragma unroll
-        for (int d = 0; d < 4; ++d) {
-          const int r = row + d / 2, s = column + d % 2;
-          if (r < 0 || r >= rows || s < 0 || s >= columns) continue;
-          tile[c * size() + at(r, s)] = items[u].place == d ? items[u].value : A(0);
-        }
-      }
-    }
   }
 };
 

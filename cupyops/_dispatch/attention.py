@@ -326,10 +326,7 @@ class MmaForward(Forward):
 
     name = "mma"
     summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 where wide rows leave no room, by MMA"
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (attention_fwd_mma,)
+    uses = (attention_fwd_mma,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each tile of each head."""
@@ -430,16 +427,14 @@ class MmaBackward(Backward):
         panel: rows of a panel; of the most that fit in shared memory fewer are copied and read.
     """
 
+    uses = (attention_bwd_prepare, attention_bwd_mma)
+
     def __init__(self, panel: int) -> None:
         self.panel, self.name = panel, f"mma_{panel}"
         self.tile = TILE // 2 if panel == 16 else TILE
         self.summary = (
             f"a block owns {self.tile} keys, or queries, by which panels of {panel} of the others pass, by MMA"
         )
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Kernels: the preparation, and one kernel for both roles."""
-        return attention_bwd_prepare, attention_bwd_mma
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Panels of 64 wide rows are too much for some cards."""

@@ -123,10 +123,7 @@ class OnePass(Backward):
     name = "wgmma_once"
     summary = "a block owns 128 keys, or 64 of wide rows; queries pass, to whose gradient it adds in fp32, in no order"
     measured = "1.1 to 1.25 times as fast as two passes from 1,024 rows on, on an H100"
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Kernels: the preparation, the pass, and the rounding of the sums."""
-        return attention_bwd_prepare, attention_bwd_once_wgmma, attention_bwd_collect
+    uses = (attention_bwd_prepare, attention_bwd_once_wgmma, attention_bwd_collect)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Require Hopper, tensors that TMA can read, and whole batches, of which the sums are."""

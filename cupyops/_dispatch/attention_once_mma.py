@@ -69,10 +69,7 @@ class MmaOnce(Backward):
         "a block owns 128 keys, or 64 of wide rows; queries pass by, to whose gradient it adds in fp32, in no order"
     )
     measured = "1.1 to 2.3 times as fast as two passes from 512 rows on, on an H100"
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Kernels: the preparation, the pass, and the rounding of the sums."""
-        return attention_bwd_prepare, attention_bwd_once_mma, attention_bwd_collect
+    uses = (attention_bwd_prepare, attention_bwd_once_mma, attention_bwd_collect)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Refuse packed sequences, since sums are of whole batches, and rows too wide for shared memory."""

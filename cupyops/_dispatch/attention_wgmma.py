@@ -200,10 +200,7 @@ class WgmmaForward(Forward):
 
     name = "wgmma"
     summary = "a persistent block owns 128 or 192 queries at a time; panels of keys pass, by WGMMA and TMA"
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (attention_fwd_wgmma,)
+    uses = (attention_fwd_wgmma,)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Require Hopper, and tensors that TMA can read."""
@@ -263,10 +260,7 @@ class WgmmaBackward(Backward):
 
     name = "wgmma"
     summary = "a block owns 128 keys, or queries, by which panels of the others pass, by WGMMA and TMA"
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Kernels: the preparation, and one kernel for both roles."""
-        return attention_bwd_prepare, attention_bwd_wgmma
+    uses = (attention_bwd_prepare, attention_bwd_wgmma)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Require Hopper, and tensors that TMA can read."""

@@ -58,9 +58,6 @@ class NchwCluster(BatchNormForm):
     kernel: Kernel
     tensors: int  # that are read twice
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.itemsize == 8:
             return "fp64 is computed in two passes alone"

@@ -85,9 +85,6 @@ class NhwcCluster(BatchNormForm):
 
     kernel: Kernel
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if reason := _why_not_columns(problem):
             return reason

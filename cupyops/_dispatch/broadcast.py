@@ -140,9 +140,6 @@ class Flat(Form[Broadcast]):
     def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
         return Launch(self.kernel, ceil_div(math.prod(problem.shape), BLOCK * (16 // problem.itemsize)), BLOCK)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
 
 class Strided(Form[Broadcast]):
     """Inputs of any strides, located dimension by dimension."""
@@ -160,9 +157,6 @@ class Strided(Form[Broadcast]):
         layout, width, _ = self._layout(problem)  # type: ignore[misc]
         grid = ceil_div(math.prod(problem.shape), BLOCK * width)
         return Launch(self.kernel, grid, BLOCK, extra={"layout": layout})
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
 
     def _layout(self, problem: Broadcast) -> tuple[np.ndarray, int, int] | None:
         """Pack the layout for as many inputs as the kernel's has: where one is left out, the last is walked once more."""

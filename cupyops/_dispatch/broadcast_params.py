@@ -59,9 +59,6 @@ class Params(Form[Broadcast]):
         packed = _packed(channels, inner, step, width, vectors)
         return Launch(self.kernel, grid, BLOCK, template={"FORM": self.form}, extra={"params": packed})
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
 
 class PerColumn(Params):
     """Parameters that vary along the innermost dimension, or one number."""

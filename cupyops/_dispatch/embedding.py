@@ -87,6 +87,8 @@ def lists_of(count: int, linked: bool) -> Lists:
 class Rows(Form[Problem]):
     """Copies of rows, by vectors or from any address."""
 
+    uses = (embedding_fwd,)
+
     def __init__(self, aligned: bool) -> None:
         self.aligned = aligned
         self.name = "aligned" if aligned else "unaligned"
@@ -106,16 +108,14 @@ class Rows(Form[Problem]):
         block = along, THREADS // along
         return Launch(embedding_fwd, ceil_div(problem.indices, block[1]), block, template=self._template(problem))
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (embedding_fwd,)
-
     def _template(self, problem: Problem) -> dict[str, Any]:
         return {"T": problem.dtype, "ALIGNED": self.aligned}
 
 
 class Sums(Rows):
     """Rows of zeros, sums of short lists and of pieces of long ones, each by blocks of its own."""
+
+    uses = (embedding_bwd,)
 
     def __init__(self, aligned: bool) -> None:
         super().__init__(aligned)
@@ -140,16 +140,13 @@ class Sums(Rows):
         args = (p.indices, piece, pieces, adders, listers, slots, batch, stride)
         return Launch(embedding_bwd, grid, block, 4 * piece, self._template(p), args=args)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (embedding_bwd,)
-
 
 class Linked(Form[Problem]):
     """Lists in any order, by atomics."""
 
     name = "linked"
     summary = "a thread puts its index into the list of its row, by atomics"
+    uses = (embedding_bwd_linked,)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """A block finds the positions of a long list in a bit for each index."""
@@ -159,24 +156,17 @@ class Linked(Form[Problem]):
         """A thread for each index."""
         return _each_index(embedding_bwd_linked, problem, True)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (embedding_bwd_linked,)
-
 
 class Sorted(Form[Problem]):
     """Lists of indices that PyTorch has sorted."""
 
     name = "sorted"
     summary = "of sorted indices, the thread of a row's first finds how many there are"
+    uses = (embedding_bwd_sorted,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A thread for each index."""
         return _each_index(embedding_bwd_sorted, problem, False)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (embedding_bwd_sorted,)
 
 
 FORWARD = Forms("embedding", "forward", [Rows(True), Rows(False)])

@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .._kernel.kernel import Kernel
+from .._kernel.kernel import HALF, Kernel
+from .._util.arguments import autocast_dtype
 from .._util.strides import aligned, is_dry
 from . import gemm, library, linear, wgmma
 from .activations import FUNCTIONS
 from .forms import Form, Forms, Launch
 from .gemm import Problem
 from .gpu import Gpu, gpu
-from .norm_lowered import HALF, of_autocast
 from .wgmma import K, Operand
 
 # By their names in Python, those of common/elementwise/activations.cuh.
@@ -140,7 +140,7 @@ def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
     """Return True if a gated layer of x runs faster as one operator than as three, of which PyTorch may do the products."""
     if not library.is_wanted(x):
         return True
-    dtype = of_autocast(x) or x.dtype
+    dtype = autocast_dtype(x) or x.dtype
     if activation != "silu" or dtype not in HALF or features % 8 or gpu(x.device).capability != 9:
         return False
     return GATED.is_large(math.prod(x.shape[:-1]), features, x.shape[-1])

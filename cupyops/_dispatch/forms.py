@@ -61,13 +61,15 @@ class Form(Generic[P]):
 
     Attributes:
         name: unique in its list, in the words of the field: "sub_warp", "two_pass".
-        summary: who owns what, in one line, for the table.
-        measured: what the form gains over the next that fits, and on which card.
+        summary: which thread or block owns what, in one line, for `explain`.
+        measured: what the form gains over the next that fits, and on which card, for `explain`.
+        uses: the kernels that it launches, where that is not its attribute `kernel` alone.
     """
 
     name: str = ""
     summary: str = ""
     measured: str = ""
+    uses: tuple[Kernel, ...] = ()
 
     def why_not(self, problem: P, gpu: Gpu) -> str | None:
         """Return why the kernel cannot compute the problem, or None. A form that is asked for is held to this alone."""
@@ -82,8 +84,9 @@ class Form(Generic[P]):
         raise NotImplementedError
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels that it launches, for the table."""
-        return ()
+        """Return the kernels that it launches."""
+        kernel: Kernel | None = getattr(self, "kernel", None)
+        return self.uses or (() if kernel is None else (kernel,))
 
 
 @dataclass(frozen=True)

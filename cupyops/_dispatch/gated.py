@@ -67,9 +67,6 @@ class SharedMemory(Form[Gated]):
         shared = 3 * each * problem.cols * problem.itemsize
         return Launch(self.kernel, ceil_div(problem.rows, each), SMALL_ROWS, shared, extra={"rows": packed})
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
 
 class StridedRows(Form[Gated]):
     """Rows that are apart by strides; tensors that are laid out alike are one row."""
@@ -86,9 +83,6 @@ class StridedRows(Form[Gated]):
         grid, shape = spans(rows, cols, itemsize, overlap)
         extra = {"shape": shape, "gate_stride": gate_stride, "up_stride": up_stride}
         return Launch(self.kernel, grid, BLOCK, extra=extra)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
 
 
 def _kernel(name: str, dtypes: tuple[torch.dtype, ...]) -> Kernel:

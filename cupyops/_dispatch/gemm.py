@@ -152,10 +152,6 @@ class Tile(Form[Any]):
             args=(packed(p, splits, k_split),),
         )
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
-
 
 def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -> list[Tile]:
     """The forms of a family's GEMM."""

@@ -103,9 +103,6 @@ class SubWarp(GroupNormForm):
     divisions: dict[int, tuple[tuple[int, int], ...]]
     unrolled: tuple[int, ...]
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if reason := super().why_not(problem, gpu):
             return reason
@@ -206,9 +203,6 @@ class Persistent(GroupNormForm):
     kernel: Kernel
     shared_bytes: int  # of shared memory for each vector
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if reason := super().why_not(problem, gpu):
             return reason
@@ -303,9 +297,6 @@ class SharedMemory(GroupNormForm):
     kernel: Kernel
     tensors: int
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if reason := super().why_not(problem, gpu):
             return reason
@@ -367,8 +358,7 @@ class TwoPass(GroupNormForm):
 
 
 class TwoPassForward(TwoPass):
-    def kernels(self) -> tuple[Kernel, ...]:
-        return group_norm_fwd_partials, group_norm_fwd_two_pass
+    uses = (group_norm_fwd_partials, group_norm_fwd_two_pass)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         plan = self._plan(problem)
@@ -383,8 +373,7 @@ class TwoPassForward(TwoPass):
 
 
 class TwoPassBackward(TwoPass):
-    def kernels(self) -> tuple[Kernel, ...]:
-        return group_norm_bwd_partials, group_norm_bwd_two_pass
+    uses = (group_norm_bwd_partials, group_norm_bwd_two_pass)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         if not problem.grad_x:

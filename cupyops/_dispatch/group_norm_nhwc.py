@@ -78,8 +78,7 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
 
 
 class NhwcForward(Nhwc):
-    def kernels(self) -> tuple[Kernel, ...]:
-        return group_norm_fwd_nhwc_partials, group_norm_fwd_nhwc_finalize, group_norm_fwd_nhwc
+    uses = (group_norm_fwd_nhwc_partials, group_norm_fwd_nhwc_finalize, group_norm_fwd_nhwc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         return self._launch(group_norm_fwd_nhwc, problem)
@@ -95,8 +94,7 @@ class NhwcForward(Nhwc):
 
 
 class NhwcBackward(Nhwc):
-    def kernels(self) -> tuple[Kernel, ...]:
-        return group_norm_bwd_nhwc_partials, group_norm_bwd_nhwc_finalize, group_norm_bwd_nhwc
+    uses = (group_norm_bwd_nhwc_partials, group_norm_bwd_nhwc_finalize, group_norm_bwd_nhwc)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         return self._launch(group_norm_bwd_nhwc if problem.grad_x else group_norm_bwd_nhwc_partials, problem)

@@ -90,9 +90,6 @@ class Persistent(Form[Problem]):
     summary = "a block or a cluster keeps a row of logits in shared memory, and writes its gradient there"
     kernel = kernel("persistent<T, THREADS, BLOCKS, OWN>", **losses.persistent_domain())
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.smoothed:
             return "with label smoothing the target is not the class alone"
@@ -119,9 +116,6 @@ class TwoPass(Form[Problem]):
     name = "two_pass"
     summary = "a block reads a row of logits, and reads it again to write its gradient there"
     kernel = kernel("two_pass<T>", T=FLOATING)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         threads = 1 << (ceil_div(problem.classes * problem.dtype.itemsize, 64) - 1).bit_length()

@@ -11,7 +11,6 @@ from .._util.strides import aligned, is_dry
 from .forms import Launch
 from .gpu import gpu
 from .norm_backward import BACKWARD, PARTIALS, bwd_finalize, bwd_two_pass, partials_of
-from .norm_forms import ADD_LAYER_NORM as ADD_LAYER_NORM
 from .norm_forms import ADD_RMS_NORM as ADD_RMS_NORM
 from .norm_forms import LAYER_NORM as LAYER_NORM
 from .norm_forms import RMS_NORM as RMS_NORM
@@ -83,12 +82,12 @@ class Gradients(NamedTuple):
 def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> None:
     """All gradients that are wanted."""
     x, wanted = tensors.x, _wanted(tensors)
-    if is_symbolic(rows, size) or is_dry(x) or nothing_wanted(tensors, rows, size):
+    if is_symbolic(rows, size) or is_dry(x) or _nothing_wanted(tensors, rows, size):
         return
     problem, card = _problem(operator, rows, size, x, tensors[:4], wanted > 0), gpu(x.device)
     launch = BACKWARD.launch(problem, card)
     if launch.kernel is not bwd_two_pass:
-        in_one_pass(launch, tensors, rows, size)
+        _in_one_pass(launch, tensors, rows, size)
         return
     if tensors.grad_x is not None:
         launch(*tensors[:7], rows, size, T=x.dtype)
@@ -100,19 +99,16 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
             _finalize(partials, tensors)
 
 
-def in_one_pass(
-    launch: Launch, tensors: Gradients, rows: int, size: int, more: tuple[Any, ...] = (), **types: Any
-) -> None:
-    """All gradients by one launch, and from the partials that it leaves; `more`: what else is written; `types`: template
-    values, by default T."""
+def _in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int) -> None:
+    """Compute all gradients by one launch, and from the partials that it leaves."""
     partials, each = _partials(partials_of(launch), size, tensors)
-    launch(*tensors[:7], *each, *more, rows, size, *launch.extra.values(), **types or {"T": tensors.x.dtype})
+    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), T=tensors.x.dtype)
     if partials is not None:
         _finalize(partials, tensors)
 
 
-def nothing_wanted(tensors: Gradients, rows: int, size: int) -> bool:
-    """Return True if no gradient has elements to compute; those of parameters have some even for no rows: zeros."""
+def _nothing_wanted(tensors: Gradients, rows: int, size: int) -> bool:
+    """Return True if no gradient has elements; without rows those of the parameters still have some, which are zeros."""
     return not size or not (_wanted(tensors) or (tensors.grad_x is not None and rows))
 
 

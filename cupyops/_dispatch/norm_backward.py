@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .._kernel.kernel import Kernel, ceil_div
+from .._kernel.kernel import ceil_div
 from .forms import Form, Forms, Launch
 from .gpu import Gpu
 from .norm_forms import (
@@ -51,6 +51,8 @@ bwd_finalize = kernel("norm_bwd_finalize<T>", **ALL)
 
 
 class _ThreadPerRow(ThreadPerRow):
+    uses = (bwd_thread_per_row, bwd_finalize)
+
     def shared(self, problem: Problem) -> int:
         return SMALL_ROWS * problem.row * problem.gradients + padded(problem.size * problem.acc)
 
@@ -59,21 +61,19 @@ class _ThreadPerRow(ThreadPerRow):
         template = {"CENTRED": problem.operator.centred}
         return Launch(bwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return bwd_thread_per_row, bwd_finalize
-
 
 class _SubWarp(SubWarp):
+    uses = (bwd_sub_warp, bwd_finalize)
+
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid, block = self.blocks(problem, gpu, BACKWARD_ROWS)
         return Launch(bwd_sub_warp, grid, block, template={"CENTRED": problem.operator.centred})
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return bwd_sub_warp, bwd_finalize
-
 
 class _OnePass(Shared):
     """A wave of blocks, or of clusters, that stride over rows in shared memory."""
+
+    uses = (bwd_block, bwd_finalize)
 
     def most(self, problem: Problem, gpu: Gpu) -> int:
         """Threads of a block, at most."""
@@ -103,9 +103,6 @@ class _OnePass(Shared):
             blocks if blocks > 1 else None,
             extra={"stages": stages, "late": late and problem.aligned and stages == 2},
         )
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return bwd_block, bwd_finalize
 
 
 class _Block(_OnePass):
@@ -183,17 +180,16 @@ class _Cluster(_OnePass):
 class _TwoPass(Form[Problem]):
     name = "two_pass"
     summary = "the threads of a block share a row of any length, and read it twice; the parameters' gradients are apart"
+    uses = (bwd_two_pass,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         return Launch(bwd_two_pass, blocks_for(problem.rows, 1, gpu), two_pass_threads(problem))
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (bwd_two_pass,)
 
 
 class _Strided(Form[Problem]):
     name = "strided"
     summary = "a thread has a vector of columns, and strides over the rows"
+    uses = (bwd_strided, bwd_finalize)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         vectors = ceil_div(problem.row, 16)
@@ -202,9 +198,6 @@ class _Strided(Form[Problem]):
         most = 2 * gpu.multiprocessors * (BACKWARD_THREADS // threads) // tiles
         grid = tiles, count(problem.rows, PARTIAL_ROWS, most)
         return Launch(bwd_strided, grid, threads)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return bwd_strided, bwd_finalize
 
 
 BLOCK = _Block()

@@ -47,7 +47,6 @@ class Operator(NamedTuple):
 
 LAYER_NORM, RMS_NORM = Operator(True, 1), Operator(False, 1)
 ADD_RMS_NORM = Operator(False, 2)
-ADD_LAYER_NORM = Operator(True, 2)  # of norm_lowered.cu alone
 
 
 class Problem(NamedTuple):

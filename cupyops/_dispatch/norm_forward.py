@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .._kernel.kernel import Kernel
 from .forms import Form, Forms, Launch
 from .gpu import Gpu
 from .norm_forms import (
@@ -49,6 +48,8 @@ fwd_shift = kernel("norm_fwd_shift<T>", **NARROW)
 
 
 class _ThreadPerRow(ThreadPerRow):
+    uses = (fwd_thread_per_row,)
+
     def shared(self, problem: Problem) -> int:
         return SMALL_ROWS * problem.row * problem.operator.inputs + padded(2 * problem.size * problem.acc)
 
@@ -57,22 +58,19 @@ class _ThreadPerRow(ThreadPerRow):
         template = {"CENTRED": problem.operator.centred}
         return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (fwd_thread_per_row,)
-
 
 class _SubWarp(SubWarp):
+    uses = (fwd_sub_warp,)
+
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         grid, block = self.blocks(problem, gpu, FORWARD_ROWS)
         return Launch(fwd_sub_warp, grid, block, template={"CENTRED": problem.operator.centred})
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (fwd_sub_warp,)
 
 
 class _Block(Shared):
     name = "block"
     summary = "the threads of a block share a row, in registers, or in shared memory for rms_norm of aligned rows"
+    uses = (fwd_block, fwd_shift)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if not self.share(problem, gpu).packs:
@@ -116,9 +114,6 @@ class _Block(Shared):
         """The threads of a row."""
         return share_row(problem, self.most(problem, gpu), 128)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return fwd_block, fwd_shift
-
 
 class _Pipelined(_Block):
     name = "pipelined"
@@ -146,6 +141,7 @@ class _Pipelined(_Block):
 class _SharedMemory(Shared):
     name = "shared_memory"
     summary = "the threads of a block share a row, in shared memory"
+    uses = (fwd_shared_memory, fwd_shift)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if RESERVED + problem.row // 16 * 16 > gpu.shared:
@@ -162,19 +158,14 @@ class _SharedMemory(Shared):
             overlap=problem.parameters and not problem.aligned,
         )
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return fwd_shared_memory, fwd_shift
-
 
 class _TwoPass(Form[Problem]):
     name = "two_pass"
     summary = "the threads of a block share a row of any length, and read it twice"
+    uses = (fwd_two_pass,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         return Launch(fwd_two_pass, blocks_for(problem.rows, 1, gpu), two_pass_threads(problem))
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (fwd_two_pass,)
 
 
 BLOCK = _Block()

@@ -101,10 +101,6 @@ class Bands(Form[Problem]):
         args = (*_geometry(geometry, self.backward), bands.packed)
         return Launch(self.kernel, bands.grid, bands.block, bands.shared, template, args=args)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
-
     def _bands(self, problem: Problem, gpu: Gpu) -> _Bands:
         geometry, step = problem.geometry, unrolled(problem.geometry, BAND_WINDOWS)[1]
         if self.backward:
@@ -150,10 +146,6 @@ class Nhwc(Form[Problem]):
         template = problem.types | _named(known) | {"ALIGNED": self.aligned}
         args = (*_geometry(problem.geometry, self.backward), _array(packed))
         return Launch(self.kernel, ceil_div(threads, BLOCK), BLOCK, template=template, args=args)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
 
 
 class Scalar(Nhwc):
@@ -205,10 +197,6 @@ class Global(Form[Problem]):
         fits = shared <= MOST_SHARED
         args = (planes, size, each, lanes, fits)
         return Launch(self.kernel, ceil_div(planes, each), BLOCK, shared if fits else 0, template, args=args)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
 
 
 def unrolled(geometry: tuple[int, ...], windows: Sequence[tuple[int, int]], channels: int = 1) -> tuple[int, int]:

@@ -116,9 +116,6 @@ class RowForm(Form[Reduction]):
         """Return why it does not serve rows of that size, or None."""
         raise NotImplementedError
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     @staticmethod
     def rows(problem: Reduction) -> dict[str, int]:
         """Number of rows, and the size of each."""
@@ -201,9 +198,6 @@ class Fold(Form[Reduction]):
     def why_not_vectors(self, problem: Reduction) -> str | None:
         """Return why this form cannot load the inputs in vectors, or None."""
         raise NotImplementedError
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return () if self.kernel is None else (self.kernel,)
 
     def cut(
         self, problem: Reduction, block: tuple[int, int], tiles: int, slabs: int, results: int, units: int, *,

@@ -78,9 +78,6 @@ class _OneKernel(Form[Gradient]):
         """Return why it does not serve that shape, or None."""
         raise NotImplementedError
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
 
 class ShortRows(_OneKernel):
     """Rows of a few vectors, all of which together are cut into vectors."""

@@ -120,6 +120,7 @@ class Rows(Form[Problem]):
     name = "rows"
     summary = "the threads of a row share its vectors"
     measured = "3864 GB/s of 4x32x4096x128 bf16 on an H200, by heads 3763"
+    uses = (rope_rows,)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Vectors of halves."""
@@ -134,10 +135,6 @@ class Rows(Form[Problem]):
         grid, block = _blocks(max(half, size - 2 * half) // problem.width, rows)
         return Launch(rope_rows, grid, block, template={"T": problem.dtype}, args=(rows, half, size, _layout(walked)))
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (rope_rows,)
-
 
 class Even(Rows):
     """Rows that are evenly spaced and turn as a whole."""
@@ -145,6 +142,7 @@ class Even(Rows):
     name = "even"
     summary = "a thread has a vector of each half; nothing is divided"
     measured = "one token, 128x1x32x128 bf16, in 4.1 us on an H200"
+    uses = (rope_even,)
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """Whole rows of a power of two of vectors, of which 32 bits count."""
@@ -166,10 +164,6 @@ class Even(Rows):
         template = {"T": problem.dtype}
         return Launch(rope_even, ceil_div(rows * units, BLOCK), BLOCK, template=template, args=(_bytes(even),))
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (rope_even,)
-
 
 class Staged(Form[Problem]):
     """Dense rows that are no whole vectors, in shared memory.
@@ -181,6 +175,7 @@ class Staged(Form[Problem]):
     name = "staged"
     summary = "a block copies its rows to shared memory, turns them there, and stores them in vectors"
     measured = "3410 GB/s of 4x32x4096x126 bf16 on an H200, by single elements 1104"
+    uses = (rope_staged,)
 
     def __init__(self, blocks: int = STAGED_BLOCKS) -> None:
         self.blocks = blocks
@@ -216,10 +211,6 @@ class Staged(Form[Problem]):
         args = (_bytes(sizes), half, size, _layout(walked))
         return Launch(rope_staged, grid, STAGED_THREADS, shared, {"T": problem.dtype}, args=args)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (rope_staged,)
-
 
 class Heads(Form[Problem]):
     """Heads of one position."""
@@ -227,6 +218,7 @@ class Heads(Form[Problem]):
     name = "heads"
     summary = "a thread has a unit of a position in some heads, and reads its angles once"
     measured = "3668 GB/s of 4x32x4096x128 interleaved bf16 on an H200"
+    uses = (rope_heads,)
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A position to each threadIdx.y, some heads to a block."""
@@ -245,10 +237,6 @@ class Heads(Form[Problem]):
         template = {"T": problem.dtype, "NEIGHBOURS": neighbours, "N": n}
         args = (_bytes(sizes), half, _layout(walked))
         return Launch(rope_heads, groups * ceil_div(heads, chunk), (threads, together), template=template, args=args)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (rope_heads,)
 
 
 ROTATION = Forms("rope", "rotation", [Even(), Rows(), Staged(), Heads()])

@@ -62,24 +62,6 @@ def layer_norm(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps:
     return f"...{row}, {row}, {row} -> ...{row}"
 
 
-def layer_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float, dtype: Any) -> str:
-    """Rule of layer_norm with another dtype of its result."""
-    return layer_norm(x, normalized_shape, weight, bias, eps)
-
-
-def add_norm_lowered(
-    residual: Any, x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float | None, centred: bool
-) -> str:
-    """Rows are whole."""
-    row = _dims(len(normalized_shape)).upper()
-    return f"...{row}, ...{row}, {row}, {row} -> ...{row}, ...{row}"
-
-
-def rms_norm_lowered(x: Any, normalized_shape: list[int], weight: Any, eps: float | None, dtype: Any) -> str:
-    """Rule of rms_norm with another dtype of its result."""
-    return rms_norm(x, normalized_shape, weight, eps)
-
-
 def rms_norm(x: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
     """Rule of rms_norm: rows are whole."""
     row = _dims(len(normalized_shape)).upper()
@@ -149,11 +131,6 @@ def matmul(a: Any, b: Any) -> str:
 def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> str:
     """Images and output channels; input channels as a sum. Of groups, images."""
     return "ncHW, ocYX, +o -> noHW" if groups == 1 else "nCHW, OIYX, O -> nOHW"
-
-
-def conv2d_relu_max_pool2d(x: Any, *more: Any) -> str:
-    """Images and output channels."""
-    return "nCHW, oCYX, o -> noHW"
 
 
 def of_classes(x: Any, target: Any, reduction: str) -> str:

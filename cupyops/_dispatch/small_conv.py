@@ -1,4 +1,4 @@
-"""Forms of convolutions of few channels: a block has a tile of an image in shared memory; a pooling by 2 may end them.
+"""Forms of convolutions of few channels: a block has a tile of an image in shared memory.
 
 cuda_src/small_conv/ has the kernels' common parts. Sums over channels are split among threads, and the gradient of weight
 among blocks. So the numbers that decide how, though they are an H200's, are the same for every GPU: and so are the bits.
@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._kernel.kernel import Kernel, ceil_div
 from ..errors import LaunchError
 from .forms import Form, Launch
-from .gemm import HALF
 from .gpu import Gpu
 
 TAPS = (3, 5)
@@ -25,27 +24,22 @@ CHANNELS = 2  # of a thread of the gradient of weight
 THREADS = 512  # of a block, at most
 THREADS_OF_8 = 448  # the same where a thread has 8 filters
 LANES = 16  # of a warp that differ in filters where a thread of the gradient of weight has several
-SHARED = 46 << 10  # bytes of a block that every GPU gives without being asked
-WIDE_SHARED = 96 << 10  # bytes on sm_80 and later; two such blocks fit on a large GPU's multiprocessor
+SHARED = 96 << 10  # bytes of a block; two such blocks fit on a large GPU's multiprocessor
 FEW, MANY = 120, 240  # blocks that leave an H200 idle, and that fill it
 WEIGHT_BLOCKS = 264  # blocks that an H200 runs at once: more would only make more partials to add
 
-MMA_THREADS = 448  # of a block, at most, by tensor cores
-MMA_BLOCKS_EACH = 2  # blocks of a multiprocessor, each with its filters in shared memory for many tiles
-MMA_CHANNELS = 8  # from which on tensor cores, which take 16 at a time, are worth it
 
 DEFINE = {
     "SMALL_CONV_CHANNELS": CHANNELS,
     "SMALL_CONV_THREADS": THREADS,
     "SMALL_CONV_THREADS_OF_8": THREADS_OF_8,
     "SMALL_CONV_LANES": LANES,
-    "SMALL_CONV_MMA_THREADS": MMA_THREADS,
 }
-conv2d_direct_sum = Kernel("conv2d_direct.cu", "conv2d_direct_sum<T>", define=DEFINE, T=FLOATING)
+conv2d_direct_sum = Kernel("conv2d_direct.cu", "conv2d_direct_sum<T>", define=DEFINE, T=(torch.float32,))
 
 
 class Sizes(NamedTuple):
-    """x is (images, channels, height, width), what is pooled (images, filters, out_height, out_width)."""
+    """x is (images, channels, height, width), the result (images, filters, out_height, out_width)."""
 
     images: int
     channels: int
@@ -59,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A correlation: `outputs` planes, `windows` of 2 x 2 pixels or poolings each, summed over `inputs` planes."""
+    """A correlation: `outputs` planes, `windows` of 2 x 2 pixels each, summed over `inputs` planes."""
 
     sizes: Sizes
     taps: int
@@ -87,18 +81,8 @@ class Problem(NamedTuple):
         return self.sizes.images * self.tile[2]
 
 
-def pooled(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Problem of conv2d_relu_max_pool2d, forward and the gradient of weight."""
-    return Problem(sizes, taps, dtype, sizes[5:7], sizes.channels, sizes.filters)
-
-
-def pooled_input(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Problem of its gradient of x: a correlation of grad_y before the pooling, by filters turned round."""
-    return Problem(sizes, taps, dtype, _windows(*sizes[2:4]), sizes.filters, sizes.channels)
-
-
 def direct(sizes: Sizes, taps: int, dtype: torch.dtype) -> Problem:
-    """Problem of conv2d."""
+    """Describe the correlation of conv2d, or of its gradient of x."""
     return Problem(sizes, taps, dtype, _windows(*sizes[5:7]), sizes.channels, sizes.filters)
 
 
@@ -161,10 +145,6 @@ class Fma(Form[Problem]):
         args = (*problem.sizes[1:], tall, wide, pair, groups, chunk)
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
-
     def _has(self, problem: Problem) -> bool:
         try:
             self.kernel.values({"T": problem.dtype, "K": problem.taps, "NF": self.filters, **self.template})
@@ -173,112 +153,18 @@ class Fma(Form[Problem]):
         return True
 
 
-class Mma(Form[Problem]):
-    """Form by tensor cores: a warp has 8 windows and 8 filters of each of its fragments."""
-
-    summary = "a warp has 8 windows of {} filters, and a block its filters in shared memory for many tiles"
-
-    def __init__(self, kernel: Kernel, fragments: int) -> None:
-        self.kernel, self.fragments = kernel, fragments
-        self.name, self.summary = f"mma_{fragments}", self.summary.format(8 * fragments)
-
-    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Half types on sm_80 and later."""
-        if reason := _no_tensor_cores(problem, gpu):
-            return reason
-        if self.fragments > 2 and problem.taps > 3:
-            return f"there is no kernel for {problem.taps} taps"
-        shared = self._plan(problem, gpu)[1]
-        return f"a block takes {shared} bytes of shared memory" if shared > _shared(gpu) else None
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Few channels leave tensor cores idle, few tiles the GPU."""
-        if problem.inputs < MMA_CHANNELS:
-            return f"there are {problem.inputs} channels, of which tensor cores take 16"
-        few = problem.outputs <= 16 or not _fill(problem, gpu)
-        return "there are too few filters or tiles" if self.fragments > 2 and few else None
-
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """Blocks that stride over the tiles of all images."""
-        (threads, shared, outputs, units), (tall, wide, _), tiles = (
-            self._plan(problem, gpu),
-            problem.tile,
-            problem.tiles,
-        )
-        blocks = ceil_div(problem.outputs, outputs)
-        grid = (min(tiles, max(1, MMA_BLOCKS_EACH * gpu.multiprocessors // blocks)), blocks)
-        template = {"T": problem.dtype, "K": problem.taps, "NB": self.fragments}
-        return Launch(
-            self.kernel, grid, threads, shared, template, args=(tiles, *problem.sizes[1:], tall, wide, *units)
-        )
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
-
-    def _plan(self, problem: Problem, gpu: Gpu) -> tuple[int, int, int, tuple[int, int, int]]:
-        """Threads, bytes of shared memory and filters of a block; the units of a pixel, a row and a quarter."""
-        (tall, wide, _), taps = problem.tile, problem.taps
-        units = up, _, quarter = _units(tall, wide, taps, ceil_div(problem.inputs, 16))
-        groups, parts = ceil_div(tall * wide, 8), 1
-        if _fill(problem, gpu):  # all filters in a block, so that the images are read once
-            parts = max(1, min(ceil_div(problem.outputs, 8 * self.fragments), MMA_THREADS // 32 // groups))
-        outputs = parts * 8 * self.fragments
-        return 32 * groups * parts, 16 * (taps * taps * (outputs * up + 1) + 4 * quarter), outputs, units
-
-
-class MmaWeight(Form[Problem]):
-    """The gradient of weight by tensor cores.
-
-    Args:
-        blocks: of the grid, at most; each stores partial sums.
-    """
-
-    name = "mma_weight"
-    summary = "a warp has a row of taps of 16 filters and 32 channels"
-
-    def __init__(self, kernel: Kernel, blocks: int = WEIGHT_BLOCKS) -> None:
-        self.kernel, self.blocks = kernel, blocks
-
-    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Half types on sm_80 and later."""
-        return _no_tensor_cores(problem, gpu)
-
-    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
-        """Few channels leave tensor cores idle."""
-        few = problem.inputs < MMA_CHANNELS
-        return f"there are {problem.inputs} channels, of which tensor cores take 16" if few else None
-
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """Blocks that stride over the tiles of all images."""
-        (tall, wide, _), tiles, taps = problem.tile, problem.tiles, problem.taps
-        up, row, quarter = _units(tall, wide, taps, 2)
-        parts, steps = ceil_div(problem.outputs, 16), ceil_div(tall * wide, 4)
-        grads_row = 4 * (steps | 1)
-        columns = ceil_div(problem.inputs, 32)
-        shared = 16 + 64 * quarter + 64 * parts * grads_row + 16 * steps
-        grid = (max(1, min(tiles, self.blocks // columns)), columns)
-        args = (tiles, *problem.sizes[1:], tall, wide, up, row, quarter, grads_row)
-        return Launch(self.kernel, grid, 32 * taps * parts, shared, {"T": problem.dtype, "K": taps}, args=args)
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
-
-
 class FmaWeight(Form[Problem]):
     """The gradient of weight by FMAs: a warp has some filters and channels, and warps share the windows.
 
     Args:
         filters: of a thread.
-        pooled: whether the gradient is one number and a place for each window, and not four numbers.
         blocks: of the grid, at most; each stores partial sums.
     """
 
     summary = "a warp has {} filters and {} channels, and a share of the windows"
 
-    def __init__(self, kernel: Kernel, filters: int = 1, pooled: bool = False, blocks: int = WEIGHT_BLOCKS) -> None:
-        self.kernel, self.of_thread, self.pooled, self.blocks = kernel, filters, pooled, blocks
+    def __init__(self, kernel: Kernel, filters: int = 1, blocks: int = WEIGHT_BLOCKS) -> None:
+        self.kernel, self.of_thread, self.blocks = kernel, filters, blocks
         lanes = LANES if filters > 1 else 32
         self.filters, self.channels = lanes * filters, 32 // lanes * CHANNELS  # of a warp
         self.name, self.summary = f"fma_weight_{filters}", self.summary.format(self.filters, self.channels)
@@ -295,12 +181,11 @@ class FmaWeight(Form[Problem]):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """Blocks that stride over the tiles; no fewer than fill the GPU, though each reads the gradients again."""
         (tall, wide, _), tiles, taps, itemsize = problem.tile, problem.tiles, problem.taps, problem.itemsize
-        window = 33 * (itemsize + 4) if self.pooled else 4 * (self.filters + 1) * itemsize  # bytes of its gradients
+        window = 4 * (self.filters + 1) * itemsize  # bytes of its gradients
         most = self.blocks // (2 if self.of_thread > 1 else 1)  # a multiprocessor holds one block of many filters
         row = 2 * wide + taps - 1
         patch, grads = itemsize * (2 * tall + taps - 1) * row, tall * wide * window
-        limit = SHARED if self.pooled else _shared(gpu)
-        fit = max(1, min(32, (limit - grads) // patch) // self.channels)  # groups of warps
+        fit = max(1, min(32, (_shared(gpu) - grads) // patch) // self.channels)  # groups of warps
         columns = ceil_div(problem.outputs, self.filters)
         groups = ceil_div(problem.inputs, self.channels)
         groups = ceil_div(groups, max(ceil_div(groups, fit), min(groups, ceil_div(FEW, max(1, tiles) * columns))))
@@ -309,7 +194,7 @@ class FmaWeight(Form[Problem]):
         threads, chunks = 32 * groups * splits, ceil_div(problem.inputs, chunk)
         grid = (max(1, min(tiles, most // (chunks * columns))), chunks, columns)
         shared = max(chunk * patch + grads, taps * threads * itemsize)
-        template = {"T": problem.dtype, "K": taps} | ({} if self.pooled else {"NF": self.of_thread})
+        template = {"T": problem.dtype, "K": taps, "NF": self.of_thread}
         args = (tiles, *problem.sizes[1:], tall, wide, 2 * row, chunk, splits)
         return Launch(self.kernel, grid, threads, shared, template, args=args)
 
@@ -331,29 +216,9 @@ def sum_partials(launch: Launch, of: tuple[Tensor, ...], grad_weight: Tensor | N
 
 def _shared(gpu: Gpu) -> int:
     """Bytes of shared memory that a block may have."""
-    return min(WIDE_SHARED, gpu.shared) if gpu.capability >= 8 else SHARED
-
-
-def _fill(problem: Problem, gpu: Gpu) -> bool:
-    """Return True if there is a tile for each block that the GPU runs at once."""
-    return problem.tiles >= MMA_BLOCKS_EACH * gpu.multiprocessors
-
-
-def _no_tensor_cores(problem: Problem, gpu: Gpu) -> str | None:
-    if problem.dtype not in HALF:
-        return f"tensor cores would round {problem.dtype}"
-    return None if gpu.capability >= 8 else "it needs compute capability 8.0"
+    return min(SHARED, gpu.shared)
 
 
 def _windows(height: int, width: int) -> tuple[int, int]:
     """Number of windows of 2 x 2 pixels that cover an image, along each side."""
     return ceil_div(height, 2), ceil_div(width, 2)
-
-
-def _units(tall: int, wide: int, taps: int, chunks: int) -> tuple[int, int, int]:
-    """Strides of a pixel of 16 x `chunks` channels, a row and a quarter of a tile, padded so that banks differ."""
-    up, reach = 2 * chunks + 1, taps // 2
-    row = (wide + reach) * up
-    row += (wide * up - row) % 8
-    quarter = (tall + reach) * row
-    return up, row, quarter + (4 - quarter) % 8

@@ -52,9 +52,6 @@ class _SoftmaxForm(Form[Problem]):
     def __init__(self, kernel: Kernel, backward: bool) -> None:
         self.kernel, self.backward = kernel, backward
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
     def itemsize(self, problem: Problem) -> int:
         """Bytes of an element that is read."""
         return 4 if self.backward and problem.widen else problem.dtype.itemsize
@@ -242,6 +239,35 @@ def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
     """Return True if the kernels cast from `dtype` to `to`: from a half type to float32."""
     return to is torch.float32 and dtype in HALF
+
+
+def give_roles(op: Any, lists: tuple[Forms[Problem], Forms[Problem]], log: bool = False) -> None:
+    """Give the operator of softmax, or of log_softmax, its launches, forward and backward."""
+    gradient = torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data
+
+    @op.unsupported
+    def unsupported(x: Tensor, dim: int, dtype: torch.dtype | None) -> str | None:
+        return why_no_kernel(x.dtype, dtype)
+
+    @op.forward
+    def forward(x: Tensor, dim: int, dtype: torch.dtype | None) -> Any:
+        x = x.contiguous()
+        y = torch.empty_like(x, dtype=dtype)
+        launch(lists[0], dim, x.dtype, x, y, log=log)
+        return y, (
+            x.new_empty(0),
+        ) if y.dtype is not x.dtype else ()  # the gradient's dtype, since x itself is not saved
+
+    @op.backward
+    def backward(saved: Any, grad_y: Tensor, y: Tensor, dim: int) -> Tensor:
+        grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
+        launch(lists[1], dim, grad_x.dtype, grad_y, y, grad_x, log=log)
+        return grad_x
+
+    @op.reference_backward
+    def reference_backward(saved: Any, grad_y: Tensor, y: Tensor, dim: int) -> Tensor:
+        grad_x: Tensor = gradient(grad_y, y, dim, y.dtype)
+        return grad_x.to(saved[0].dtype) if saved else grad_x
 
 
 def why_no_kernel(dtype: torch.dtype, to: torch.dtype | None) -> str | None:

@@ -193,10 +193,6 @@ class Tile(Form[Any]):
             args=(p.m, p.n, p.k, p.batches, *moves, pitch, group),
         )
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The only kernel."""
-        return (self.kernel,)
-
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the ring, the slots and biases of two consumers, the barriers."""

@@ -147,3 +147,11 @@ def _is_ours(filename: str) -> bool:
 def autocast(device: torch.device) -> bool:
     """Return True if autocast is on for a device's tensors; PyTorch itself raises for devices without it, such as "meta"."""
     return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Half type to which autocast lowers the operands of products on the device of `x`; None while it is off."""
+    if not autocast(x.device):
+        return None
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return dtype if dtype.itemsize == 2 else None

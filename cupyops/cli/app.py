@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,11 @@ def _version(asked: bool) -> None:
         package = importlib.import_module("cupyops")  # which imports none of this: no module depends on the whole
         typer.echo(f"cupyops {package.__version__}")
         raise typer.Exit
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that have a value; of the others a request has defaults of its own."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @app.callback()
@@ -72,12 +77,13 @@ def simulate(
         str | None, typer.Option(help="Blocks: 4 or 4,2. Without it the kernel's signature and an example are shown.")
     ] = None,
     block: Annotated[str | None, typer.Option(help="Threads of a block: 256 or 32,8.")] = None,
-    arg: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Option(
+            "--arg",
             help="For each parameter, in order: 3, 0.5, true, randn(1000), rand(n), randint(low,high,n), zeros(32,32), "
             "ones(n), arange(n), full(n,value), empty(n) (uninitialised), @file.npy, null; with :float32 behind an array "
-            "where the C type does not say what it holds. Random numbers are the same in every run."
+            "where the C type does not say what it holds. Random numbers are the same in every run.",
         ),
     ] = None,
     template: Annotated[
@@ -85,7 +91,9 @@ def simulate(
     ] = None,
     arch: Annotated[str, typer.Option(help="The architecture to compile for.")] = "sm_80",
     shared: Annotated[int, typer.Option(min=0, help="Bytes of dynamic shared memory.")] = 0,
-    option: Annotated[list[str] | None, typer.Option(help="A further NVRTC option, as --option=-DN=4.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", help="A further NVRTC option, as --option=-DN=4.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Run threads and blocks in an order drawn with this seed.")] = None,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Look for races and for reads of unwritten memory.")
@@ -95,25 +103,10 @@ def simulate(
     json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
 ) -> None:
     """Run a kernel on the CPU: check it, and see where its instructions and memory accesses are. Needs no GPU."""
+    given = _given(locals())
     from .simulate import Request, run
 
-    request = Request(
-        file=file,
-        kernel=kernel,
-        grid=grid,
-        block=block,
-        args=arg or (),
-        template=template or (),
-        arch=arch,
-        shared=shared,
-        options=option or (),
-        seed=seed,
-        check=check,
-        max_steps=max_steps,
-        html=html,
-        json=json,
-    )
-    raise typer.Exit(run(request))
+    raise typer.Exit(run(Request(**given)))
 
 
 @app.command(cls=Command)
@@ -121,11 +114,12 @@ def check(
     operator: Annotated[
         str, typer.Argument(metavar="MODULE:NAME", help="The operator: cupyops:relu, mylib.ops:my_op, my_op.py:my_op.")
     ],
-    arg: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Option(
+            "--arg",
             help="The sample call, in order: randn(3,5), randn(3,5):float16, randint(0,10,3), 1, true, none, (2,3), "
-            "dim=1. Floating-point tensors want a gradient. By default something that the reference takes."
+            "dim=1. Floating-point tensors want a gradient. By default something that the reference takes.",
         ),
     ] = None,
     reference: Annotated[
@@ -133,8 +127,9 @@ def check(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A hazard to try. Once for each; by default all.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="A hazard to leave out. Once for each.")] = None,
-    backend: Annotated[
-        list[str] | None, typer.Option(help="reference, simulator or gpu. Once for each; by default all that are here.")
+    backends: Annotated[
+        list[str] | None,
+        typer.Option("--backend", help="reference, simulator or gpu. Once for each; by default all that are here."),
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -155,24 +150,10 @@ def check(
 
     The exit code is 0 if it passed, 1 if it did not, 2 for bad arguments, and 130 where it was interrupted.
     """
+    given = _given(locals())
     from .check import Request, run
 
-    request = Request(
-        operator=operator,
-        args=arg or (),
-        reference=reference,
-        only=only or (),
-        skip=skip or (),
-        backends=backend or (),
-        keep=keep or (),
-        memory=memory,
-        seed=seed,
-        shrink=shrink,
-        verbose=verbose,
-        json=json,
-        junit=junit,
-    )
-    raise typer.Exit(run(request))
+    raise typer.Exit(run(Request(**given)))
 
 
 @app.command(cls=Command)
@@ -193,20 +174,21 @@ def explain(
         ),
     ] = None,
     code: Annotated[bool, typer.Option("--code", help="With --model: print the kernels too.")] = False,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="A tensor: 32768x4095. Once for each; what else it takes is supplied.")
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="A tensor: 32768x4095. Once for each; what else it takes is supplied."),
     ] = None,
-    arg: Annotated[
+    args: Annotated[
         list[str] | None,
         typer.Option(
-            help="The arguments behind those tensors, as of check: 1, none, (2,3), empty(8,64):float16, dim=1."
+            "--arg", help="The arguments behind those tensors, as of check: 1, none, (2,3), empty(8,64):float16, dim=1."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the tensors.")] = "float32",
     strides: Annotated[
         list[str] | None, typer.Option(help="Of the first tensor, the second ...: 1x4096. By default contiguous.")
     ] = None,
-    arch: Annotated[
+    card: Annotated[
         str | None,
         typer.Option("--arch", "--card", help="sm_80, A100, H200 ...: by default this machine's GPU, else an H100."),
     ] = None,
@@ -217,6 +199,7 @@ def explain(
     json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
 ) -> None:
     """Say which kernels a call launches, why these, with which grid, and what they use. Runs none; needs no GPU."""
+    given = _given(locals())
     from . import explain, explain_model
 
     if model is not None and operator is None:
@@ -224,18 +207,8 @@ def explain(
         raise typer.Exit(explain_model.run(of_model))
     if operator is None or model is not None:
         raise typer.BadParameter("give an operator, or --model FILE:FUNCTION")
-    request = explain.Request(
-        operator=operator,
-        shapes=shape or (),
-        args=arg or (),
-        dtype=dtype,
-        strides=strides or (),
-        card=arch,
-        gradient=gradient,
-        compile=compile,
-        json=json,
-    )
-    raise typer.Exit(explain.run(request))
+    del given["code"]
+    raise typer.Exit(explain.run(explain.Request(**given)))
 
 
 @app.command(cls=Command)
@@ -336,28 +309,14 @@ def bench(
     compile_part: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure operators beside PyTorch, torch.compile and Liger, on this machine's GPU."""
+    given = _given(locals()) | {"against": [one.strip() for one in against.split(",") if one.strip()]}
+    del given["models"]
     if models:
         from . import models as whole
 
-        peers = [one.strip() for one in against.split(",") if one.strip()]
-        asked = whole.Request(names or (), peers, csv, png, source, dry_run)
-        raise typer.Exit(whole.run(asked))
+        known = whole.Request.__dataclass_fields__
+        raise typer.Exit(whole.run(whole.Request(**{name: value for name, value in given.items() if name in known})))
     from ..bench.case import here
     from .bench import Request, run
 
-    request = Request(
-        names=names or (),
-        against=[one.strip() for one in against.split(",") if one.strip()],
-        only=only,
-        folder=folder or here(),
-        html=html,
-        csv=csv,
-        png=png,
-        source=source,
-        compare=compare,
-        host=host,
-        dry_run=dry_run,
-        jobs=jobs,
-        compile_part=compile_part,
-    )
-    raise typer.Exit(run(request))
+    raise typer.Exit(run(Request(**{"folder": here(), **given})))

@@ -170,7 +170,6 @@ _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     ),
     "bias_gelu": lambda x: (x, _like(x, x.shape[-1])),
     "conv2d": lambda x: (x, _like(x, x.shape[1], x.shape[1], 3, 3), _like(x, x.shape[1]), 1, 1),
-    "conv2d_relu_max_pool2d": lambda x: (x, _like(x, x.shape[1], x.shape[1], 3, 3), _like(x, x.shape[1]), 1),
     "cross_entropy": lambda x: (x, _positions(x)),
     "embedding": lambda x: (torch.zeros(16384, dtype=torch.int64), x),
     "gated_linear": lambda x: (x, _like(x, x.shape[-1], x.shape[-1]), _like(x, x.shape[-1], x.shape[-1])),
@@ -264,7 +263,8 @@ def _show(console: Console, direction: Direction, facts: Sequence[Facts], on: Ca
     console.rule(direction.name, align="left")
     for choice in direction.choices:
         chosen = Text(f"{choice.forms.family}: ") + Text(choice.chosen.name, "bold green")
-        console.print(chosen + Text(f"  {choice.chosen.summary}", "dim"), soft_wrap=True)
+        about = ": ".join(filter(None, (choice.chosen.summary, choice.chosen.measured)))
+        console.print(chosen + Text(f"  {about}", "dim"), soft_wrap=True)
         for form, reason in choice.passed_over:
             console.print(Text(f"  not {form.name}: {reason}", "dim"), soft_wrap=True)
     for name in direction.references:

@@ -34,9 +34,9 @@ class Request:
     """The command line."""
 
     file: str
-    kernel: str | None
-    grid: str | None
-    block: str | None
+    kernel: str | None = None
+    grid: str | None = None
+    block: str | None = None
     args: Sequence[str] = ()
     template: Sequence[str] = ()
     arch: str = "sm_80"

@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import torch
-
-from .._kernel.compile.source import cuda_src
 
 Facts = dict[str, Any]
 
 _LIMIT = 120.0  # seconds that a child process gets
 _SURVEY = ("-m", f"{__package__}.survey")
-_CUPY_FIRST = ("-c", "import cupy, torch")
 _LAST = 6  # lines of a child's error that are told
 
 
@@ -39,9 +31,6 @@ class Machine:
         packages: name -> version of what is installed; names in lower case, with dashes.
         requirements: what each extra of this package asks for; under "", what the package itself does.
         environ: the environment.
-        origin: where pip had this package from, as one gives it to pip: a name, a folder, a repository.
-        backends: names by which torch.compile finds backends of installed packages.
-        precompiled: folders that hold kernels compiled ahead of time, but for those that the environment names.
         seen: stage -> what the survey found; a stage that failed has "error", one that was not come to is not there.
     """
 
@@ -50,9 +39,6 @@ class Machine:
     packages: Mapping[str, str]
     requirements: Mapping[str, tuple[str, ...]]
     environ: Mapping[str, str]
-    origin: str = "cupyops"
-    backends: frozenset[str] = frozenset({"cupyops"})
-    precompiled: tuple[Path, ...] = ()
     seen: Mapping[str, Facts] = field(default_factory=dict)
 
     @property
@@ -74,21 +60,16 @@ class Machine:
 
 
 def look(limit: float = _LIMIT) -> Machine:
-    """This machine. Child processes do what may crash or hang; each is stopped after `limit` seconds."""
-    with ThreadPoolExecutor() as pool:
-        survey = pool.submit(_survey, limit)
-        cupy_first = pool.submit(_child, _CUPY_FIRST, limit)
-        return Machine(
-            python=tuple(sys.version_info[:3]),
-            torch=(torch.__version__, torch.version.cuda),
-            packages=installed(),
-            requirements=requirements(),
-            environ=dict(os.environ),
-            origin=origin(),
-            backends=frozenset(metadata.entry_points(group="torch_dynamo_backends").names),
-            precompiled=tuple(precompiled()),
-            seen={"cupy, torch": _error(cupy_first.result()[1]), **survey.result()},
-        )
+    """Gather the facts of this machine, in a child process where that may crash or hang, for `limit` seconds at most."""
+    output, trouble = _child(_SURVEY, limit)
+    return Machine(
+        python=tuple(sys.version_info[:3]),
+        torch=(torch.__version__, torch.version.cuda),
+        packages=installed(),
+        requirements=requirements(),
+        environ=dict(os.environ),
+        seen=read_survey(output.splitlines(), trouble),
+    )
 
 
 def installed(path: list[str] | None = None) -> dict[str, str]:
@@ -116,43 +97,8 @@ def requirements() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def origin() -> str:
-    """Requirement that pip was given to install this package, to be given again: the name alone may be somebody else's."""
-    package = __package__.partition(".")[0]
-    try:
-        told = json.loads(metadata.distribution(package).read_text("direct_url.json") or "{}")
-    except (metadata.PackageNotFoundError, ValueError):
-        told = {}
-    url = str(told.get("url", package))
-    if "vcs_info" in told:
-        return shlex.quote(f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}")
-    if url.startswith("file://"):
-        path = shlex.quote(url2pathname(urlsplit(url).path))
-        return f"-e {path}" if told.get("dir_info", {}).get("editable") else path
-    return url
-
-
-def precompiled() -> Iterator[Path]:
-    """The folders `cubins` beside the .cu files of this package, and of the installed ones that depend on it."""
-    package = __package__.partition(".")[0]
-    if (own := cuda_src() / "cubins").is_dir():
-        yield own
-    for distribution in metadata.distributions():
-        if any(re.match(rf"{package}\b(?!-)", text) for text in distribution.requires or ()):
-            found = (file for file in distribution.files or () if file.suffix == ".cubin")
-            yield from sorted({Path(str(distribution.locate_file(file))).parent for file in found})
-
-
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-# --- child processes -----------------------------------------------------------------------------------------------
-
-
-def _survey(limit: float) -> dict[str, Facts]:
-    output, trouble = _child(_SURVEY, limit)
-    return read_survey(output.splitlines(), trouble)
 
 
 def read_survey(lines: Iterable[str], trouble: str | None) -> dict[str, Facts]:
@@ -167,11 +113,7 @@ def read_survey(lines: Iterable[str], trouble: str | None) -> dict[str, Facts]:
     for facts in seen.values():
         if facts.pop("begun", False):
             facts["error"] = trouble or "it ended without a word"
-    return seen or {"torch, cupy": _error(trouble)}
-
-
-def _error(trouble: str | None) -> Facts:
-    return {} if trouble is None else {"error": trouble}
+    return seen or {"torch, cupy": {"error": trouble or "it ended without a word"}}
 
 
 def _child(words: tuple[str, ...], limit: float) -> tuple[str, str | None]:

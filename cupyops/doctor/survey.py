@@ -14,13 +14,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .._kernel.compile import backend, cache, compiler, trust
+from .._kernel.compile import backend, cache, compiler
 from .._kernel.kernel import Kernel
 from .._simulate import simulate
 from ..errors import LaunchError
@@ -65,41 +64,26 @@ def compile_trial() -> Facts:
 
 
 def cache_folder() -> Facts:
-    """The kernel cache: where it is, what it holds, and what room there is."""
-    root, folder = cache.location(), cache.folder()
-    with suppress(OSError):
-        root = root and (trust.followed(root) or root)
-    facts: Facts = {"root": None if root is None else str(root), "folder": None if folder is None else str(folder)}
+    """Say where the kernel cache is and why it may not be used, what it holds, and what room there is."""
+    root = cache.location()
+    facts: Facts = {"root": None, "folder": None}
     if root is not None:
-        facts |= _state(root)
-    if folder is not None:
+        real, why = cache.usable(root)
+        facts = {"root": str(real or root), "why": why, "folder": None}
+    if (folder := cache.folder()) is not None:
         sizes = {path.name: _size(path) for path in folder.iterdir()}
         entries = sum(name.endswith(".cubin") for name in sizes)
-        facts |= {"entries": entries, "bytes": sum(sizes.values()), "free": shutil.disk_usage(folder).free}
+        facts |= {"folder": str(folder), "entries": entries, "bytes": sum(sizes.values())}
+        facts["free"] = shutil.disk_usage(folder).free
     return facts
 
 
 def _size(path: Path) -> int:
-    """0 for what has been removed just now."""
+    """Return the size of a file; 0 for one that has been removed just now."""
     try:
         return path.lstat().st_size
     except OSError:
         return 0
-
-
-def _state(root: Path) -> Facts:
-    """State of a folder, or of the nearest one above it that is there: its owner and who may write to it."""
-    nearest = next((path for path in (root, *root.parents) if os.path.lexists(path)), root)
-    status = nearest.lstat()
-    return {
-        "nearest": str(nearest),
-        "is_folder": nearest.is_dir(),
-        "is_link": nearest.is_symlink(),
-        "owner": status.st_uid,
-        "user": os.getuid() if hasattr(os, "getuid") else status.st_uid,
-        "mode": status.st_mode & 0o777,
-        "writable": os.access(nearest, os.W_OK | os.X_OK),
-    }
 
 
 def simulator() -> Facts:

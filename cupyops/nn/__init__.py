@@ -6,7 +6,7 @@ from . import utils as utils
 from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .attention import Attention
 from .attention import KVCache as KVCache
-from .conv import Conv2d, ConvReluPool2d
+from .conv import Conv2d
 from .dropout import Dropout
 from .embedding import Embedding
 from .linear import Linear
@@ -40,7 +40,6 @@ __all__ = [
     "BatchNormAct2d",
     "BiasGELU",
     "Conv2d",
-    "ConvReluPool2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",

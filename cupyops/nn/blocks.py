@@ -13,8 +13,8 @@ from torch.compiler import is_dynamo_compiling
 from .._dispatch.gemm import HALF
 from .._dispatch.gpu import gpu
 from .._dispatch.image_blocks import CHANNELS, STEP, Side, blocks_of
-from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
+from .._util.arguments import autocast_dtype
 
 LEAST = 2**24  # elements of the result, of fewer it is not measured
 
@@ -29,7 +29,7 @@ def is_of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
         return False
     if weight.shape[1:] != (x.shape[1], *conv.kernel_size) or x.shape[2] % STEP or x.shape[3] % STEP:
         return False
-    if (of_autocast(x) or x.dtype) not in HALF or x.dtype not in (*HALF, torch.float32) or is_dynamo_compiling():
+    if (autocast_dtype(x) or x.dtype) not in HALF or x.dtype not in (*HALF, torch.float32) or is_dynamo_compiling():
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last) or min(x.shape[2:]) < max(conv.kernel_size):
         return False
@@ -40,7 +40,7 @@ def is_of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
 
 def of_blocks(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     """The convolution, in channels_last."""
-    dtype = of_autocast(x) or x.dtype
+    dtype = autocast_dtype(x) or x.dtype
     assert not isinstance(conv.padding, str)
     (height, width), (down, across), (rows, columns) = x.shape[2:], conv.kernel_size, conv.padding
     sides = Side.of(height, down, rows), Side.of(width, across, columns)

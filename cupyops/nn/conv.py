@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._dispatch import convolution, library
-from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private, tracing
+from .._util.arguments import autocast_dtype
 from ..ops._conv2d import conv2d
-from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 from ..ops._linear import linear
 from .blocks import is_of_blocks, of_blocks
 from .twin import Twin, parameter
@@ -44,54 +43,6 @@ class Conv2d(Twin, torch.nn.Conv2d):
         return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
-class ConvReluPool2d(torch.nn.Conv2d):
-    """Convolution, ReLU and max-pooling in one kernel, by `cupyops.conv2d_relu_max_pool2d`.
-
-    It has the parameters and the state of `torch.nn.Conv2d`, and takes the place of the three modules in sequence.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype: of the
-            convolution, as `torch.nn.Conv2d`.
-        pool_kernel_size: height and width of the pooling window, int or a pair.
-        pool_stride: from one window to the next; by default `pool_kernel_size`.
-
-    Example:
-        >>> cupyops.nn.ConvReluPool2d(1, 8, 3, padding=1)(torch.zeros(2, 1, 6, 6)).shape
-        torch.Size([2, 8, 3, 3])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] | str = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-        pool_kernel_size: int | tuple[int, int] = 2,
-        pool_stride: int | tuple[int, int] | None = None,
-    ) -> None:
-        convolution = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
-        super().__init__(*convolution, device=device, dtype=dtype)
-        self.pool_kernel_size = pool_kernel_size
-        self.pool_stride = pool_stride
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        input, padding = _padded(self, input)
-        geometry = (self.stride, padding, self.dilation, self.groups)
-        return conv2d_relu_max_pool2d(input, weight, bias, *geometry, self.pool_kernel_size, self.pool_stride)
-
-    def extra_repr(self) -> str:
-        """Options that the module prints."""
-        stride = "" if self.pool_stride is None else f", pool_stride={self.pool_stride}"
-        return f"{super().extra_repr()}, pool_kernel_size={self.pool_kernel_size}{stride}"
-
-
 def _by_cudnn(input: Tensor) -> bool:
     """Return whether `conv2d` would call cuDNN anyway, so that the module may call it at once."""
     if type(input) is not Tensor or torch.compiler.is_compiling() or tracing.active is not None:
@@ -116,7 +67,7 @@ def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:
 
 def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The convolution whose stride is its kernel's size, of images that hold whole patches: a product with each of them."""
-    (out, channels, height, width), dtype = weight.shape, of_autocast(input) or input.dtype
+    (out, channels, height, width), dtype = weight.shape, autocast_dtype(input) or input.dtype
     apart = input.unflatten(3, (-1, width)).unflatten(2, (-1, height))
     is_last = convolution.memory_format(input, weight) is torch.channels_last
     order, filters = ((0, 2, 4, 3, 5, 1), weight.permute(0, 2, 3, 1)) if is_last else ((0, 2, 4, 1, 3, 5), weight)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._dispatch.norm_lowered import of_autocast
 from .._util import torch_private
+from .._util.arguments import autocast_dtype
 from ..ops._linear import linear
 from ..ops._linear_lowered import linear_lowered
 from .twin import Twin, parameter
@@ -27,7 +27,7 @@ class Linear(Twin, torch.nn.Linear):
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        if not is_dynamo_compiling() and type(input) is Tensor and (half := of_autocast(input)) is not None:
+        if not is_dynamo_compiling() and type(input) is Tensor and (half := autocast_dtype(input)) is not None:
             input = _in_half(input, half)
             if input.dtype is half and _is_lowered(input, weight, bias):
                 return linear_lowered(input, weight, bias)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.norm_lowered import HALF
+from .._kernel.kernel import HALF
 from .._util import arguments
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm

@@ -19,11 +19,11 @@ from torch.compiler import is_dynamo_compiling
 from .._dispatch import gemm, library
 from .._dispatch.forms import Launch
 from .._dispatch.gpu import gpu
-from .._dispatch.norm_lowered import of_autocast
 from .._dispatch.pointwise_fused import ADDED, MOMENTS, add, measure, problem_of
 from .._kernel.graph import warming
 from .._kernel.kernel import executors
 from .._util import torch_private
+from .._util.arguments import autocast_dtype
 from .._util.strides import aligned
 
 _LAST = torch.channels_last
@@ -71,7 +71,7 @@ def _is_pointwise(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
         return False
     if conv.groups != 1 or weight.shape[1:] != (x.shape[1], 1, 1) or weight.device != x.device:
         return False
-    under = of_autocast(x)
+    under = autocast_dtype(x)
     if weight.dtype is not x.dtype and (weight.dtype is not torch.float32 or under is not x.dtype):
         return False
     if under not in (None, x.dtype) or not (x.requires_grad or weight.requires_grad):

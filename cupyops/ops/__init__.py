@@ -9,7 +9,6 @@ from ._batch_norm import batch_norm as batch_norm
 from ._batch_norm_act import batch_norm_act as batch_norm_act
 from ._bias_gelu import bias_gelu as bias_gelu
 from ._conv2d import conv2d as conv2d
-from ._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from ._cross_entropy import cross_entropy as cross_entropy
 from ._decode_attention import decode_attention as decode_attention
 from ._dropout import dropout as dropout

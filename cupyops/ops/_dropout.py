@@ -38,6 +38,7 @@ class Contiguous(Form[Broadcast]):
 
     name = "contiguous"
     summary = "a thread owns one or two runs of neighbours, and makes four random numbers at once"
+    uses = (dropout_contiguous,)
 
     def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
         if reason := why_not_size(dropout_contiguous, problem.itemsize):
@@ -49,15 +50,13 @@ class Contiguous(Form[Broadcast]):
         elements = BLOCK * (RUNS_OF_HALVES if problem.itemsize == 2 else 1) * (16 // problem.itemsize)
         return Launch(dropout_contiguous, ceil_div(math.prod(problem.shape), elements), BLOCK)
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (dropout_contiguous,)
-
 
 class Strided(Form[Broadcast]):
     """An element's number is that of a contiguous tensor, whatever the layout."""
 
     name = "strided"
     summary = "a thread owns a few elements, and finds the place and the number of each by divisions"
+    uses = (dropout_strided,)
 
     def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
         return None if self._layout(problem) is not None else "the dimensions are too many to walk"
@@ -66,9 +65,6 @@ class Strided(Form[Broadcast]):
         layout, *_ = self._layout(problem)  # type: ignore[misc]
         grid = ceil_div(math.prod(problem.shape), BLOCK * ELEMENTS)
         return Launch(dropout_strided, grid, BLOCK, extra={"layout": layout})
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (dropout_strided,)
 
     def _layout(self, problem: Broadcast) -> Any:
         numbers = tuple(math.prod(problem.shape[dim + 1 :]) for dim in range(len(problem.shape)))

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments, norm_lowered, shardings
+from .._dispatch import norm, norm_arguments, shardings
 from .._dispatch.norm_forms import acc
-from .._dispatch.norm_lowered import LOWERED
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
@@ -49,62 +48,6 @@ def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
     return grad_x, grad_weight, grad_bias
 
 
-# --- fp32, the result of a half type: under autocast, in front of products alone ---
-
-
-@operator("cupyops::layer_norm_lowered", dtypes=LOWERED, sharding=shardings.layer_norm_lowered)
-def _layer_norm_lowered(
-    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype
-) -> Tensor:
-    return _layer_norm.reference(x, normalized_shape, weight, bias, eps).to(dtype)
-
-
-@_layer_norm_lowered.forward
-def forward_lowered(x, normalized_shape, weight, bias, eps, dtype):
-    rows, size = norm_arguments.split(x, normalized_shape)
-    x, weight, bias = norm_lowered.at_boundaries(x, weight, bias)
-    y = torch.empty_like(x, dtype=dtype)
-    mean = x.new_empty(rows)
-    rstd = torch.empty_like(mean)
-    tensors = norm.Rows(x, weight=weight, bias=bias, y=y, mean=mean, rstd=rstd)
-    norm_lowered.forward(norm.LAYER_NORM, tensors, rows, size, eps)
-    return y, (mean, rstd)
-
-
-@_layer_norm_lowered.backward(reads={"bias": ()})
-def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
-    rows, size = norm_arguments.split(x, normalized_shape)
-    grad_y, x, weight = norm_lowered.at_boundaries(grad_y, x, weight)
-    grad_x = torch.empty_like(x) if needs_grad.x else None
-    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
-    grad_bias = x.new_empty(normalized_shape) if needs_grad.bias else None
-    tensors = norm.Gradients(grad_y, x, weight, None, *saved, grad_x, grad_weight, grad_bias)
-    norm_lowered.backward(norm.LAYER_NORM, tensors, rows, size)
-    return grad_x, grad_weight, grad_bias
-
-
-@_layer_norm_lowered.unsupported
-def why_not_lowered(x, normalized_shape, weight, bias, eps, dtype):
-    return norm_lowered.unserved(norm.LAYER_NORM, *norm_arguments.split(x, normalized_shape), x, dtype)
-
-
-@_layer_norm_lowered.interface
-def layer_norm_lowered(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """`layer_norm` of float32, rounded to the half type `dtype`, with no float32 result in between."""
-    shape, eps = _checked(input, normalized_shape, weight, bias, eps)
-    return _layer_norm_lowered(input, shape, weight, bias, eps, dtype)
-
-
-# --- the public function ---
-
-
 @_layer_norm.interface(twin=torch.nn.functional.layer_norm)
 def layer_norm(
     input: Tensor,
@@ -133,21 +76,13 @@ def layer_norm(
         >>> cupyops.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
-    shape, eps = _checked(input, normalized_shape, weight, bias, eps)
-    return _layer_norm(input, shape, weight, bias, eps)
-
-
-def _checked(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[list[int], float]:
-    """`normalized_shape` and `eps`, when all arguments have been checked."""
     norm_arguments.floating("input", input)
     shape = norm_arguments.shape(normalized_shape, input)
     eps = norm_arguments.number("eps", eps)
     for name, parameter in (("weight", weight), ("bias", bias)):
         norm_arguments.parameter(name, parameter, shape, input)
     _check_dtypes(input, weight, bias)
-    return shape, eps
+    return _layer_norm(input, shape, weight, bias, eps)
 
 
 def _check_dtypes(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:

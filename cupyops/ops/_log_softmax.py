@@ -16,30 +16,7 @@ def _log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
     return torch.log_softmax(x, dim, dtype=dtype)
 
 
-@_log_softmax.unsupported
-def unsupported(x, dim, dtype):
-    return softmaxes.why_no_kernel(x.dtype, dtype)
-
-
-@_log_softmax.forward
-def forward(x, dim, dtype):
-    x = x.contiguous()
-    y = torch.empty_like(x, dtype=dtype)
-    softmaxes.launch(FORWARD, dim, x.dtype, x, y, log=True)
-    return y, (x.new_empty(0),) if y.dtype is not x.dtype else ()  # the gradient's dtype, since x itself is not saved
-
-
-@_log_softmax.backward
-def backward(saved, grad_y, y, dim):
-    grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
-    softmaxes.launch(BACKWARD, dim, grad_x.dtype, grad_y, y, grad_x, log=True)
-    return grad_x
-
-
-@_log_softmax.reference_backward
-def reference_backward(saved, grad_y, y, dim):
-    grad_x = torch.ops.aten._log_softmax_backward_data(grad_y, y, dim, y.dtype)
-    return grad_x.to(saved[0].dtype) if saved else grad_x
+softmaxes.give_roles(_log_softmax, (FORWARD, BACKWARD), log=True)
 
 
 @_log_softmax.interface(twin=torch.nn.functional.log_softmax)

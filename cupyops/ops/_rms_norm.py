@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments, norm_lowered, shardings
+from .._dispatch import norm, norm_arguments, shardings
 from .._dispatch.norm_forms import acc
-from .._dispatch.norm_lowered import LOWERED
 from .._operator.floating import operator
 from .._util import torch_private
 
@@ -45,54 +44,6 @@ def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
     tensors = norm.Gradients(grad_y, x, weight, rstd=saved[0], grad_x=grad_x, grad_weight=grad_weight)
     norm.backward(norm.RMS_NORM, tensors, rows, size)
     return grad_x, grad_weight
-
-
-# --- fp32, the result of a half type: under autocast, in front of products alone ---
-
-
-@operator("cupyops::rms_norm_lowered", dtypes=LOWERED, sharding=shardings.rms_norm_lowered)
-def _rms_norm_lowered(
-    x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None, dtype: torch.dtype
-) -> Tensor:
-    return _rms_norm.reference(x, normalized_shape, weight, eps).to(dtype)
-
-
-@_rms_norm_lowered.forward
-def forward_lowered(x, normalized_shape, weight, eps, dtype):
-    rows, size = norm_arguments.split(x, normalized_shape)
-    x, weight = norm_lowered.at_boundaries(x, weight)
-    y, rstd = torch.empty_like(x, dtype=dtype), x.new_empty(rows)
-    tensors = norm.Rows(x, weight=weight, y=y, rstd=rstd)
-    norm_lowered.forward(norm.RMS_NORM, tensors, rows, size, norm_arguments.rms_eps(eps, x.dtype))
-    return y, (rstd,)
-
-
-@_rms_norm_lowered.backward
-def backward_lowered(saved, grad_y, x, normalized_shape, weight, needs_grad):
-    rows, size = norm_arguments.split(x, normalized_shape)
-    grad_y, x, weight = norm_lowered.at_boundaries(grad_y, x, weight)
-    grad_x = torch.empty_like(x) if needs_grad.x else None
-    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
-    tensors = norm.Gradients(grad_y, x, weight, rstd=saved[0], grad_x=grad_x, grad_weight=grad_weight)
-    norm_lowered.backward(norm.RMS_NORM, tensors, rows, size)
-    return grad_x, grad_weight
-
-
-@_rms_norm_lowered.unsupported
-def why_not_lowered(x, normalized_shape, weight, eps, dtype):
-    return norm_lowered.unserved(norm.RMS_NORM, *norm_arguments.split(x, normalized_shape), x, dtype)
-
-
-@_rms_norm_lowered.interface
-def rms_norm_lowered(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None, dtype: torch.dtype
-) -> Tensor:
-    """`rms_norm` of float32, rounded to the half type `dtype`, with no float32 result in between."""
-    shape, eps = norm_arguments.rms_checked(input, normalized_shape, weight, eps)
-    return _rms_norm_lowered(input, shape, weight, eps, dtype)
-
-
-# --- the public function ---
 
 
 @_rms_norm.interface(twin=torch.nn.functional.rms_norm)

@@ -16,30 +16,7 @@ def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
     return torch.softmax(x, dim, dtype=dtype)
 
 
-@_softmax.unsupported
-def unsupported(x, dim, dtype):
-    return softmaxes.why_no_kernel(x.dtype, dtype)
-
-
-@_softmax.forward
-def forward(x, dim, dtype):
-    x = x.contiguous()
-    y = torch.empty_like(x, dtype=dtype)
-    softmaxes.launch(FORWARD, dim, x.dtype, x, y)
-    return y, (x.new_empty(0),) if y.dtype is not x.dtype else ()  # the gradient's dtype, since x itself is not saved
-
-
-@_softmax.backward
-def backward(saved, grad_y, y, dim):
-    grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
-    softmaxes.launch(BACKWARD, dim, grad_x.dtype, grad_y, y, grad_x)
-    return grad_x
-
-
-@_softmax.reference_backward
-def reference_backward(saved, grad_y, y, dim):
-    grad_x = torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype)
-    return grad_x.to(saved[0].dtype) if saved else grad_x
+softmaxes.give_roles(_softmax, (FORWARD, BACKWARD))
 
 
 @_softmax.interface(twin=torch.nn.functional.softmax)

@@ -14,22 +14,16 @@ from typer.testing import CliRunner
 
 import cupyops
 from cupyops import doctor
+from cupyops._util import settings
 from cupyops.cli.app import app
 from cupyops.doctor import machine as gathering
-from cupyops.doctor import surroundings
 from cupyops.doctor.finding import ABSENT, FAULT, OK, WARNING
 
 GPU = {"name": "NVIDIA H200", "capability": [9, 0], "free": 100 << 30, "total": 139 << 30}
 CACHE = {
     "root": "/home/me/.cache/cupyops",
     "folder": "/home/me/.cache/cupyops/nvrtc-12.9-12090",
-    "nearest": "/home/me/.cache/cupyops",
-    "is_folder": True,
-    "is_link": False,
-    "owner": 1000,
-    "user": 1000,
-    "mode": 0o700,
-    "writable": True,
+    "why": "",
     "entries": 12,
     "bytes": 1 << 20,
     "free": 100 << 30,
@@ -57,7 +51,6 @@ WELL = doctor.Machine(
     },
     environ={"HOME": "/home/me"},
     seen={
-        "cupy, torch": {},
         "torch, cupy": {"version": "14.2.0"},
         "nvrtc": {"version": [12, 9], "archs": ["sm_75", "sm_80", "sm_90"]},
         "headers": {"folder": "/site/nvidia/cuda_runtime/include", "version": 12090},
@@ -146,25 +139,15 @@ BROKEN = {
         'pip uninstall -y cupy-cuda11x && pip install "cupyops[cuda13x]"',
     ),
     "old CuPy": (packages(cupy_cuda12x="13.6.0"), "CuPy", 'pip install -U "cupy-cuda12x>=14"'),
-    "NVRTC without headers": (
-        replace(packages(nvidia_cuda_runtime_cu12=None), seen={**WELL.seen, "headers": error("no headers of CUDA 12")}),
-        "NVIDIA wheels",
-        'pip install "cupyops[cuda12x]"',
-    ),
-    "an order of imports that crashes": (
-        seen(**{"cupy, torch": error("it crashed: killed by signal 11")}),
-        "import cupy, torch",
-        'pip uninstall -y cupy-cuda12x && pip install "cupyops[cuda13x]"',
-    ),
     "CuPy without a cache": (
         seen(**{"torch, cupy": error("MissingDependencyError: ... set CUPY_CACHE_DIR to a folder")}),
-        "import torch, cupy",
+        "CuPy",
         'export CUPY_CACHE_DIR="$(mktemp -d)"',
     ),
     "NVRTC does not load": (
         seen(nvrtc=error("MissingDependencyError: NVRTC does not load")),
         "NVRTC",
-        "pip install --force-reinstall --no-deps nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79",
+        "pip install --force-reinstall --no-deps nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12",
     ),
     "headers of another major": (
         seen(headers=error("no headers of CUDA 12 were found")),
@@ -174,7 +157,7 @@ BROKEN = {
     "no builtins": (
         seen(compile=error("CompileError: failed to open libnvrtc-builtins.so.12.9")),
         "compile a kernel",
-        "pip install --force-reinstall --no-deps nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79",
+        "pip install --force-reinstall --no-deps nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12",
     ),
     "driver too old for NVRTC": (
         replace(
@@ -215,17 +198,12 @@ BROKEN = {
     "a GPU that is too old": (
         seen(gpus={"gpus": [GPU | {"capability": [7, 0]}, GPU]}),
         "GPU 0",
-        "export CUDA_VISIBLE_DEVICES=1",
+        "name the other GPUs in CUDA_VISIBLE_DEVICES",
     ),
     "a GPU that NVRTC does not know": (
         seen(gpus={"gpus": [GPU | {"capability": [12, 0]}]}),
         "GPU 0",
-        "pip install --upgrade nvidia-cuda-nvrtc-cu12",
-    ),
-    "a GPU that is not there": (
-        replace(WELL, environ={"CUDA_VISIBLE_DEVICES": "0,7"}),
-        "CUDA_VISIBLE_DEVICES",
-        "unset CUDA_VISIBLE_DEVICES",
+        "pip install --upgrade nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12",
     ),
     "a kernel that fails": (
         seen(run_on_GPU_0=None, **{"run on GPU 0": error("LaunchError: illegal address")}),
@@ -237,23 +215,13 @@ BROKEN = {
         "run in the simulator",
         "pip install --force-reinstall --no-deps cupyops",
     ),
-    "a cache of another user": (
-        seen(cache=CACHE | {"folder": None, "owner": 0}),
-        "kernel cache",
-        ANOTHER,
-    ),
     "a cache open to others": (
-        seen(cache=CACHE | {"folder": None, "mode": 0o777}),
+        seen(cache=CACHE | {"folder": None, "why": "others can write there (chmod go-w; it has mode 0777)"}),
         "kernel cache",
         "chmod go-w /home/me/.cache/cupyops",
     ),
-    "a cache that is a file": (
-        seen(cache=CACHE | {"folder": None, "is_folder": False}),
-        "kernel cache",
-        ANOTHER,
-    ),
     "a home that cannot be written": (
-        seen(cache=CACHE | {"folder": None, "nearest": "/home/me", "writable": False}),
+        seen(cache=CACHE | {"folder": None, "why": "it cannot be written"}),
         "kernel cache",
         ANOTHER,
     ),
@@ -281,20 +249,10 @@ LAME = {
         "CuPy",
         'pip install "cupyops[cuda12x]"',
     ),
-    "wheels that nobody uses": (
-        replace(WELL, torch=("2.11.0+cpu", None), seen=seen(**NO_GPU).seen),
-        "NVIDIA wheels",
-        "pip uninstall -y nvidia-cuda-nvrtc nvidia-cuda-runtime",
-    ),
-    "NVRTC from a toolkit": (
-        packages(nvidia_cuda_nvrtc_cu12=None, nvidia_cuda_runtime_cu12=None),
-        "NVIDIA wheels",
-        'pip install "cupyops[cuda12x]"',
-    ),
     "headers newer than NVRTC": (
         seen(nvrtc={"version": [12, 4], "archs": ["sm_75", "sm_90"]}),
         "CUDA headers",
-        "pip install --upgrade nvidia-cuda-nvrtc-cu12",
+        "pip install --upgrade nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12",
     ),
     "a full GPU": (
         seen(gpus={"gpus": [GPU | {"free": 1 << 20}]}),
@@ -306,7 +264,7 @@ LAME = {
             seen(driver={"here": True, "cuda": 13000, "status": 0, "devices": 0}, gpus={"gpus": []}),
             environ={"CUDA_VISIBLE_DEVICES": ""},
         ),
-        "CUDA_VISIBLE_DEVICES",
+        "GPU",
         "unset CUDA_VISIBLE_DEVICES",
     ),
     "no cache at all": (seen(cache={"root": None, "folder": None}), "kernel cache", "pip install platformdirs"),
@@ -319,16 +277,6 @@ LAME = {
         replace(WELL, environ={"CUPYOPS_CACHEDIR": "/tmp"}),
         "CUPYOPS_CACHEDIR",
         "unset CUPYOPS_CACHEDIR",
-    ),
-    "an installation from before there was a backend of torch.compile": (
-        replace(WELL, backends=frozenset({"other"}), origin="git+https://host/repository"),
-        "torch.compile",
-        "pip install --force-reinstall --no-deps git+https://host/repository",
-    ),
-    "a folder of cubins that is not there": (
-        replace(WELL, environ={"CUPYOPS_CUBIN_PATH": "/absent"}),
-        "CUPYOPS_CUBIN_PATH",
-        "python -m cupyops compile --out /absent",
     ),
 }
 
@@ -343,15 +291,6 @@ def test_a_warning_and_its_remedy(case, monkeypatch):
     assert f"  {remedy}\n" in result.output
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
-def test_a_folder_of_cubins_that_others_can_write(tmp_path):
-    tmp_path.chmod(0o777)
-    found = rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["precompiled kernels"]
-    assert (found.verdict, found.remedy) == (WARNING, f"chmod -R go-w {tmp_path}") and "0777" in found.found
-    tmp_path.chmod(0o755)
-    assert rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["precompiled kernels"].verdict == OK
-
-
 SEVERAL = 'pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install "cupyops[cuda13x]"'
 
 
@@ -359,7 +298,7 @@ SEVERAL = 'pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install "cupyops[cu
     "changes",
     [
         {},
-        {"torch, cupy": error("ImportError: cannot open"), "cupy, torch": error("ImportError: cannot open")},
+        {"torch, cupy": error("ImportError: cannot open")},
         {"nvrtc": error("NVRTC does not load"), "headers": None, "compile": None},
         {"compile": error("CompileError: libnvrtc-builtins")},
         {"nvrtc": {"version": [12, 4], "archs": ["sm_75"]}},
@@ -376,37 +315,20 @@ def test_several_cupys_have_one_remedy(changes):
     assert {row.remedy for row in found.values() if "pip" in row.remedy} == {SEVERAL}
 
 
-@pytest.mark.parametrize(
-    ("installed", "remedy"),
-    [
-        ({"cupy_cuda12x": None, "cupy_cuda13x": "14.2.0"}, "nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-runtime==13.0.96"),
-        ({"nvidia_cuda_runtime_cu12": None}, "nvidia-cuda-nvrtc-cu12==12.9.86"),
-        ({"nvidia_cuda_nvrtc_cu12": None}, None),
-    ],
-)
-def test_a_broken_nvrtc_is_installed_again_by_name(installed, remedy):
-    """Of CuPy's CUDA, in the version that is there, and alone; where no wheel is there, the extra brings it."""
-    machine = replace(packages(**installed), seen=seen(nvrtc=error("NVRTC does not load")).seen)
-    expected = "pip install --force-reinstall --no-deps " + remedy if remedy else 'pip install "cupyops[cuda12x]"'
-    assert rows(machine)["NVRTC"].remedy == expected
-
-
 def test_nvrtc_of_a_later_cuda_is_upgraded_within_it():
     machine = seen(nvrtc={"version": [13, 0], "archs": ["sm_75", "sm_80"]}, headers=None)
-    assert rows(machine)["GPU 0"].remedy == 'pip install --upgrade "nvidia-cuda-nvrtc==13.*"'
-
-
-@pytest.mark.parametrize("change", [{"writable": False}, {"owner": 0}, {"is_folder": False}, {"nearest": "/home"}])
-def test_no_remedy_lies_in_a_home_that_cannot_be_used(change):
-    found = rows(seen(cache=CACHE | {"folder": None} | change))["kernel cache"]
-    assert found.verdict == FAULT and found.remedy == ANOTHER
+    assert (
+        rows(machine)["GPU 0"].remedy == 'pip install --upgrade "nvidia-cuda-nvrtc==13.*" "nvidia-cuda-runtime==13.*"'
+    )
 
 
 def test_a_cache_that_is_elsewhere_for_the_time_being():
-    facts = CACHE | {"folder": "/tmp/cupyops-1000/nvrtc-12.9-12090", "nearest": "/home/me", "writable": False}
+    facts = CACHE | {"folder": "/tmp/cupyops-1000/nvrtc-12.9-12090", "why": "it cannot be written"}
     found = rows(seen(cache=facts))["kernel cache"]
     assert (found.verdict, found.remedy) == (WARNING, ANOTHER)
-    assert found.found.startswith("/home/me cannot be written; kernels are kept in /tmp/cupyops-1000/")
+    assert found.found.startswith(
+        "/home/me/.cache/cupyops: it cannot be written; kernels are kept in /tmp/cupyops-1000/"
+    )
 
 
 CHAINED = """Traceback (most recent call last):
@@ -455,18 +377,7 @@ def test_one_cause_is_one_fault():
     cupy = seen(
         **{stage: error("none") for stage in ("torch, cupy", "nvrtc", "headers", "compile", "cache", "simulator")}
     )
-    assert {name for name, row in rows(cupy).items() if row.verdict == FAULT} == {"import torch, cupy"}
-
-
-def test_what_is_optional_and_missing(monkeypatch):
-    machine = packages(rich=None)
-    assert (rows(machine)["extras"].verdict, rows(machine)["extras"].found) == (ABSENT, "not installed: cli (rich)")
-    assert '  pip install "cupyops[cli]"\n' in command(monkeypatch, machine).output
-    assert rows(WELL)["extras"].verdict == OK and "dev" not in rows(WELL)["extras"].found
-    optional = {"bench": ("absent-a",), "cccl12x": ("absent-b",), "cccl13x": ("absent-c",)}
-    several = replace(WELL, requirements={**WELL.requirements, **optional})
-    assert rows(several)["extras"].found == "not installed: bench (absent-a), cccl12x (absent-b)"
-    assert command(monkeypatch, several).output.count("pip install") == 1
+    assert {name for name, row in rows(cupy).items() if row.verdict == FAULT} == {"CuPy"}
 
 
 def test_a_misspelt_setting_is_guessed():
@@ -480,7 +391,7 @@ def test_every_setting_that_is_read_is_known():
     sources = list(Path(cupyops.__file__).parent.rglob("*.py"))
     read = {name for path in sources for name in re.findall(r"\bsettings\.([A-Z_]+)\.read\(", path.read_text())}
     read |= {name for path in sources for name in re.findall(r"\b(CUBIN_PATH)\.read\(", path.read_text())}
-    assert {f"CUPYOPS_{name}" for name in read} == set(surroundings.SETTINGS)
+    assert {f"CUPYOPS_{name}" for name in read} == set(settings.ALL)
     assert not [path for path in sources if re.search(r"(environ|getenv)\b[^\n]*?\"CUPYOPS_\w", path.read_text())]
 
 
@@ -492,19 +403,17 @@ def test_mig_is_told():
 @pytest.mark.parametrize("last", list(WELL.seen))
 def test_wherever_the_survey_ends_there_is_a_report(last):
     """Its process died in that stage: the stage is at fault or said to be so, those after it are not examined."""
-    names = [name for name in WELL.seen if name != "cupy, torch"]
     lines = []
-    for name in names:
+    for name in WELL.seen:
         if name == last:
             lines.append(json.dumps({"stage": name, "begun": True}))
             break
         lines.append(json.dumps({"stage": name, **WELL.seen[name]}))
     facts = gathering.read_survey(["noise", *lines], "it crashed: killed by signal 11")
-    found = doctor.examine(replace(WELL, seen={"cupy, torch": {}, **facts}))
+    found = doctor.examine(replace(WELL, seen=facts))
     assert not [finding for finding in found if "examination itself" in finding.found]
     assert all(finding.remedy for finding in found if finding.verdict in (FAULT, WARNING))
-    if last != "cupy, torch":
-        assert [finding for finding in found if finding.verdict == FAULT and "signal 11" in finding.found]
+    assert [finding for finding in found if finding.verdict == FAULT and "signal 11" in finding.found]
 
 
 def test_a_survey_that_does_not_even_begin():
@@ -559,62 +468,9 @@ def test_this_machine(tmp_path, monkeypatch):
     report = json.loads(result.stdout)
     found = {finding["name"]: finding for finding in report["findings"]}
     assert result.exit_code == (0 if report["passed"] else 1)
-    for name in ("import torch, cupy", "import cupy, torch", "compile a kernel", "run in the simulator"):
+    for name in ("CuPy", "compile a kernel", "run in the simulator"):
         assert found[name]["verdict"] == OK, found[name]
     assert str(tmp_path / "cache") in found["kernel cache"]["found"]
-
-
-def install(site, name, *requires, told=None, files=()):
-    """A distribution as pip leaves it: its metadata, its files, and what pip was told to install."""
-    folder = site / f"{name}-1.0.dist-info"
-    folder.mkdir(parents=True)
-    stated = "".join(f"Requires-Dist: {text}\n" for text in requires)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{stated}")
-    for file in files:
-        (site / file).parent.mkdir(parents=True, exist_ok=True)
-        (site / file).write_bytes(b"x")
-    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
-    if told is not None:
-        (folder / "direct_url.json").write_text(json.dumps(told))
-
-
-@pytest.mark.parametrize(
-    ("told", "given"),
-    [
-        (None, "cupyops"),
-        ({"url": "file:///src/cupyops", "dir_info": {}}, "/src/cupyops"),
-        ({"url": "file:///my%20src/cupyops", "dir_info": {"editable": True}}, "-e '/my src/cupyops'"),
-        (
-            {"url": "https://git.example.org/c", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
-            "git+https://git.example.org/c@ab12",
-        ),
-    ],
-)
-def test_this_package_is_installed_again_from_where_it_came(told, given, tmp_path, monkeypatch):
-    """Its name alone, where an index has none or another's, would bring that."""
-    install(tmp_path, "cupyops", told=told)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert gathering.origin() == given
-    machine = replace(seen(simulator=error("wrong")), origin=given)
-    assert rows(machine)["run in the simulator"].remedy == f"pip install --force-reinstall --no-deps {given}"
-
-
-def test_precompiled_folders_and_whose_they_are(tmp_path, monkeypatch):
-    site = tmp_path / "site"
-    install(
-        site, "theirs", "cupyops[cuda12x]>=0.1", files=["theirs/cubins/a.cubin", "theirs/cubins/b.cubin", "theirs/c.py"]
-    )
-    install(site, "stranger", "cupyops-other", files=["stranger/cubins/a.cubin"])
-    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
-    assert site / "theirs/cubins" in gathering.precompiled() and site / "stranger/cubins" not in gathering.precompiled()
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    machine = replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(mine)}, precompiled=(site / "theirs/cubins",))
-    found = [row for row in doctor.examine(machine) if row.name == "precompiled kernels"]
-    whose = f", of {Path(tmp_path).owner()}" if hasattr(os, "getuid") else ""
-    assert [row.found for row in found] == [f"{mine}: 0 kernels{whose}", f"{site / 'theirs/cubins'}: 2 kernels{whose}"]
-    assert {row.verdict for row in found} == {OK}
-    assert "none" in rows(WELL)["precompiled kernels"].found
 
 
 def test_fix_runs_what_can_be_run_and_tells_the_rest():
@@ -633,10 +489,12 @@ def test_fix_runs_what_can_be_run_and_tells_the_rest():
 @pytest.fixture
 def patient(monkeypatch, tmp_path):
     """A machine with a folder that `--fix` mends, and the folder."""
-    folder = tmp_path / "cubins"
+    folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(0o777)
-    machine = replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(folder), "CUPYOPS_CACHEDIR": "/tmp"})
+    why = "others can write there (chmod go-w; it has mode 0777)"
+    machine = seen(cache=CACHE | {"root": str(folder), "folder": None, "why": why})
+    machine = replace(machine, environ={"CUPYOPS_CACHEDIR": "/tmp"})
     monkeypatch.setattr(doctor, "look", lambda: machine)
     return folder
 
@@ -646,7 +504,7 @@ def patient(monkeypatch, tmp_path):
 def test_fix_asks_then_mends_and_examines_again(patient, words, typed):
     result = CliRunner().invoke(app, ["doctor", "--fix", *words], input=typed, env={"COLUMNS": "100"})
     agreed = bool(words) or typed == "y\n"
-    assert f"to run now:\n  chmod -R go-w {patient}\n" in result.output
+    assert f"to run now:\n  chmod go-w {patient}\n" in result.output
     assert "since this program cannot:\n  unset CUPYOPS_CACHEDIR\n" in result.output
     assert patient.stat().st_mode & 0o777 == (0o755 if agreed else 0o777)
     assert result.output.count("examined") == 1 + agreed

@@ -168,3 +168,9 @@ def test_the_simulated_architecture():
 def test_the_card_is_asked():
     found, of = gpu(torch.device("cuda:0")), torch.cuda.get_device_properties(0)
     assert (found.multiprocessors, found.l2) == (of.multi_processor_count, of.L2_cache_size)
+
+
+def test_every_form_says_what_it_is():
+    for each in forms.families():
+        for form in each.list:
+            assert form.summary, f"{each.family}, {each.direction}: {form.name}"

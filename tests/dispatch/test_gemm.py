@@ -10,8 +10,9 @@ from cupyops._dispatch import gemm, small_conv, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gemm import Layout, Problem
 from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.implicit_gemm import Direct
 from cupyops.bench.case import declared, files
-from cupyops.ops import _conv2d, _conv2d_relu_max_pool2d, _linear, _matmul
+from cupyops.ops import _conv2d, _linear, _matmul
 
 CPU = torch.device("cpu")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -100,9 +101,9 @@ def test_small_gpus_split_k_less():
     assert grids[0] < grids[1]
 
 
-def layer(images, channels, filters, size, dtype=torch.float32, taps=3):
-    return small_conv.pooled(
-        small_conv.Sizes(images, channels, size, size, filters, size // 2, size // 2, 1, 1), taps, dtype
+def layer(images, channels, filters, size, taps=3):
+    return small_conv.direct(
+        small_conv.Sizes(images, channels, size, size, filters, size, size, 1, 1), taps, torch.float32
     )
 
 
@@ -110,33 +111,28 @@ def layer(images, channels, filters, size, dtype=torch.float32, taps=3):
     "form, weight, problem",
     [
         ("fma_8", "fma_weight_1", layer(64, 1, 32, 28)),
-        ("fma_4", "fma_weight_1", layer(64, 32, 64, 14)),
-        ("fma_8", "fma_weight_1", layer(64, 1, 32, 28, torch.bfloat16)),  # one channel, of which tensor cores take 16
-        ("mma_2", "mma_weight", layer(64, 32, 64, 14, torch.bfloat16)),
-        ("mma_4", "mma_weight", layer(1024, 32, 64, 14, torch.bfloat16)),
-        ("mma_2", "mma_weight", layer(1024, 32, 64, 14, torch.bfloat16, taps=5)),
-        ("fma_4", "fma_weight_1", layer(1024, 32, 64, 14, torch.float64)),
+        ("fma_4", "fma_weight_4", layer(64, 32, 64, 14)),
+        ("fma_8", "fma_weight_4", layer(1024, 32, 64, 14)),
         ("fma_4", "fma_weight_1", layer(1024, 32, 64, 14, taps=5)),
     ],
 )
 def test_which_form_of_few_channels(form, weight, problem):
-    module = _conv2d_relu_max_pool2d
-    assert (chosen(problem, module.FORWARD), chosen(problem, module.BACKWARD_WEIGHT)) == (form, weight)
-
-
-def test_tensor_cores_of_old_gpus():
-    with assume_gpu(**H200), assume_gpu(capability=7):
-        problem = layer(64, 32, 64, 14, torch.float16)
-        assert _conv2d_relu_max_pool2d.FORWARD.choose(problem, gpu(CPU)).name == "fma_4"
+    names = []
+    for forms in (_conv2d.FORWARD, _conv2d.BACKWARD_WEIGHT):
+        few = [one.form for one in forms.list if isinstance(one, Direct)]
+        with assume_gpu(**H200):
+            fits = [one for one in few if not (one.why_not(problem, gpu(CPU)) or one.why_slower(problem, gpu(CPU)))]
+        names.append(fits[0].name)
+    assert names == [form, weight]
 
 
 def test_the_gradient_of_weight_is_the_same_on_every_gpu():
     """Blocks store partial sums: their number decides the order of the sum."""
-    problem, forms = layer(1024, 32, 64, 14), _conv2d_relu_max_pool2d.BACKWARD_WEIGHT
+    problem, form = layer(1024, 32, 64, 14), small_conv.FmaWeight(_conv2d.conv2d_direct_bwd_weight)
     grids = set()
     for multiprocessors in (10, 132):
         with assume_gpu(capability=9, multiprocessors=multiprocessors):
-            grids.add(forms.launch(problem, gpu(CPU)).grid)
+            grids.add(form.launch(problem, gpu(CPU)).grid)
     assert len(grids) == 1
 
 

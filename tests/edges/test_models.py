@@ -34,7 +34,6 @@ MODULES = {
     "GroupNorm": (lambda: cupyops.nn.GroupNorm(2, 4), (5, 4, 3, 7)),
     "LayerNorm": (lambda: cupyops.nn.LayerNorm(8), (5, 8)),
     "Conv2d": (lambda: cupyops.nn.Conv2d(3, 4, 3), (5, 3, 6, 7)),
-    "ConvReluPool2d": (lambda: cupyops.nn.ConvReluPool2d(3, 4, 3, padding=1), (5, 3, 6, 8)),
     "MaxPool2d": (lambda: cupyops.nn.MaxPool2d(2), (5, 3, 6, 8)),
 }
 

@@ -118,6 +118,19 @@ def test_add_operator_beyond_its_kernel(device, dtype):
     torch.testing.assert_close(add(a.t(), a.t()), 2 * a.t())
 
 
+# --- ladder ---
+
+
+def test_ladder(monkeypatch, capsys):
+    """Each kernel gives what PyTorch does; one that gives something else is named."""
+    module = load("ladder")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module.main()
+    assert capsys.readouterr().out.count("right\n") == 23
+    with pytest.raises(AssertionError, match="a kernel: "):
+        module.compare(("a kernel", lambda: torch.ones(3), torch.tensor([1.0, 1.0, 1.5])))
+
+
 # --- mnist_cnn ---
 
 
@@ -130,7 +143,7 @@ def test_mnist_on_bundled_digits(tmp_path):
     assert number(r"test accuracy: (\S+)%", output) > 20
     assert number(r"at any step: (\S+)", " ".join(output.split())) == 0, "on a CPU both are PyTorch"
     assert all(
-        f"cupyops::{op}" in output for op in ("conv2d_relu_max_pool2d", "relu", "linear", "log_softmax", "nll_loss")
+        f"cupyops::{op}" in output for op in ("conv2d", "relu", "max_pool2d", "linear", "log_softmax", "nll_loss")
     )
     content = picture.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) > 10_000
@@ -143,7 +156,7 @@ def test_mnist_in_the_simulator(monkeypatch):
     monkeypatch.setattr(module, "FEW", 2)
     with module.console.capture() as said:
         module.simulate(digits, 1, lr=0.1, momentum=0.9)
-    assert "1 steps of 2 images" in said.get() and "conv2d_relu_max_pool2d_bwd_weight<float" in said.get()
+    assert "1 steps of 2 images" in said.get() and "conv2d_direct_bwd_weight<float" in said.get()
     monkeypatch.setattr(cupyops.optim, "SGD", lambda *args, lr, **rest: torch.optim.SGD(*args, lr=2 * lr, **rest))
     with pytest.raises(AssertionError, match="not close"):
         module.simulate(digits, 1, lr=0.1, momentum=0.9)

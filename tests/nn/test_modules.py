@@ -294,22 +294,6 @@ def test_swap_in_a_model(device):
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-# --- ConvReluPool2d and ScaleShift, which torch.nn has not ---
-
-
-@pytest.mark.parametrize("mode", ["zeros", "reflect"])
-def test_conv_relu_pool2d(device, mode):
-    layer = cupyops.nn.ConvReluPool2d(2, 3, 3, padding=1, padding_mode=mode).to(device)
-    plain = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode), nn.ReLU(), nn.MaxPool2d(2)).to(device)
-    plain[0].load_state_dict(layer.state_dict())
-    inputs = [torch.randn(2, 2, 6, 7, device=device)]
-    expected = {name.replace("grad of 0.", "grad of "): value for name, value in run(plain, inputs).items()}
-    assert_same(run(layer, inputs), expected)
-    assert repr(layer).endswith(", pool_kernel_size=2)")
-    other = cupyops.nn.ConvReluPool2d(2, 3, 3, pool_kernel_size=3, pool_stride=2)
-    assert other(inputs[0].cpu()).shape == (2, 3, 1, 2) and repr(other).endswith("pool_kernel_size=3, pool_stride=2)")
-
-
 # --- AddRMSNorm and ScaleShift, which torch.nn has not ---
 
 

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from nn.test_swap_patterns import ran
 from torch import nn
 
 import cupyops
@@ -41,12 +42,6 @@ class UpFirst(Packed):
     def forward(self, x):
         up, gate = self.both(x).chunk(2, dim=-1)
         return self.down(up * self.act(gate))
-
-
-def ran(module, *inputs):
-    with cupyops.trace() as trace:
-        module(*inputs)
-    return [record.operator.removeprefix("cupyops::") for record in trace.records]
 
 
 def results(module, x):

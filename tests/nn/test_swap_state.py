@@ -7,20 +7,11 @@ import pickle
 
 import pytest
 import torch
+from nn.test_swap_patterns import MLP
 from torch import nn
 from torch.nn import functional as F
 
 import cupyops
-
-
-class MLP(nn.Module):
-    def __init__(self, act=None):
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 6)
-        self.act = act or nn.SiLU()
-
-    def forward(self, x):
-        return self.down(self.act(self.gate(x)) * self.up(x))
 
 
 class Norm(nn.Module):

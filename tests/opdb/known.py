@@ -35,13 +35,10 @@ WITHOUT_ENTRY = {name: UNLIKE.get(name, OWN) for name in PUBLIC if name in UNLIK
 FUNCTIONS = {str(entry(name)): name for name in PUBLIC if name not in WITHOUT_ENTRY}
 # operators behind others, that no sample of a database comes to
 BEHIND_OTHERS = {
-    "add_norm_lowered",
     "batch_norm_act_inference",
     "cross_entropy_fp32",
-    "layer_norm_lowered",
     "linear_lowered",
     "packed_attention",
-    "rms_norm_lowered",
 }
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
@@ -72,7 +69,6 @@ MODULES_WITHOUT_ENTRY = {
     "Attention": "PyTorch has no module of this kind",
     "BatchNormAct2d": "PyTorch has no module of this kind",
     "BiasGELU": "PyTorch has no module of this kind",
-    "ConvReluPool2d": "PyTorch has no module of this kind",
     "Dropout": "the database has none",
     "FusedLinearCrossEntropyLoss": "the database has none",
     "GEGLU": "PyTorch has no module of this kind",

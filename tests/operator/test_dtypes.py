@@ -272,7 +272,6 @@ def test_the_librarys_own_declare_theirs(name):
         else cupyops._kernel.kernel.FLOATING
     )
     served = (torch.float16, torch.bfloat16, torch.float32) if "decode_attention" in name else served
-    served = (torch.float32,) if name.endswith(("layer_norm_lowered", "rms_norm_lowered")) else served
     if name.endswith("scaled_mm"):  # operands, then what scales and biases are of
         served = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32)
     assert cupyops.operators()[name].definition.dtypes == served

@@ -107,9 +107,9 @@ def test_every_tile(device, dtype, tile, last):
 @pytest.mark.gpu
 def test_few_channels():
     """In the simulator this is part of the test of every instance."""
-    for form in few_channels.forms("conv2d"):
+    for form in few_channels.forms():
         for sample in few_channels.samples(Make("cuda", torch.float32)):
-            few_channels.compare(TestConv2d, "conv2d", form, sample)
+            few_channels.compare(TestConv2d, form, sample)
 
 
 @pytest.mark.parametrize("filters", [1, 4])

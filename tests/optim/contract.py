@@ -288,66 +288,47 @@ class OptimizerContract:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
-    def test_grad_scaler(self, device):
-        """fused=True: the scaler leaves unscaling, and skipping where a gradient is infinite, to the step."""
-        make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
-        ours, theirs = make(), make()
-        optimizers = [self.ours(ours, lr=0.1, **self.usual, fused=True), self.theirs(theirs, lr=0.1, **self.usual)]
+    def scaled(self, device, infinite, around=lambda optimizer, step: contextlib.nullcontext(), **options):
+        """Four steps of ours and PyTorch's under a scaler; in step number `infinite` a gradient is."""
+        lists = [parameters(device, torch.float32, [(5,), (4100,)]) for _ in range(2)]
+        usual = {"lr": 0.1, **self.usual}
+        optimizers = [self.ours(lists[0], **usual, **options), self.theirs(lists[1], **usual)]
         scalers = [torch.amp.GradScaler(device.type, init_scale=1024.0) for _ in optimizers]
-        for step, infinite in enumerate([False, True, False, False]):
-            set_grads([ours, theirs], step)
-            for params, optimizer, scaler in zip((ours, theirs), optimizers, scalers):
+        for step in range(4):
+            set_grads(lists, step)
+            for params, optimizer, scaler in zip(lists, optimizers, scalers):
                 scaler.scale(torch.ones((), device=device))
                 for p in params:
                     p.grad.mul_(scaler.get_scale())
-                if infinite:
+                if step == infinite:
                     params[1].grad[77] = torch.inf
-                scaler.step(optimizer)
+                with around(optimizer, step):
+                    scaler.step(optimizer)
                 scaler.update()
-            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(*lists)
+        return lists
+
+    def test_grad_scaler(self, device):
+        """fused=True: the scaler leaves unscaling, and skipping where a gradient is infinite, to the step."""
+        ours, theirs = self.scaled(device, 1, fused=True)
         torch.testing.assert_close([p.grad for p in ours], [p.grad for p in theirs])
+
+    def test_grad_scaler_skips_the_first_step(self, device):
+        self.scaled(device, 0, fused=True)
 
     def test_grad_scaler_in_a_capture(self, device, monkeypatch):
         """What a CUDA graph captures asks nothing of the GPU: the step heeds the scaler, without fused=True too."""
-        make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
-        ours, theirs = make(), make()
-        options = {"lr": 0.1, **self.usual}
-        on_device = {"capturable": True} if "capturable" in self.ours(ours, **options).defaults else {}
-        optimizers = [self.ours(ours, **options, **on_device), self.theirs(theirs, **options)]
-        scalers = [torch.amp.GradScaler(device.type, init_scale=1024.0) for _ in optimizers]
-        for step, infinite in enumerate([False, True, False, False]):
-            set_grads([ours, theirs], step)
-            for params, optimizer, scaler in zip((ours, theirs), optimizers, scalers):
-                scaler.scale(torch.ones((), device=device))
-                for p in params:
-                    p.grad.mul_(scaler.get_scale())
-                if infinite:
-                    params[1].grad[77] = torch.inf
-                with monkeypatch.context() as capture, kernels(device):
-                    if optimizer is optimizers[0] and step:  # the first one makes the state
-                        capture.setattr("cupyops.optim.fused.capturing", lambda: True)
-                        capture.setattr(torch.Tensor, "item", _waits)
-                    scaler.step(optimizer)
-                scaler.update()
-            torch.testing.assert_close(ours, theirs)
 
-    def test_grad_scaler_skips_the_first_step(self, device):
-        make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
-        ours, theirs = make(), make()
-        options = {"lr": 0.1, **self.usual}
-        optimizers = [self.ours(ours, fused=True, **options), self.theirs(theirs, **options)]
-        scalers = [torch.amp.GradScaler(device.type, init_scale=1024.0) for _ in optimizers]
-        for step in range(3):
-            set_grads([ours, theirs], step)
-            for params, optimizer, scaler in zip((ours, theirs), optimizers, scalers):
-                scaler.scale(torch.ones((), device=device))
-                for p in params:
-                    p.grad.mul_(scaler.get_scale())
-                if step == 0:
-                    params[0].grad[0] = torch.inf
-                scaler.step(optimizer)
-                scaler.update()
-            torch.testing.assert_close(ours, theirs)
+        @contextlib.contextmanager
+        def around(optimizer, step):
+            with monkeypatch.context() as capture, kernels(device):
+                if isinstance(optimizer, self.ours) and step:  # the first one makes the state
+                    capture.setattr("cupyops.optim.fused.capturing", lambda: True)
+                    capture.setattr(torch.Tensor, "item", _waits)
+                yield
+
+        defaults = self.ours(parameters(device, torch.float32), lr=0.1).defaults
+        self.scaled(device, 1, around, **({"capturable": True} if "capturable" in defaults else {}))
 
     @pytest.mark.parametrize(
         "options", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}]

@@ -21,7 +21,6 @@ import gemms
 import groups
 import kept
 import loss_parts
-import normalisations
 import pixels
 import samples
 import torch
@@ -234,12 +233,12 @@ def indices_sorted(dtype: torch.dtype) -> Iterator[Call]:
     yield partial(run, Sample(make.integers(300, high=5), make(5, 40), 2))
 
 
-def few_channels_by(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+def of_few_channels(dtype: torch.dtype) -> Iterator[Call]:
     """Every form of the kernels for few channels."""
-    for contract in contracts()[operator]:
-        for form in few_channels.forms(operator):
+    for contract in contracts()["conv2d"]:
+        for form in few_channels.forms():
             for sample in few_channels.samples(Make(CPU, dtype)):
-                yield partial(few_channels.compare, contract, operator, form, sample)
+                yield partial(few_channels.compare, contract, form, sample)
 
 
 def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
@@ -266,13 +265,6 @@ def wide_caches(dtype: torch.dtype) -> Iterator[Call]:
 
     for given in ((2, 256), (40, 64), (40, 128), (40, 128, 101376)) if dtype in HALF else ():
         yield partial(run, *given)
-
-
-def normalised(dtype: torch.dtype) -> Iterator[Call]:
-    yield from prefetched_late(dtype)
-    for function in (cupyops.layer_norm, cupyops.rms_norm) if dtype in HALF else ():
-        yield partial(normalisations.compare_lowered, function, 5, 300, dtype)
-        yield partial(normalisations.compare_added, 5, 300, dtype, centred=function is cupyops.layer_norm)
 
 
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
@@ -339,7 +331,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
     if dtype in HALF:
         make = Make(CPU, dtype)
         yield partial(tiled, "conv2d", dtype, 32, Sample(make(1, 112, 2, 2), make(2, 112, 2, 2)))  # forward splits k
-    yield from few_channels_by("conv2d", dtype)
+    yield from of_few_channels(dtype)
     yield from pixels.calls(dtype)
 
 
@@ -371,7 +363,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "scaled_mm": by_bytes,
     "cross_entropy": partial(persistent_losses, "cross_entropy"),
     "conv2d": convolved,
-    "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),
     "adam": partial(optimizer_steps, "test_adam.TestAdam"),
     "adam_half": steps_of_halves,
     "grad_norm": gradients_clipped,
@@ -380,6 +371,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "decode_attention": wide_caches,
     "embedding": indices_sorted,
     "group_norm": grouped,
-    "norm": normalised,
+    "norm": prefetched_late,
     "fused_linear_cross_entropy": little_scratch,
 }

@@ -267,7 +267,7 @@ def test_one_step_of_a_network():
             torch.testing.assert_close(a.double(), c, rtol=1e-4, atol=1e-6)
     launched = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert launched >= {
-        "conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd", "relu_fwd", "relu_bwd",
+        "conv2d_direct", "conv2d_direct_bwd_weight", "max_pool2d_fwd_bands", "max_pool2d_bwd_bands", "relu_fwd", "relu_bwd",
         "gemm_fwd", "softmax_fwd_tiny_rows", "softmax_bwd_tiny_rows", "nll_loss_fwd", "nll_loss_bwd_rows", "sgd_step",
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the tests of conv2d and conv2d_relu_max_pool2d share: every form of the kernels for few channels."""
+"""Every form of the kernels of conv2d for few channels, for its tests and those of the simulator."""
 
 from collections.abc import Iterator
 
@@ -19,11 +19,11 @@ def samples(make: Make) -> Iterator[Sample]:
         yield Sample(whole(2, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2)
 
 
-def forms(operator: str) -> list[str]:
-    """The forms for few channels."""
-    return [name for name in form_walk.names(operator) if operator != "conv2d" or name.startswith("direct")]
+def forms() -> list[str]:
+    """Names of the forms for few channels."""
+    return [name for name in form_walk.names("conv2d") if name.startswith("direct")]
 
 
-def compare(contract: type[OperatorContract], operator: str, form: str, sample: Sample) -> bool:
-    """With that form, if it can compute the sample."""
-    return form_walk.computes(operator, form, lambda: contract().compare(sample, f"{form}, {sample!r}"))
+def compare(contract: type[OperatorContract], form: str, sample: Sample) -> bool:
+    """Compare with that form, if it can compute the sample."""
+    return form_walk.computes("conv2d", form, lambda: contract().compare(sample, f"{form}, {sample!r}"))

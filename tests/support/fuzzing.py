@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import cupyops
 from cupyops._dispatch.scaled import E5M2, PAIRS
 from cupyops._kernel.kernel import FLOATING
-from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._linear_lowered import linear_lowered
 from cupyops.ops._packed_attention import packed_attention, parts_of
@@ -145,12 +144,6 @@ def _packed_attention(whole: Any, sizes: Any, strides: Any, offsets: Any, is_cau
     return F.scaled_dot_product_attention(*parts, is_causal=is_causal, scale=scale)
 
 
-def _add_norm(residual: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: Any, centred: bool) -> Any:
-    summed = residual + x
-    y = F.layer_norm(summed, shape, weight, bias, eps) if centred else F.rms_norm(summed, shape, weight, eps)
-    return y.to(x.dtype), summed
-
-
 def _add_rms_norm(input: Any, residual: Any, shape: Any, weight: Any, eps: Any) -> Any:
     summed = (input + residual).contiguous()
     return F.rms_norm(summed, shape, weight, eps), summed
@@ -221,17 +214,6 @@ def normalised(draw: st.DrawFn, inputs: int = 1, parameters: int = 1, eps: tuple
     return Call(
         *[draw(tensors((*rows, *shape), dtype)) for _ in range(inputs)], shape, *given, draw(st.sampled_from(eps))
     )
-
-
-@st.composite
-def summed_and_normalised(draw: st.DrawFn) -> Call:
-    """A residual of float32, and what is added to it of a half type; rows of whole vectors, and others."""
-    dtype, centred = draw(st.sampled_from(FLOATING[:2])), draw(st.booleans())
-    rows, size = draw(st.sampled_from([(1,), (3,), (2, 3), (19,)])), draw(st.sampled_from([4, 8, 33, 64, 300]))
-    residual = draw(tensors((*rows, size), torch.float32, special=False))
-    x = draw(tensors((*rows, size), dtype, special=False))
-    weight, bias = (draw(st.one_of(st.none(), tensors((size,), torch.float32, special=False))) for _ in range(2))
-    return Call(residual, x, [size], weight, bias if centred else None, 1e-5, centred)
 
 
 @st.composite
@@ -310,23 +292,6 @@ def convolutions(draw: st.DrawFn) -> Call:
         draw(padding),
         draw(pair(st.integers(1, 3))),
         groups,
-    )
-
-
-def _conv2d_relu_max_pool2d(input: Any, weight: Any, bias: Any, stride: Any, padding: Any) -> Any:
-    return F.max_pool2d(F.relu(F.conv2d(input, weight, bias, stride, padding)), 2)
-
-
-@st.composite
-def layers(draw: st.DrawFn) -> Call:
-    dtype, channels, filters = draw(_dtypes), *(draw(st.sampled_from([1, 2, 3, 9])) for _ in range(2))
-    image, taps = (draw(_small), draw(_small)), draw(st.sampled_from([3, 3, 5, 2]))
-    return Call(
-        draw(tensors((draw(st.integers(0, 3)), channels, *image), dtype, special=False)),
-        draw(tensors((filters, channels, taps, taps), dtype, special=False)),
-        draw(st.one_of(st.none(), tensors((filters,), dtype, special=False))),
-        draw(st.sampled_from([1, 1, 1, 2])),
-        draw(st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 3), st.integers(0, 3)))),
     )
 
 
@@ -554,7 +519,6 @@ _DRAWN: dict[str, Drawn] = {
     "scale_shift": (cupyops.scale_shift, _scale_shift, calls(cupyops.scale_shift)),
     "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised(parameters=2, eps=(1e-5, 0.1, 0.0))),
     "rms_norm": (cupyops.rms_norm, F.rms_norm, normalised()),
-    "add_norm_lowered": (add_norm_lowered, _add_norm, summed_and_normalised()),
     "add_rms_norm": (cupyops.add_rms_norm, _add_rms_norm, normalised(inputs=2)),
     "batch_norm": (cupyops.batch_norm, F.batch_norm, batch_normalised()),
     "batch_norm_act": (
@@ -577,7 +541,6 @@ _DRAWN: dict[str, Drawn] = {
     "scaled_mm": (byte_products.of_numbers, byte_products.of_numbers_by_torch, products_of_bytes()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
-    "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),
     "max_pool2d": (cupyops.max_pool2d, F.max_pool2d, sound_pools()),
     "fused_linear_cross_entropy": (cupyops.fused_linear_cross_entropy, _linear_cross_entropy, linear_losses()),
     "kl_div": (cupyops.kl_div, F.kl_div, divergences()),

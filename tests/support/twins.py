@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops.ops._add_norm_lowered import add_norm_lowered
 from cupyops.ops._cross_entropy import cross_entropy_fp32
-from cupyops.ops._layer_norm import layer_norm_lowered
 from cupyops.ops._linear_lowered import linear_lowered
 from cupyops.ops._packed_attention import packed_attention
-from cupyops.ops._rms_norm import rms_norm_lowered
 
 F = torch.nn.functional
 ROWS, COLS = 24, 16
@@ -50,11 +47,6 @@ heads = lambda: [values(1, 2, 16, 8).roll(n, 2).half() for n in range(3)]
 running = lambda: [torch.linspace(-1, 1, 4), torch.linspace(1, 2, 4)]
 CASES = {
     "add_scalar": Case(lambda x: cupyops.add(x, 2.0), lambda x: x + 2.0, lambda: [rows()]),
-    "add_norm_lowered": Case(
-        lambda r, x, w, b: add_norm_lowered(r, x.bfloat16(), [COLS], w, b, 1e-5, True)[0],
-        lambda r, x, w, b: F.layer_norm(r + x.bfloat16(), (COLS,), w, b).bfloat16(),
-        lambda: [rows(), rows(), vector(), vector()],
-    ),
     "add_rms_norm": Case(
         lambda x, r, w: cupyops.add_rms_norm(x, r, (COLS,), w)[0],
         lambda x, r, w: F.rms_norm(x + r, (COLS,), w),
@@ -165,11 +157,6 @@ CASES = {
         "the mean of a group with what was rounded off of it",
         2 * 2 * 4,
     ),
-    "layer_norm_lowered": Case(
-        lambda x, w, b: layer_norm_lowered(x, (COLS,), w, b, 1e-5, torch.bfloat16),
-        lambda x, w, b: F.layer_norm(x, (COLS,), w, b).bfloat16(),
-        lambda: [rows(), vector(), vector()],
-    ),
     "linear_act": Case(
         cupyops.linear_act,
         lambda x, w, b: F.gelu(F.linear(x, w, b)),
@@ -196,14 +183,6 @@ CASES = {
             *(one.unsqueeze(1) for one in x.bfloat16().chunk(3, -1)), is_causal=True
         ),
         lambda: [values(1, 4, 24).bfloat16()],
-    ),
-    "rms_norm_lowered": Case(
-        lambda x, w: rms_norm_lowered(x, (COLS,), w, 1e-5, torch.bfloat16),
-        lambda x, w: F.rms_norm(x, (COLS,), w, 1e-5).bfloat16(),
-        lambda: [rows(), vector()],
-        list,
-        "for the gradient of the weight alone PyTorch keeps what the weight was multiplied by, and no weight and no rstd",
-        4 * (COLS + ROWS),
     ),
     "rms_norm": Case(
         lambda x, w: cupyops.rms_norm(x, (COLS,), w),

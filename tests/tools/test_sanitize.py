@@ -125,7 +125,6 @@ def test_every_file_of_kernels_is_an_operators():
         "conv2d_blocks.cu": "conv2d",
         "conv2d_direct.cu": "conv2d",
         "conv2d_moments_wgmma.cu": "conv2d",
-        "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",
         "fused_linear_cross_entropy_wgmma.cu": "fused_linear_cross_entropy",
         "gated_linear_wgmma.cu": "gated_linear",
         "group_norm_nhwc.cu": "group_norm",
@@ -133,7 +132,6 @@ def test_every_file_of_kernels_is_an_operators():
         "group_norm_two_pass.cu": "group_norm",
         "grouped_mm_wgmma.cu": "grouped_mm",
         "linear_act_wgmma.cu": "linear_act",
-        "norm_lowered.cu": "norm",
         "scaled_mm_wgmma.cu": "scaled_mm",
     }
 

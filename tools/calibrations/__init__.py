@@ -1,1 +1,1 @@
-"""What `tools/calibration.py` runs in the simulator and on a GPU: kernels of one instruction each, and our operators."""
+"""What `tools/calibration.py` runs in the simulator and on a GPU: kernels of one instruction each."""

@@ -1,4 +1,4 @@
-// Asynchronous copies of 16 or 8 bytes from global to shared memory (cp.async). Before sm_80 a copy is complete at once.
+// Asynchronous copies of 16 bytes from global to shared memory (cp.async). Before sm_80 a copy is complete at once.
 #pragma once
 
 #include "common/core/types.cuh"
@@ -9,15 +9,6 @@ __device__ __forceinline__ void fetch16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
 #else
   *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
-#endif
-}
-
-__device__ __forceinline__ void fetch8(void* shared, const void* global) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(global) : "memory");
-#else
-  *static_cast<uint2*>(shared) = *static_cast<const uint2*>(global);
 #endif
 }
 

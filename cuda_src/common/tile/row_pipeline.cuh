@@ -26,26 +26,12 @@ template <int TENSORS, int K, typename T> struct PipelinedRow {
     return mine + ((stage * TENSORS + tensor) * K + k) * (blockDim.x * blockDim.y);
   }
 
-  // The same of vectors of 8 bytes, which lie side by side.
-  __device__ __forceinline__ uint2* half_slot(int stage, int tensor, int k) const {
-    return reinterpret_cast<uint2*>(slot(stage, tensor, k)) - (threadIdx.y * blockDim.x + threadIdx.x);
-  }
-
   // Begins the copy. `row` points to the tile's first element, at a 16-byte boundary if ALIGNED; what is not the tile's
   // becomes 0.
-  template <bool ALIGNED = true, typename G>
-  __device__ __forceinline__ void fetch(const Tile<K, kVecWidth<T>, true>& tile, const G* row, int stage,
+  template <bool ALIGNED = true>
+  __device__ __forceinline__ void fetch(const Tile<K, kVecWidth<T>, true>& tile, const T* row, int stage,
                                         int tensor) const {
-    if constexpr (sizeof(G) < sizeof(T)) {
-      static_assert(ALIGNED && 2 * sizeof(G) == sizeof(T), "of aligned rows alone");
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int i = tile.index(k, 0);
-        uint2* const to = half_slot(stage, tensor, k);
-        if (tile.any(i)) fetch8(to, row + i);
-        else *to = make_uint2(0, 0);
-      }
-    } else if (ALIGNED || is_aligned16(row)) {
+    if (ALIGNED || is_aligned16(row)) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         const int i = tile.index(k, 0);
@@ -65,13 +51,8 @@ template <int TENSORS, int K, typename T> struct PipelinedRow {
     *slot(stage, tensor, k) = make_uint4(vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
   }
 
-  template <typename G = T>
-  __device__ __forceinline__ Vector<G, kVecWidth<T> * sizeof(G)> get(int stage, int tensor, int k) const {
-    if constexpr (sizeof(G) < sizeof(T)) {
-      return load_aligned<G, 8>(reinterpret_cast<const G*>(half_slot(stage, tensor, k)));
-    } else {
-      return load_aligned(reinterpret_cast<const T*>(slot(stage, tensor, k)));
-    }
+  __device__ __forceinline__ Vector<T> get(int stage, int tensor, int k) const {
+    return load_aligned(reinterpret_cast<const T*>(slot(stage, tensor, k)));
   }
 };
 

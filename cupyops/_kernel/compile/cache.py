@@ -39,7 +39,7 @@ def own_folder(name: str) -> Path | None:
     named = location()
     if named is None:
         return None
-    root, why = _usable(named)
+    root, why = usable(named)
     if root is None and settings.CACHE_DIR.read() is None:
         root = _substitute(named)
     elif root is None:
@@ -52,8 +52,8 @@ def own_folder(name: str) -> Path | None:
     return None if why else root / name
 
 
-def _usable(root: Path) -> tuple[Path | None, str]:
-    """Follow a root's links; return the folder if it may be used, else None and the reason."""
+def usable(root: Path) -> tuple[Path | None, str]:
+    """Return where a root leads, if it may be used, and why not, else empty."""
     try:
         real = trust.followed(root)
     except (OSError, ValueError) as error:

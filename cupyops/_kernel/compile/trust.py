@@ -104,11 +104,6 @@ def allows(folder: Path, stem: str, source: Path | None) -> bool:
     return why is None
 
 
-def belongs_to(path: Path) -> str:
-    """`, of alice`; nothing on Windows, which has no owners of this kind."""
-    return f", of {_name(os.stat(path).st_uid)}" if hasattr(os, "getuid") else ""
-
-
 def _writable_by_others(status: os.stat_result) -> int:
     """The bits by which others can write there: not the group's, where the owner has a group alone, as many systems do."""
     writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

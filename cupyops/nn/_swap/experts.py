@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ..._dispatch.norm_lowered import HALF, of_autocast
+from ..._kernel.kernel import HALF
 from ..._util import torch_private
+from ..._util.arguments import autocast_dtype
 from ...ops._embedding import embedding
 from ...ops._grouped_mm import grouped_mm
 from ...ops._swiglu import swiglu
@@ -31,7 +32,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
         grouped_mm_experts_forward,
     )
 
-    half = of_autocast(hidden_states) or hidden_states.dtype
+    half = autocast_dtype(hidden_states) or hidden_states.dtype
     if more or half not in HALF or not _is_plain(module, hidden_states):
         return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights, **more)  # type: ignore[no-any-return]
     tokens, each = top_k_index.shape
