@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .size import about
 from .values import Reduction, Store, is_column, layout, memory_order
 
 
@@ -52,6 +53,6 @@ class Space:
 
     @classmethod
     def _flat(cls, stores: Sequence[Store]) -> Space:
-        widest = max(stores, key=lambda s: s.value.numel)
+        widest = max(stores, key=lambda s: about(s.value.numel))
         chosen = stores[0] if stores[0].value.numel == widest.value.numel else widest
         return cls("flat", chosen.value.shape, [], [], memory_order(chosen.buffer))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .index import Affine, Compute, Variable
+from .size import about
 from .unit import Unit
 
 Index = tuple[Affine, ...]
@@ -261,7 +262,7 @@ def is_dense(value: Value) -> bool:
     """Whether the strides lay its elements out without gaps and overlaps."""
     step = 1
     for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
-        if value.strides[d] != step:
+        if value.strides[d] - step != 0:
             return False
         step *= value.shape[d]
     return True
@@ -326,8 +327,8 @@ def cost(value: Value, elements: int, seen: set[int] | None = None) -> tuple[int
         return 0, False
     seen.add(id(value))
     if isinstance(value, Buffer) or value.store is not None:
-        return int(value.numel * 2 > elements), False
-    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and value.numel * 2 > elements
+        return int(about(value.numel) * 2 > elements), False
+    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and about(value.numel) * 2 > elements
     for one in value.inputs:
         more, also = cost(one, elements, seen)
         reads, heavy = reads + more, heavy or also
