@@ -569,7 +569,7 @@ class Rendered:
         loops = self.order["c"]
         if self.trace.space.kind != "flat" or len(loops) > 1 or self.wide:
             return None
-        if self.numbers or self.trace.columns > 1 << 24:
+        if self.numbers or isinstance(self.trace.columns, Size) or self.trace.columns > 1 << 24:
             return None
         for code in self.trace.code.values():
             for one in code:
@@ -661,7 +661,7 @@ def _with_numbers(body: Sequence[str], wide: bool) -> tuple[list[str], list[Any]
 
 
 def _narrow(size: Size) -> bool:
-    return -(2**31) <= size < 2**31
+    return -(2**31) <= size < 2**31 - 1
 
 
 def _function(name: str, block: int, parameters: Sequence[str], body: Sequence[str]) -> str:

@@ -114,7 +114,7 @@ class Runner:
             self._known[values] = program
         programs.append(program)
         del programs[:-MOST_KEPT]
-        log.info("%s: %s", self, summary(program))
+        log.info("%s: %s%s", self, summary(program), program.lowering.sizes)
         return program
 
     def _made(self, values: tuple[Any, ...]) -> Program:
@@ -183,8 +183,9 @@ class Runner:
         with self._preparing:
             if len(self.programs) < AT_ONCE or values in self._seen:
                 return len(self.programs) < MOST_PROGRAMS
-            if len(self._seen) < MOST_KNOWN:
-                self._seen.add(values)
+            if len(self._seen) >= MOST_KNOWN:
+                self._seen.clear()
+            self._seen.add(values)
             return False
 
     def _looked_at(self, program: Program | None, args: list[Any]) -> Any:

@@ -12,11 +12,14 @@ Written into a text, a size is a mark, in whose place `named` puts the name of a
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
+
+log = logging.getLogger("cupyops.compile")
 
 NOMINAL = 256  # what decisions for speed take a symbol for
 LARGEST = 1 << 48  # no tensor has as many elements
@@ -217,6 +220,7 @@ class Size:
     def __index__(self) -> int:
         """What needs a constant gets one, and the program is for this value alone."""
         value = value_of(self)
+        log.debug("%s is needed as a constant, %d", text_of(self), value, stack_info=True)
         self.conditions.assume(f"{text_of(self)} == {value}", "", holds=True)
         return value
 
@@ -264,8 +268,12 @@ def _positive(number: Number) -> bool:
         return number > 0
     if number.least > 0 or number.most <= 0:
         return number.least > 0
-    text = text_of(number)
-    return number.conditions.assume(f"{text} > 0", f"{text} <= 0", holds=value_of(number) > 0)
+    constant: Any = number.terms.get((), 0)
+    rest: Any = number - constant
+    texts = [f"{text_of(rest)} > {-constant}", f"{text_of(rest)} <= {-constant}"]
+    if max(rest.terms.values()) < 0:
+        texts = [f"{text_of(-rest)} <= {constant - 1}", f"{text_of(-rest)} > {constant - 1}"]
+    return number.conditions.assume(*texts, holds=value_of(number) > 0)
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -354,13 +362,11 @@ def text_of(number: Any) -> str:
     """A number in Python."""
     if not isinstance(number, Size):
         return number.text if isinstance(number, Real) else repr(number)
-    parts = []
-    for t, c in number.terms.items():
-        factors = [atom.text for atom in t]
-        if not t or c != 1:
-            factors.append(f"({c})" if c < 0 else str(c))
-        parts.append(" * ".join(factors))
-    return f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
+    text = ""
+    for t, c in sorted(number.terms.items(), key=lambda term: term[1] < 0):  # what is subtracted last
+        sign = (" - " if c < 0 else " + ") if text else "-" * (c < 0)
+        text += sign + " * ".join([*(atom.text for atom in t), *([str(abs(c))] if not t or abs(c) != 1 else [])])
+    return f"({text})" if len(number.terms) > 1 else text
 
 
 def named(texts: Iterable[str], name: Callable[[Size | Real], str]) -> list[str]:

@@ -6,18 +6,29 @@ A graph with dynamic sizes has symbols in its shapes. Those of its inputs are kn
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from .size import LARGEST, Conditions, Real, Size, text_of
+from .size import LARGEST, Conditions, Real, Size, at_most, text_of
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-QUOTIENTS = ("FloorDiv", "CleanDiv")
-REMAINDERS = ("Mod", "PythonMod")
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # of sympy
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": lambda a, b: b if at_most(a, b) else max(a, b),
+    "Min": lambda a, b: a if at_most(a, b) else min(a, b),
+}
 REALS = {"Add": " + ", "Mul": " * ", "FloatTrueDiv": " / ", "IntTrueDiv": " / ", "ToFloat": ""}
 
 
@@ -71,6 +82,10 @@ class Sizes:
         """Integers of the graph."""
         return tuple(self.number(n) for n in values)
 
+    def __str__(self) -> str:
+        """What has been assumed, behind other words in the log."""
+        return f"; where {' and '.join(self.conditions.texts)}" if self.conditions.texts else ""
+
     def serves(self) -> Callable[..., bool]:
         """Whether what has been assumed holds, as a function of the values of the symbols."""
         names = ", ".join(map(str, self.places))
@@ -94,16 +109,11 @@ class Sizes:
         parts = [self._size(one) for one in expression.args]
         if not parts or any(one is None for one in parts):
             return None
-        if expression.is_Add:
-            return sum(parts)
-        if expression.is_Mul or (expression.is_Pow and isinstance(parts[1], int) and parts[1] > 0):
-            found = 1
-            for one in parts if expression.is_Mul else parts[1] * parts[:1]:
-                found = found * one
-            return found
-        if name in QUOTIENTS:
-            return parts[0] // parts[1]
-        return parts[0] % parts[1] if name in REMAINDERS else None
+        if name in ("Pow", "PowByNatural") and isinstance(parts[1], int) and parts[1] > 0:
+            return math.prod(parts[1] * parts[:1])
+        if name in OPERATORS:
+            return functools.reduce(OPERATORS[name], parts)
+        return None
 
     def _real(self, expression: Any) -> Any:
         """A floating-point expression of sympy that Python computes at each call; None for what has no such form."""
@@ -117,7 +127,7 @@ class Sizes:
             name, parts = "FloatTrueDiv", [1.0, parts[0]]
         if name not in REALS or any(one is None for one in parts):
             return None
-        text = f"({REALS[name].join(f'({text_of(one)})' for one in parts)})"
+        text = f"float({REALS[name].join(f'({text_of(one)})' for one in parts)})"
         return Real(self.conditions, text, eval(text, {str(k): v for k, v in self.values.items()}))
 
 

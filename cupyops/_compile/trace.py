@@ -16,7 +16,7 @@ import torch
 
 from .index import Affine, Reject, Split, Variable, flatten, never, unflatten
 from .rules.numbers import literal
-from .size import Number, about, divides
+from .size import Number, about, at_most, divides
 from .space import Space
 from .values import (
     COMPUTED,
@@ -42,6 +42,7 @@ from .values import (
 )
 
 MOST_SPLITS = 24  # of loop variables in one kernel
+SUMMED_COLUMNS = 32 * 1024  # of a row whose columns are summed up too: a thread has 32 at most
 IN_REGISTERS = 8192  # columns of a row that a block keeps; longer rows are read again in each stage
 
 # functions that have a version as exact as a half needs
@@ -212,6 +213,8 @@ class Trace:
         kept_shape = tuple(space.shape[d] for d in sorted(kept_dims))
         plan: list[tuple[Store, str, Any]] = []
         parted = any(isinstance(s.value, Reduction) and s.value.parts is not None for s in self.stores)
+        if parted and space.kind == "row" and not at_most(self.columns, SUMMED_COLUMNS):
+            raise Reject("rows too long to keep column sums")
         for store in self.stores:
             value = store.value
             if isinstance(value, Reduction):

@@ -227,7 +227,8 @@ def _moments(build: Builder, x: Value, dim: Any, correction: Any, shapes: list[t
     dtype = accumulated(x.dtype)
     kept = _like([1 if d in dims else s for d, s in enumerate(x.shape)], dtype)
     full = _like(x.shape, dtype)
-    left = (int(count) if isinstance(correction, float) else count) - correction
+    whole = not isinstance(correction, float) or correction.is_integer()
+    left = count - int(correction) if whole else int(count) - correction
     n, divisor = literal(count, dtype), literal(max(left, 0), dtype)  # x / 0 is inf or nan, as in eager
     order = [d for d in memory_order(layout(x)) if x.shape[d] > 1]
     if not order or order[-1] in dims:  # a row stays in registers: the mean first
