@@ -95,7 +95,12 @@ class Affine:
             return Affine({v: c for v, c in multiple.items() if c is not None}, quotient), least
         for v, c in rest.items():
             inner = over(divisor, c) if v.kind != "o" and at_most(1, c) else None
-            if inner is not None and over(v.size, inner) is not None and at_most(2, inner) and at_most(inner + 1, v.size):
+            if (
+                inner is not None
+                and over(v.size, inner) is not None
+                and at_most(2, inner)
+                and at_most(inner + 1, v.size)
+            ):
                 raise Split(v, inner)
         bound = self.most // divisor + 1 if self.most >= 0 else 1
         return Affine({compute(self, "/", divisor, bound): 1}), Affine({compute(self, "%", divisor, divisor): 1})

@@ -88,7 +88,7 @@ class Rendered:
     def _plain(self, expression: Affine) -> Affine:
         """The expression in merged variables."""
         while any(v in self.merged for v in expression.terms):
-            terms: dict[Variable, int] = {}
+            terms: dict[Variable, Number] = {}
             for v, c in expression.terms.items():
                 to = self.merged.get(v, v)
                 if to is not None:
@@ -185,7 +185,7 @@ class Rendered:
 
     def _text(self) -> str:
         self.integer = "long long" if self.wide else "int"
-        written = {s.buffer.name for s in self.outputs}
+        self.written = {s.buffer.name for s in self.outputs}
         self.arguments = list(self.trace.buffers.values())
         known = {b.name for b in self.arguments}
         for store in self.outputs:
@@ -194,7 +194,7 @@ class Rendered:
                 self.arguments.append(store.buffer)
         self.pointer = {b.name: f"g{k}" for k, b in enumerate(self.arguments)}
         self.parameters = [
-            f"{'' if b.name in written else 'const '}{STORED[b.dtype]}* __restrict__ g{k}"
+            f"{'' if b.name in self.written else 'const '}{STORED[b.dtype]}* __restrict__ g{k}"
             for k, b in enumerate(self.arguments)
         ]
         self.body, self.numbers, declared = _with_numbers(self._body(), self.wide)
@@ -222,7 +222,13 @@ class Rendered:
         body: list[str] = []
         for stage in range(trace.stages + 1):
             row, inner = (trace.code.get((stage, part), []) for part in ("row", "inner"))
-            body += self._row_section(row)
+            once = self._row_section(row)
+            if kind == "flat" and any(one.what == "load" and one.data[1].name in self.written for one in row):
+                body += self._inner_section(
+                    inner, once
+                )  # threads beyond the end read nothing that another one overwrites
+                continue
+            body += once
             if inner:
                 body += self._inner_section(inner)
                 reduced = [one.data[0] for one in inner if one.what == "accumulate" and not is_column(one.data[0])]
@@ -334,7 +340,7 @@ class Rendered:
             return condition
         return f"live && {condition}" if condition else "live"
 
-    def _same_for_all(self, plain: Affine, low: int, high: int) -> bool:
+    def _same_for_all(self, plain: Affine, low: Number, high: Number) -> bool:
         """Whether a condition holds for all columns of a thread or for none."""
         v, inner = self.vector, self.inner
         if inner is None or not _equal(plain.terms.get(inner, 0), 1) or any(t.kind == "o" for t in plain.terms):
@@ -377,13 +383,17 @@ class Rendered:
         v, expression, operator, divisor = data
         text = self._c(expression, each)
         if not at_most(0, expression.least):  # in what a mask hides
+            if isinstance(divisor, Size) and not _narrow(divisor):
+                raise Reject("a divisor of more than 32 bits")
             name = "floor_quotient" if operator == "/" else "floor_remainder"
             return f"const {self.integer} {v.name} = {name}(({self.integer})({text}), {divisor});"
         return f"const {self.integer} {v.name} = ({text}) {operator} {divisor};"
 
     def _write_index(self, data: Any, each: bool) -> str:
         v, at, size, wraps = data
-        return f"const {self.integer} {v.name} = checked_index<{str(wraps).lower()}>({at}, {literal(size, torch.int64)});"
+        return (
+            f"const {self.integer} {v.name} = checked_index<{str(wraps).lower()}>({at}, {literal(size, torch.int64)});"
+        )
 
     def _write_load(self, data: Any, each: bool) -> str:
         name, buffer, offset, mask = data
@@ -426,11 +436,11 @@ class Rendered:
         aligned = all(divides(v, c) for c in (plain.const, *(c for t, c in plain.terms.items() if t is not inner)))
         return "vector" if _equal(coefficient, 1) and v > 1 and aligned else "each"
 
-    def _inner_section(self, code: Sequence[Instruction]) -> list[str]:
-        """A loop over the columns of a row."""
+    def _inner_section(self, code: Sequence[Instruction], once: Sequence[str] = ()) -> list[str]:
+        """A loop over the columns of a row; `once` begins it."""
         before = self._accumulators(code)
         lines = self._elements(code, before, [], live="if (live) " if self._ragged() else "")
-        return before + self._over_columns(lines)
+        return before + self._over_columns([*once, *lines])
 
     def _elements(
         self, code: Sequence[Instruction], before: list[str], first: Sequence[str], *, live: str

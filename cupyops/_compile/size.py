@@ -173,7 +173,7 @@ class Size:
         """With each atom as its lower bound and more: where no coefficient is negative then, the constant one."""
         terms: dict[Term, int] = {}
         for t, c in self.terms.items():
-            parts = {(): c}
+            parts: dict[Term, int] = {(): c}
             for atom in t:
                 more = {(*u, atom): d for u, d in parts.items()}
                 parts = {u: d * atom.least for u, d in parts.items()}
@@ -199,7 +199,7 @@ class Size:
         return _positive(self - other + 1)
 
     def __eq__(self, other: object) -> bool:
-        """Decided for 0 and 1, which change what is right. Others are the same polynomial: no code needs that they differ."""
+        """Decided for 0 and 1, which change what is right. Others are equal as polynomials: no code needs more."""
         if isinstance(other, Size):
             return self.terms == other.terms
         if not isinstance(other, int) or other not in (0, 1):
@@ -283,7 +283,7 @@ def _quotient(a: Any, b: Any) -> Any:
     if exact is not None:
         return exact
     for t, c in _terms(a).items():
-        term = Size((a if isinstance(a, Size) else b).conditions, {t: c}) if t else c
+        term: Any = Size(a.conditions, {t: c}) if t else c
         part = over(term, b)
         if part is None and isinstance(b, int) and t:
             part = over(term - Size(term.conditions, {t: c % b}), b)
@@ -294,7 +294,7 @@ def _quotient(a: Any, b: Any) -> Any:
     for quotient in (0, -1):
         if at_most(b * quotient, rest) and at_most(rest + 1, b * (quotient + 1)):
             return whole + quotient
-    conditions = (rest if isinstance(rest, Size) else b).conditions
+    conditions: Conditions = (rest if isinstance(rest, Size) else b).conditions
     return whole + conditions.quotient(rest, b)
 
 
@@ -302,7 +302,8 @@ def over(a: Number, b: Number) -> Any:
     """a / b where that is exact for all values, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
-    divisor, found, left = _terms(b), 0, a
+    divisor, found = _terms(b), 0
+    left: Any = a
     lead = max(divisor, key=_degree)
     while not (isinstance(left, int) and left == 0):
         terms = _terms(left)
@@ -316,7 +317,7 @@ def over(a: Number, b: Number) -> Any:
             return None
         factor: Any = terms[first] // divisor[lead]
         if rest:
-            factor = Size((a if isinstance(a, Size) else b).conditions, {tuple(rest): factor})  # type: ignore[union-attr]
+            factor = Size(left.conditions, {tuple(rest): factor})
         found, left = found + factor, left - factor * b
     return found
 

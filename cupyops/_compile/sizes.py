@@ -168,7 +168,5 @@ def _bounds(number: Any) -> tuple[int, int]:
     found = number.node.shape_env.var_to_range.get(number.node.expr)
     if found is None or not isinstance(number, torch.SymInt):
         return -LARGEST, LARGEST
-    least, most = (LARGEST if one > LARGEST else -LARGEST if one < -LARGEST else int(one) for one in (found.lower, found.upper))
+    least, most = (int(min(max(one, -LARGEST), LARGEST)) for one in (found.lower, found.upper))
     return least, most
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .size import about
 from .values import Reduction, Store, is_column, layout, memory_order
@@ -23,12 +23,12 @@ class Space:
     """
 
     kind: Literal["flat", "row", "column"]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     batch: list[int]
     rows: list[int]
     columns: list[int]
 
-    def size(self, dims: Sequence[int]) -> int:
+    def size(self, dims: Sequence[int]) -> Any:
         """Number of elements of some dimensions."""
         return math.prod(self.shape[d] for d in dims)
 

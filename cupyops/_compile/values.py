@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .index import Affine, Compute, Variable
-from .size import about
+from .size import Number, about
 from .unit import Unit
 
 Index = tuple[Affine, ...]
@@ -60,9 +60,10 @@ class Value:
         operands: Sequence[Any] = (),
         strides: Sequence[int] | None = None,
     ) -> None:
-        self.shape, self.dtype, self.operands = tuple(shape), dtype, list(operands)
-        self.strides = tuple(strides) if strides is not None else dense_strides(self.shape)
-        self.numel = math.prod(self.shape)
+        self.dtype, self.operands = dtype, list(operands)
+        self.shape: tuple[Any, ...] = tuple(shape)  # of ints, or of sizes
+        self.strides: tuple[Any, ...] = tuple(strides) if strides is not None else dense_strides(self.shape)
+        self.numel: Any = math.prod(self.shape)
         self.store: Store | None = None
         self.uses = 0
         self.meta: Any = None
@@ -354,6 +355,6 @@ def viewed(value: Value) -> Value:
     return value
 
 
-def new_variable(name: str, size: int) -> Variable:
+def new_variable(name: str, size: Number) -> Variable:
     """A variable that the kernel computes."""
     return Variable(name, size, "o")

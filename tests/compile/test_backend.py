@@ -372,11 +372,11 @@ def test_sizes_that_never_return_do_not_compile_at_each_call(simulated, monkeypa
 
 def test_a_graph_has_a_limited_number_of_programs(simulated, monkeypatch):
     found, made = runner_of_sizes(monkeypatch, operator.eq)
-    monkeypatch.setattr(runner, "MOST_KNOWN", 150)
+    monkeypatch.setattr(runner, "MOST_KNOWN", 120)
     for _ in range(3):
-        for size in range(200):
+        for size in range(100):
             found._program([size])
-    assert len(made) == runner.MOST_PROGRAMS and len(found._known) <= 150 and len(found._seen) <= 150
+    assert len(made) == runner.MOST_PROGRAMS and len(found._known) <= 120 and len(found._seen) <= 120
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

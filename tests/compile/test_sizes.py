@@ -1,4 +1,4 @@
-"""Sizes that change: their algebra, the conditions of a program, and models whose batch and length are numbers of kernels."""
+"""Sizes that change: their algebra, the conditions of a program, models whose batch and length are numbers of kernels."""
 
 import itertools
 import random
@@ -14,6 +14,7 @@ from cupyops._compile import program as program_module
 from cupyops._compile import runner
 from cupyops._compile.index import Affine, Reject, Split, Variable, flatten, never, unflatten
 from cupyops._compile.program import Program
+from cupyops._compile.rules import RULES
 from cupyops._compile.size import Conditions, Size, about, at_most, ceiling, divides, over, text_of, value_of
 from cupyops._compile.sizes import Sizes, Symbols
 
@@ -212,7 +213,18 @@ def alone(monkeypatch):
 
 
 TOKENS = [(3, 7), (4, 8), (2, 9), (5, 16), (8, 4), (6, 6), (2, 33), (7, 3), (3, 31), (4, 12)]
-PICTURES = [(3, 8, 8), (5, 8, 8), (2, 8, 8), (4, 8, 8), (8, 8, 8), (7, 8, 8), (9, 8, 8), (6, 8, 8), (15, 8, 8), (11, 8, 8)]
+PICTURES = [
+    (3, 8, 8),
+    (5, 8, 8),
+    (2, 8, 8),
+    (4, 8, 8),
+    (8, 8, 8),
+    (7, 8, 8),
+    (9, 8, 8),
+    (6, 8, 8),
+    (15, 8, 8),
+    (11, 8, 8),
+]
 
 
 @pytest.mark.parametrize(
@@ -247,13 +259,36 @@ def test_many_sizes_take_two_graphs_and_the_kernels_of_two_sizes(make, sizes, al
 
 FUNCTIONS = {
     "softmax over a size": lambda x: (x.softmax(-1), x.log_softmax(0), x.softmax(1)),
-    "sums": lambda x: (x.sum(), x.sum(0), x.sum((0, 1)), x.sum(-1), x.mean(), x.mean(1), x.amax(-1), x.var(0), x.std(-1)),
+    "sums": lambda x: (
+        x.sum(),
+        x.sum(0),
+        x.sum((0, 1)),
+        x.sum(-1),
+        x.mean(),
+        x.mean(1),
+        x.amax(-1),
+        x.var(0),
+        x.std(-1),
+    ),
     "places": lambda x: (x.argmax(-1), x.max(1)[1], x.argmin()),
-    "slices": lambda x: (x[:, 1:] - x[:, :-1], x[-1] * 2, x[:, ::2] + 1, x[..., -3:] * x[..., :3], x[x.shape[0] // 2 :] * 3),
+    "slices": lambda x: (
+        x[:, 1:] - x[:, :-1],
+        x[-1] * 2,
+        x[:, ::2] + 1,
+        x[..., -3:] * x[..., :3],
+        x[x.shape[0] // 2 :] * 3,
+    ),
     "joined": lambda x: (torch.cat([x, x * 2], 1) + 1, F.pad(x, (1, 2, -1, 3)) * 2, torch.stack([x, x], -1).sum(1)),
-    "moved": lambda x: (x.flip(0), x.transpose(0, 2).contiguous(), x.repeat(2, 1, 1) + 1, x.roll(1, 1), x.flatten(1) * 2),
+    "moved": lambda x: (
+        x.flip(0),
+        x.transpose(0, 2).contiguous(),
+        x.repeat(2, 1, 1) + 1,
+        x.roll(1, 1),
+        x.flatten(1) * 2,
+    ),
     "regrouped": lambda x: torch.cat([x, x]).reshape(x.shape[0], -1).exp() + x.reshape(-1)[: x.shape[0], None],
-    "numbers": lambda x: (x / x.shape[1], x * x.shape[0] ** 0.5, x + torch.arange(x.shape[1])[:, None], x.half() / x.shape[0]),
+    "numbers": lambda x: (x / x.shape[1], x * x.shape[0] ** 0.5, x + torch.arange(x.shape[1])[:, None]),
+    "halves": lambda x: (x.half() / x.shape[0], x.bfloat16() * x.shape[1]),
     "compared": lambda x: (x > x.shape[0] / 7, torch.where(x > 0, x, x.shape[1]), (x > x.shape[0] - 5).sum()),
     "norms": lambda x: (F.layer_norm(x, x.shape[1:]), F.group_norm(x, 1), F.layer_norm(x, x.shape[-1:])),
 }
@@ -262,6 +297,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_three_sizes(name, alone):
     fast, function = compiled(FUNCTIONS[name], dynamic=True), FUNCTIONS[name]
+    tolerance = 2e-2 if name == "halves" else 1e-4  # eager rounds in between
     for number, size in enumerate(((4, 6, 8), (5, 9, 7), (3, 4, 12), (6, 33, 5), (9, 5, 4))):
         x = torch.randn(size, generator=torch.Generator().manual_seed(number)).requires_grad_(name != "places")
         floats = [one for one in _listed(function(x)) if one.requires_grad]
@@ -272,7 +308,7 @@ def test_functions_of_three_sizes(name, alone):
             found = run(fast, copied([x]), grads)
         for (what, got), (_, want) in zip(found, run(function, copied([x]), grads), strict=True):
             assert got.stride() == want.stride() or not what.startswith("result"), what
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-3 if name == "numbers" else 1e-4, msg=lambda text: f"{what}: {text}")
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     assert kernels_compiled() == known
 
 
@@ -281,13 +317,12 @@ def _listed(result):
 
 
 def test_numbers_that_change_make_no_program(alone):
-    fast = compiled(lambda x, shift, scale: x * scale + shift, dynamic=True)
-    x = torch.randn(6, 10)
+    fast, x, made = compiled(lambda x, shift, scale: x * scale + shift, dynamic=True), torch.randn(6, 10), set()
     with cupyops.simulate():
         for shift, scale in ((3, 0.5), (7, -1.25), (11, 1e30), (2, 0.1)):
             torch.testing.assert_close(fast(x, shift, scale), x * scale + shift)
-            last = programs[-1] if shift == 3 else last
-    assert programs[-1] is last
+            made.add(programs[-1])
+    assert len(made) == 1
 
 
 def graph_of(function, *arguments):
@@ -329,11 +364,25 @@ def test_results_do_not_depend_on_the_sizes_that_came_first():
         assert all(torch.equal(one, other) for one, other in zip(found, bits[0]))
 
 
+def rule_of_exp(monkeypatch, first):
+    """Have the rule of exp do something with the number of rows first."""
+    exp = torch.ops.aten.exp.default
+    rule = RULES[exp]
+
+    def new(build, result, x):
+        first(x.shape[0])
+        return rule(build, result, x)
+
+    monkeypatch.setitem(RULES, exp, new)
+
+
 def test_a_size_that_is_needed_as_a_constant_gets_a_program_for_it(monkeypatch):
     from cupyops._compile.rules import RULES
 
     rule = RULES[torch.ops.aten.exp.default]
-    monkeypatch.setitem(RULES, torch.ops.aten.exp.default, lambda build, result, x: (int(x.shape[0]), rule(build, result, x))[1])
+    monkeypatch.setitem(
+        RULES, torch.ops.aten.exp.default, lambda build, result, x: (int(x.shape[0]), rule(build, result, x))[1]
+    )
     fast, graphs = compiled(lambda x: x.exp() + 1, dynamic=True), []
     runner.listeners.append(graphs.append)
     with cupyops.simulate():
@@ -348,7 +397,9 @@ def test_what_cannot_compute_with_sizes_gets_a_program_of_constants(monkeypatch,
     from cupyops._compile.rules import RULES
 
     rule = RULES[torch.ops.aten.exp.default]
-    monkeypatch.setitem(RULES, torch.ops.aten.exp.default, lambda build, result, x: (x.shape[0] ** 2, rule(build, result, x))[1])
+    monkeypatch.setitem(
+        RULES, torch.ops.aten.exp.default, lambda build, result, x: (x.shape[0] ** 2, rule(build, result, x))[1]
+    )
     fast, graphs = compiled(lambda x: x.exp() + 1, dynamic=True), []
     runner.listeners.append(graphs.append)
     with cupyops.simulate(), caplog.at_level("INFO", "cupyops.compile"):
@@ -369,4 +420,18 @@ def _inputs(graph, shape, number):
     sizes = iter(shape)
     for node in graph.graph.find_nodes(op="placeholder"):
         meta = node.meta["val"]
-        yield torch.empty(shape) if isinstance(meta, torch.Tensor) else number if meta.node.hint == number else next(sizes)
+        yield (
+            torch.empty(shape)
+            if isinstance(meta, torch.Tensor)
+            else number
+            if meta.node.hint == number
+            else next(sizes)
+        )
+
+
+def test_a_number_in_memory_is_overwritten_by_one_thread():
+    fast, ours, theirs = compiled(lambda t, scale: t.mul_(scale).add_(1), dynamic=True), torch.ones(()), torch.ones(())
+    with cupyops.simulate():
+        for scale in (0.5, 3.25, -2.0):
+            torch.testing.assert_close(fast(ours, scale), theirs.mul_(scale).add_(1))
+    torch.testing.assert_close(ours, theirs)

@@ -12,7 +12,6 @@ import torch
 from ..size import Real, Size
 from ..values import COMPUTED, Value
 
-
 KINDS: dict[Any, Any] = {Size: 1, Real: 1.0}  # a number of the same type
 
 

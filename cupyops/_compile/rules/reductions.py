@@ -396,5 +396,5 @@ def _written_out(op: str, x: Value, dims: Sequence[int], dtype: torch.dtype) -> 
     return total
 
 
-def _never(expression: Affine, operator: str, divisor: int, bound: int) -> Any:
+def _never(expression: Affine, operator: str, divisor: Any, bound: Any) -> Any:
     raise AssertionError("constants divide exactly")
