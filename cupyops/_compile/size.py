@@ -63,15 +63,17 @@ class Conditions:
 
     def quotient(self, a: Size | int, b: Size | int) -> Size:
         """a // b, of which no part is exact."""
+        if not b > 0:
+            raise ZeroDivisionError(f"{text_of(a)} // {text_of(b)}, which is {value_of(b)}")
         low, high = (a.least, a.most) if isinstance(a, Size) else (a, a)
         if isinstance(b, int):
             low, high = low // b, high // b
-        elif b.least > 0 <= low:
+        elif low >= 0:
             low = 0
         else:
             low, high = -LARGEST, LARGEST
         text = f"({text_of(a)} // ({text_of(b)}))"
-        nominal = about(a) // (about(b) or 1)
+        nominal = about(a) // max(about(b), 1)
         return Size(self, {(self._atom((a, b), text, value_of(a) // value_of(b), nominal, low, high),): 1})
 
     def _atom(self, key: Any, *what: Any) -> Atom:
@@ -233,9 +235,6 @@ class Size:
         return self.conditions.mark(self)
 
     __repr__ = __str__
-
-    def __format__(self, how: str) -> str:
-        return format(str(self), how)
 
 
 class Real:

@@ -94,6 +94,13 @@ def test_a_decision_is_a_condition_and_a_constant_is_one_too():
     assert list(conditions.texts) == ["s0 * s1 <= 99", "(s0 - s1) <= 0", "(s1 - 2) != 0", "s0 == 4"]
 
 
+def test_a_divisor_that_may_be_zero_is_a_condition():
+    conditions, (n, b, _) = symbols(7, 2, 5, least=0)
+    assert value_of(n // b) == 3 and next(iter(conditions.texts)) == "s1 > 0"  # before a condition that divides by it
+    with pytest.raises(ZeroDivisionError, match="which is 0"):
+        n // symbols(0, 0, 0, least=0)[1][1]
+
+
 # -- indices -----------------------------------------------------------------------------------------------------------
 
 
