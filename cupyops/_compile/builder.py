@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from .size import Real, Size, about
 from .sizes import Sizes
 from .values import (
     Buffer,
@@ -102,7 +103,7 @@ class Builder:
         for one in operands:
             if isinstance(one, Value):
                 made.append(broadcast(self.used(one, result.shape), result.shape))
-            elif isinstance(one, (bool, int, float)):
+            elif isinstance(one, (bool, int, float, Size, Real)):
                 made.append(one)
             else:
                 return NotImplemented
@@ -124,12 +125,12 @@ class Builder:
         base.uses += 1
         if isinstance(base, Reduction):
             self.store(base)
-        elif math.prod(shape) > base.numel:
-            reads, heavy = cost(base, base.numel)
+        elif about(math.prod(shape)) > about(base.numel):
+            reads, heavy = cost(base, about(base.numel))
             if heavy or reads >= 3:
                 self.store(base)
         elif base.uses > 1:
-            reads, heavy = cost(base, base.numel)
+            reads, heavy = cost(base, about(base.numel))
             if reads + heavy >= 3:
                 self.store(base)
         return value

@@ -14,6 +14,7 @@ from .._operator.derivation import plans, registration
 from .._operator.derivation.constants import MISS
 from .._util import observed
 from .kernel_group import Call
+from .size import Real, Size
 from .values import Value
 
 
@@ -23,7 +24,7 @@ def function_of(call: Call) -> Callable[..., Any]:
     if inside is None or call.kwargs:
         return call.node.target  # type: ignore[no-any-return]
     form, tensors = _form(call.args)
-    if not tensors or any(one.numel == 0 for one in tensors):
+    if _has_size(call.args) or not tensors or any(one.numel == 0 for one in tensors):
         return call.node.target  # type: ignore[no-any-return]
     try:
         planned = _planned(call.node.target, form, len(tensors))
@@ -64,6 +65,11 @@ def planned({names}):
     scope = {"observed": observed, "table": held.table, "MISS": MISS, "plans": held}
     exec(compile(source, f"<plans of {target}>", "exec"), scope)
     return scope["planned"]  # type: ignore[return-value]
+
+
+def _has_size(args: Any) -> bool:
+    """Whether a number among the arguments is told at each call."""
+    return isinstance(args, (Size, Real)) or (isinstance(args, (list, tuple)) and any(map(_has_size, args)))
 
 
 _TENSOR = "a tensor"

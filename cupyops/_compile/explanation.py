@@ -14,6 +14,7 @@ import torch
 
 from .._util.torch_private import tree_leaves
 from ..errors import InputError
+from .size import value_of
 from .values import Buffer
 
 if TYPE_CHECKING:
@@ -203,12 +204,12 @@ def _kernels(program: Program) -> list[CompiledKernel]:
     made = []
     for unit in program.schedule.units:
         kernel = getattr(unit, "kernel", None)
-        if kernel is None or not any(store.buffer.numel for store in kernel.outputs):
+        if kernel is None or not any(value_of(store.buffer.numel) for store in kernel.outputs):
             continue
         traces = [one.trace for one in getattr(kernel, "kernels", [kernel])]
         fused = [_nodes(trace, by_meta) for trace in traces]
         order = [_shown(node) for of in fused for node in nodes if node in of]
-        grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[:1]
+        grid = tuple(map(value_of, kernel.grid if kernel.grid[1] > 1 else kernel.grid[:1]))
         made.append(CompiledKernel(tuple(order), sum(map(_bytes, traces)), grid, kernel.block, kernel.text))
     return made
 
@@ -234,19 +235,19 @@ def _nodes(trace: Trace, by_meta: Mapping[int, torch.fx.Node]) -> set[torch.fx.N
 
 def _bytes(trace: Trace) -> int:
     """Elements that a kernel loads and stores, each once, in bytes."""
-    total = sum(store.buffer.numel * store.buffer.dtype.itemsize for store in trace.stores if store.needed)
+    total = sum(value_of(store.buffer.numel) * store.buffer.dtype.itemsize for store in trace.stores if store.needed)
     return total + sum(_loaded(trace, name) * buffer.dtype.itemsize for name, buffer in trace.buffers.items())
 
 
 def _loaded(trace: Trace, name: str) -> int:
-    """Largest number of elements that loads read from a buffer: as many as their indices have values."""
-    run = math.prod(trace.space.shape)
+    """How many elements of a buffer are loaded at most: as many as the indices of its loads have values."""
+    run = value_of(math.prod(trace.space.shape))
     most = 0
     for code in trace.code.values():
         for one in code:
             if one.what == "load" and one.data[1].name == name:
-                most += min(run, math.prod(variable.size for variable in one.data[2].terms))
-    return min(most, trace.buffers[name].numel)
+                most += min(run, math.prod(value_of(variable.size) for variable in one.data[2].terms))
+    return min(most, value_of(trace.buffers[name].numel))
 
 
 def _megabytes(count: int) -> str:

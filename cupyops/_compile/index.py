@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from .size import Number, Size, about, at_most, over
+
 VariableKind = Literal["b", "r", "c", "p", "o"]  # batch, row, column, number of the part, computed by the kernel
-Compute = Callable[["Affine", str, int, int], "Variable"]  # (expression, "/" or "%", divisor, bound) -> its value
+Compute = Callable[["Affine", str, Number, Number], "Variable"]  # (expression, "/" or "%", divisor, bound) -> its value
 
 
 class Split(Exception):
     """A loop variable is to become two, of which the inner one runs over `inner` values."""
 
-    def __init__(self, variable: Variable, inner: int) -> None:
+    def __init__(self, variable: Variable, inner: Number) -> None:
         self.variable, self.inner = variable, inner
 
 
@@ -30,7 +32,7 @@ class Variable:
 
     __slots__ = ("kind", "name", "size")
 
-    def __init__(self, name: str, size: int, kind: VariableKind) -> None:
+    def __init__(self, name: str, size: Number, kind: VariableKind) -> None:
         self.name, self.size, self.kind = name, size, kind
 
     def __repr__(self) -> str:
@@ -38,12 +40,12 @@ class Variable:
 
 
 class Affine:
-    """`const` plus coefficients times variables. Immutable, equal by content."""
+    """`const` plus coefficients times variables, integers or sizes. Immutable, equal by content."""
 
     __slots__ = ("_hash", "const", "terms")
 
-    def __init__(self, terms: dict[Variable, int] | None = None, const: int = 0) -> None:
-        self.terms = {v: c for v, c in (terms or {}).items() if c}
+    def __init__(self, terms: dict[Variable, Number] | None = None, const: Number = 0) -> None:
+        self.terms = {v: c for v, c in (terms or {}).items() if not _is_zero(c)}
         self.const = const
         self._hash = hash((const, frozenset((id(v), c) for v, c in self.terms.items())))
 
@@ -53,31 +55,31 @@ class Affine:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Affine) and self.const == other.const and self.terms == other.terms
 
-    def __add__(self, other: Affine | int) -> Affine:
-        if isinstance(other, int):
+    def __add__(self, other: Affine | Number) -> Affine:
+        if not isinstance(other, Affine):
             return Affine(self.terms, self.const + other)
         terms = dict(self.terms)
         for v, c in other.terms.items():
             terms[v] = terms.get(v, 0) + c
         return Affine(terms, self.const + other.const)
 
-    def __mul__(self, factor: int) -> Affine:
+    def __mul__(self, factor: Number) -> Affine:
         return Affine({v: c * factor for v, c in self.terms.items()}, self.const * factor)
 
     def __neg__(self) -> Affine:
         return self * -1
 
     @property
-    def least(self) -> int:
+    def least(self) -> Number:
         """Lower bound over all values of the variables."""
         return self.const + sum(c * (v.size - 1) for v, c in self.terms.items() if c < 0)
 
     @property
-    def most(self) -> int:
+    def most(self) -> Number:
         """Upper bound over all values of the variables."""
         return self.const + sum(c * (v.size - 1) for v, c in self.terms.items() if c > 0)
 
-    def divmod(self, divisor: int, compute: Compute) -> tuple[Affine, Affine]:
+    def divmod(self, divisor: Number, compute: Compute) -> tuple[Affine, Affine]:
         """Quotient and remainder, exact where possible, else by `compute`.
 
         Raises:
@@ -85,30 +87,31 @@ class Affine:
         """
         if divisor == 1:
             return self, Affine()
-        multiple: dict[Variable, int] = {}
-        rest: dict[Variable, int] = {}
-        for v, c in self.terms.items():
-            (multiple if c % divisor == 0 else rest)[v] = c
-        quotient, remainder = divmod(self.const, divisor)
-        if all(c > 0 for c in rest.values()) and remainder + sum(c * (v.size - 1) for v, c in rest.items()) < divisor:
-            return Affine({v: c // divisor for v, c in multiple.items()}, quotient), Affine(rest, remainder)
+        multiple = {v: over(c, divisor) for v, c in self.terms.items()}
+        rest = {v: c for v, c in self.terms.items() if multiple[v] is None}
+        quotient = self.const // divisor
+        least = Affine(rest, self.const - quotient * divisor)
+        if all(at_most(1, c) for c in rest.values()) and at_most(0, least.const) and at_most(least.most + 1, divisor):
+            return Affine({v: c for v, c in multiple.items() if c is not None}, quotient), least
         for v, c in rest.items():
-            if v.kind != "o" and c > 0 and divisor % c == 0:
-                inner = divisor // c
-                if v.size % inner == 0 and v.size > inner > 1:
-                    raise Split(v, inner)
-        return (
-            Affine({compute(self, "/", divisor, max(self.most, 0) // divisor + 1): 1}),
-            Affine({compute(self, "%", divisor, divisor): 1}),
-        )
+            inner = over(divisor, c) if v.kind != "o" and at_most(1, c) else None
+            if (
+                inner is not None
+                and over(v.size, inner) is not None
+                and at_most(2, inner)
+                and at_most(inner + 1, v.size)
+            ):
+                raise Split(v, inner)
+        bound = self.most // divisor + 1 if self.most >= 0 else 1
+        return Affine({compute(self, "/", divisor, bound): 1}), Affine({compute(self, "%", divisor, divisor): 1})
 
     def text(self, names: dict[Variable, str] | None = None) -> str:
         """The expression in C."""
         parts = []
-        for v, c in sorted(self.terms.items(), key=lambda term: -abs(term[1])):
+        for v, c in sorted(self.terms.items(), key=lambda term: -abs(about(term[1]))):
             name = (names or {}).get(v, v.name)
-            parts.append(name if c == 1 else f"{name} * {c}")
-        if self.const or not parts:
+            parts.append(name if _is_one(c) else f"{name} * {c}")
+        if not (parts and _is_zero(self.const)):
             parts.append(str(self.const))
         return " + ".join(parts)
 
@@ -116,7 +119,15 @@ class Affine:
         return self.text()
 
 
-def flatten(index: Sequence[Affine], shape: Sequence[int]) -> Affine:
+def _is_zero(number: Number) -> bool:
+    return not isinstance(number, Size) and number == 0
+
+
+def _is_one(number: Number) -> bool:
+    return not isinstance(number, Size) and number == 1
+
+
+def flatten(index: Sequence[Affine], shape: Sequence[Number]) -> Affine:
     """Position of an index in row-major order."""
     total, stride = Affine(), 1
     for coordinate, size in zip(reversed(index), reversed(shape)):
@@ -125,7 +136,7 @@ def flatten(index: Sequence[Affine], shape: Sequence[int]) -> Affine:
     return total
 
 
-def unflatten(position: Affine, shape: Sequence[int], compute: Compute) -> tuple[Affine, ...]:
+def unflatten(position: Affine, shape: Sequence[Number], compute: Compute) -> tuple[Affine, ...]:
     """Index of a position in row-major order."""
     found = []
     for k in range(len(shape) - 1, 0, -1):
@@ -142,6 +153,6 @@ def unflatten(position: Affine, shape: Sequence[int], compute: Compute) -> tuple
     return tuple(reversed(found))
 
 
-def never(expression: Affine, operator: str, divisor: int, bound: int) -> Variable:
+def never(expression: Affine, operator: str, divisor: Number, bound: Number) -> Variable:
     """A `Compute` for divisions that are to be exact."""
     raise Reject("a division is not exact")

@@ -265,7 +265,7 @@ class Lowering(Builder):
                 return buffer
             if isinstance(meta, (tuple, list)):
                 return [made(one, (*path, k)) for k, one in enumerate(meta)]
-            name = Name(self.name("s"))
+            name = Name(self.name("m"))
             call.outputs[path] = name
             return name
 

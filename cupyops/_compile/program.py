@@ -40,6 +40,7 @@ class Program:
 
     Attributes:
         source: the Python text of the function.
+        serves: whether it is for calls with given values of the graph's symbols.
         kernels: the kernel of each launch, in order.
         lowering, schedule: how it came to be.
     """
@@ -55,6 +56,7 @@ class Program:
         self.source = writer.source
         self.kernels = [kernel for kernel, _ in writer.launches]
         self._by_driver: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.serves = self.lowering.sizes.serves()
         output_code.debug("%s", self.text())
 
     def _writer(self, machine: Machine | None = None) -> Writer:

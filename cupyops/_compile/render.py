@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from .index import Affine, Reject, Variable
 from .rules.numbers import literal
+from .size import Number, Real, Size, about, at_most, ceiling, divides, named
 from .trace import Instruction, Mask, Trace
 from .values import COMPUTED, STORED, Buffer, Reduction, Store, is_column
 
@@ -34,6 +37,11 @@ UNNAMED = {
     "mul",
     "sub",
 }  # say little
+
+
+def _equal(a: Number, b: Number) -> bool:
+    """Whether two numbers are the same for all values of the symbols."""
+    return isinstance(a, Size) == isinstance(b, Size) and a == b
 
 
 def start(reduction: Reduction) -> str:
@@ -64,7 +72,7 @@ class Rendered:
             variables, k = list(given), 0
             while k + 1 < len(variables):
                 outer, inner = variables[k], variables[k + 1]
-                if any(e.terms.get(outer, 0) != e.terms.get(inner, 0) * inner.size for e in expressions):
+                if any(not _equal(e.terms.get(outer, 0), e.terms.get(inner, 0) * inner.size) for e in expressions):
                     k += 1
                     continue
                 both = Variable(f"{outer.name}{inner.name}", outer.size * inner.size, outer.kind)
@@ -80,7 +88,7 @@ class Rendered:
     def _plain(self, expression: Affine) -> Affine:
         """The expression in merged variables."""
         while any(v in self.merged for v in expression.terms):
-            terms: dict[Variable, int] = {}
+            terms: dict[Variable, Number] = {}
             for v, c in expression.terms.items():
                 to = self.merged.get(v, v)
                 if to is not None:
@@ -92,10 +100,10 @@ class Rendered:
         """Grid, block, and how many elements a thread has at a time."""
         trace = self.trace
         buffers = [*trace.buffers.values(), *(s.buffer for s in self.outputs)]
-        large = [b for b in buffers if b.numel >= trace.rows * trace.columns // 2] or buffers
+        large = [b for b in buffers if about(b.numel) >= about(trace.rows * trace.columns) // 2] or buffers
         smallest = min((b.dtype.itemsize for b in large if b.dtype.itemsize > 1), default=4)
         self.vector = min(8, 16 // smallest)
-        while (self.inner.size if self.inner else 1) % self.vector:
+        while not divides(self.vector, self.inner.size if self.inner else 1):
             self.vector //= 2
         total = trace.rows * trace.columns * trace.batch
         self.wide = total >= 2**31 - 1 or any(_extent(b) >= 2**31 - 1 for b in buffers)
@@ -106,24 +114,25 @@ class Rendered:
     def _shape_flat(self) -> None:
         columns = self.trace.columns
         self.threads, self.rows_of_block = 256, 1
-        while self.threads > 64 and columns < MULTIPROCESSORS * self.threads * self.vector:
+        while self.threads > 64 and about(columns) < MULTIPROCESSORS * self.threads * self.vector:
             self.threads //= 2
-        self.grid = (max(1, math.ceil(columns / (self.threads * self.vector))), 1)
+        self.grid = (ceiling(columns, self.threads * self.vector) or 1, 1)
         self.block = self.threads
 
     def _shape_rows(self) -> None:
-        trace, rows = self.trace, self.trace.rows
-        chunks = math.ceil(trace.columns / self.vector)
+        trace, rows = self.trace, about(self.trace.rows)
+        columns = about(trace.columns)
+        chunks = ceiling(columns, self.vector)
         reduces = any(not is_column(r) for r in trace.reductions)
         if chunks <= 32:
             self.threads = 1 << (chunks - 1).bit_length()
-        elif chunks <= (96 if reduces else 64) or (trace.columns <= WARP_ROW and reduces and not self.sums):
+        elif chunks <= (96 if reduces else 64) or (columns <= WARP_ROW and reduces and not self.sums):
             self.threads = 32
         else:  # groups of columns that a thread has: 16 elements
             groups = max(2, (16 if reduces else 4) // self.vector)
             self.threads = min(1024, 32 * math.ceil(chunks / groups / 32))
-        self.iterations = math.ceil(chunks / self.threads)
-        self.static = self.iterations * self.vector <= (32 if self.sums else 64)
+        self.iterations = ceiling(ceiling(trace.columns, self.vector), self.threads)
+        self.static = isinstance(self.iterations, int) and self.iterations * self.vector <= (32 if self.sums else 64)
         if self.sums and not self.static:
             raise Reject("rows too long to keep column sums")
         self.block = max(self.threads, 128) if self.threads <= 32 else self.threads
@@ -133,27 +142,28 @@ class Rendered:
                 self.rows_of_block //= 2
             self.rows_of_block = max(self.rows_of_block, math.ceil(32 / self.threads))
             self.block = self.threads * self.rows_of_block
-        self.grid = (math.ceil(rows / self.rows_of_block), 1)
+        self.grid = (ceiling(trace.rows, self.rows_of_block), 1)
         resident = MULTIPROCESSORS * THREADS // self.block
         parameters = any(one.what == "load" and one.level == 2 for code in trace.code.values() for one in code)
-        if not self.sums and self.static and self.grid[0] >= 2 * resident and parameters:
+        if not self.sums and self.static and about(self.grid[0]) >= 2 * resident and parameters:
             self.grid, self.many_rows = (resident, 1), True  # parameters are read once for several rows
         if self.sums:
-            self.grid, self.many_rows = (min(self.grid[0], self._parts()), 1), True
+            self.grid, self.many_rows = (self._parts(), 1), True
 
     def _shape_columns(self) -> None:
         trace = self.trace
         parts = any(r.parts is not None for r in self.sums)
-        many = trace.batch * trace.columns > MULTIPROCESSORS * 256
+        columns = about(trace.columns)
+        many = about(trace.batch) * columns > MULTIPROCESSORS * 256
         if not parts and not many:  # adds up parts: narrow tiles, or few blocks would work
             self.vector = min(self.vector, 4)
         widest = min(64, 256 // self.vector) if parts or many else 8
-        self.threads = min(widest, 1 << (math.ceil(trace.columns / self.vector) - 1).bit_length())
-        self.tiles = math.ceil(trace.columns / (self.threads * self.vector))
+        self.threads = min(widest, 1 << (ceiling(columns, self.vector) - 1).bit_length())
+        self.tiles = ceiling(trace.columns, self.threads * self.vector)
         self.block = 256
         self.rows_of_block = self.block // self.threads
         if not parts:
-            while self.rows_of_block > 1 and self.rows_of_block // 2 >= trace.rows:
+            while self.rows_of_block > 1 and self.rows_of_block // 2 >= about(trace.rows):
                 self.rows_of_block //= 2
             self.block = self.threads * self.rows_of_block
         self.grid = (self.tiles * trace.batch, self._parts() if parts else 1)
@@ -164,9 +174,9 @@ class Rendered:
         trace = self.trace
         if trace.space.kind == "row":
             most = max(MULTIPROCESSORS, MULTIPROCESSORS * 512 // self.block)
-            return max(1, min(most, math.ceil(trace.rows / (self.rows_of_block * 2))))
-        wanted = math.ceil(MULTIPROCESSORS * 4 / self.grid[0])
-        return max(1, min(wanted, math.ceil(trace.rows / (self.rows_of_block * 8))))
+            return max(1, min(most, ceiling(about(trace.rows), self.rows_of_block * 2)))
+        wanted = ceiling(MULTIPROCESSORS * 4, about(self.grid[0]))
+        return max(1, min(wanted, ceiling(about(trace.rows), self.rows_of_block * 8)))
 
     def _parts(self) -> int:
         return next(r.parts for r in self.sums if r.parts is not None)
@@ -175,7 +185,7 @@ class Rendered:
 
     def _text(self) -> str:
         self.integer = "long long" if self.wide else "int"
-        written = {s.buffer.name for s in self.outputs}
+        self.written = {s.buffer.name for s in self.outputs}
         self.arguments = list(self.trace.buffers.values())
         known = {b.name for b in self.arguments}
         for store in self.outputs:
@@ -184,10 +194,11 @@ class Rendered:
                 self.arguments.append(store.buffer)
         self.pointer = {b.name: f"g{k}" for k, b in enumerate(self.arguments)}
         self.parameters = [
-            f"{'' if b.name in written else 'const '}{STORED[b.dtype]}* __restrict__ g{k}"
+            f"{'' if b.name in self.written else 'const '}{STORED[b.dtype]}* __restrict__ g{k}"
             for k, b in enumerate(self.arguments)
         ]
-        self.body = self._body()
+        self.body, self.numbers, declared = _with_numbers(self._body(), self.wide)
+        self.parameters += declared
         self.name = _name(self.trace.space.kind, self.body)
         return _function(self.name, self.block, self.parameters, self.body)
 
@@ -211,7 +222,13 @@ class Rendered:
         body: list[str] = []
         for stage in range(trace.stages + 1):
             row, inner = (trace.code.get((stage, part), []) for part in ("row", "inner"))
-            body += self._row_section(row)
+            once = self._row_section(row)
+            if kind == "flat" and any(one.what == "load" and one.data[1].name in self.written for one in row):
+                body += self._inner_section(
+                    inner, once
+                )  # threads beyond the end read nothing that another one overwrites
+                continue
+            body += once
             if inner:
                 body += self._inner_section(inner)
                 reduced = [one.data[0] for one in inner if one.what == "accumulate" and not is_column(one.data[0])]
@@ -249,7 +266,7 @@ class Rendered:
         return "y" if self.trace.space.kind == "column" else "x"
 
     def _ragged(self) -> bool:
-        return self.trace.space.kind != "flat" and self.trace.rows % self.rows_of_block != 0
+        return self.trace.space.kind != "flat" and not divides(self.rows_of_block, self.trace.rows)
 
     def _coordinates(self, kind: str, position: str) -> list[str]:
         """The loop variables of a kind from their common position."""
@@ -257,7 +274,7 @@ class Rendered:
         lines, step = [], 1
         for k in range(len(variables) - 1, -1, -1):
             v = variables[k]
-            text = f"({position})" if step == 1 else f"({position}) / {step}"
+            text = f"({position})" if k == len(variables) - 1 else f"({position}) / {step}"
             if k:
                 text = f"({text}) % {v.size}"
             lines.append(f"const {self.integer} {v.name} = {text};")
@@ -310,9 +327,9 @@ class Rendered:
         for expression, low, high in mask:
             plain = self._plain(expression)
             text = self._c(expression, each and not self._same_for_all(plain, low, high))
-            if low > plain.least:
+            if not at_most(low, plain.least):
                 parts.append(f"{text} >= {low}")
-            if high <= plain.most:
+            if not at_most(plain.most + 1, high):
                 parts.append(f"{text} < {high}")
         return " && ".join(f"({p})" for p in parts)
 
@@ -323,13 +340,13 @@ class Rendered:
             return condition
         return f"live && {condition}" if condition else "live"
 
-    def _same_for_all(self, plain: Affine, low: int, high: int) -> bool:
-        """Return True if a condition holds for all columns of a thread or for none."""
+    def _same_for_all(self, plain: Affine, low: Number, high: Number) -> bool:
+        """Whether a condition holds for all columns of a thread or for none."""
         v, inner = self.vector, self.inner
-        if inner is None or plain.terms.get(inner, 0) != 1 or any(t.kind == "o" for t in plain.terms):
+        if inner is None or not _equal(plain.terms.get(inner, 0), 1) or any(t.kind == "o" for t in plain.terms):
             return False
-        aligned = not any(c % v for t, c in plain.terms.items() if t is not inner)
-        return aligned and not (plain.const % v or low % v or high % v)
+        whole = [plain.const, low, high, *(c for t, c in plain.terms.items() if t is not inner)]
+        return all(divides(v, one) for one in whole)
 
     def _expression(self, text: Any, each: bool) -> str:
         if isinstance(text, str):
@@ -365,14 +382,18 @@ class Rendered:
     def _write_integer(self, data: Any, each: bool) -> str:
         v, expression, operator, divisor = data
         text = self._c(expression, each)
-        if expression.least < 0:  # in what a mask hides
+        if not at_most(0, expression.least):  # in what a mask hides
+            if isinstance(divisor, Size) and not _narrow(divisor):
+                raise Reject("a divisor of more than 32 bits")
             name = "floor_quotient" if operator == "/" else "floor_remainder"
             return f"const {self.integer} {v.name} = {name}(({self.integer})({text}), {divisor});"
         return f"const {self.integer} {v.name} = ({text}) {operator} {divisor};"
 
     def _write_index(self, data: Any, each: bool) -> str:
         v, at, size, wraps = data
-        return f"const {self.integer} {v.name} = checked_index<{str(wraps).lower()}>({at}, {size}ll);"
+        return (
+            f"const {self.integer} {v.name} = checked_index<{str(wraps).lower()}>({at}, {literal(size, torch.int64)});"
+        )
 
     def _write_load(self, data: Any, each: bool) -> str:
         name, buffer, offset, mask = data
@@ -406,20 +427,20 @@ class Rendered:
         computed = [t for e in (plain, *(m[0] for m in masks)) for t in e.terms if t.kind == "o"]
         if any(self.trace.level_of[t] >= 2 for t in computed):
             return "each"
-        own = [m for m in masks if m[0].terms.get(inner, 0)]  # type: ignore[arg-type]
+        own = [m for m in masks if inner in m[0].terms]  # type: ignore[arg-type]
         if not all(self._same_for_all(*m) for m in own):
             return "each"
         coefficient = plain.terms.get(inner, 0)  # type: ignore[arg-type]
-        if coefficient == 0:
+        if inner not in plain.terms:
             return "each" if own else "one"
-        aligned = plain.const % v == 0 and all(c % v == 0 for t, c in plain.terms.items() if t is not inner)
-        return "vector" if coefficient == 1 and v > 1 and aligned else "each"
+        aligned = all(divides(v, c) for c in (plain.const, *(c for t, c in plain.terms.items() if t is not inner)))
+        return "vector" if _equal(coefficient, 1) and v > 1 and aligned else "each"
 
-    def _inner_section(self, code: Sequence[Instruction]) -> list[str]:
-        """A loop over the columns of a row."""
+    def _inner_section(self, code: Sequence[Instruction], once: Sequence[str] = ()) -> list[str]:
+        """A loop over the columns of a row; `once` begins it."""
         before = self._accumulators(code)
         lines = self._elements(code, before, [], live="if (live) " if self._ragged() else "")
-        return before + self._over_columns(lines)
+        return before + self._over_columns([*once, *lines])
 
     def _elements(
         self, code: Sequence[Instruction], before: list[str], first: Sequence[str], *, live: str
@@ -530,8 +551,8 @@ class Rendered:
         covered = {"flat": self.grid[0] * t * v, "column": self.tiles * t * v, "row": self.iterations * t * v}[kind]
         at = f"const {self.integer} at = {first} * {v};"
         body = [*self._coordinates("c", "at"), *lines]
-        body = [at, *body] if covered == columns else [at, f"if (at < {columns}) {{", *body, "}"]
-        if kind == "row" and self.iterations > 1:
+        body = [at, *body] if _equal(covered, columns) else [at, f"if (at < {columns}) {{", *body, "}"]
+        if kind == "row" and not _equal(self.iterations, 1):
             unroll = "#pragma unroll" if self.static else "#pragma unroll 4"
             return [unroll, f"for (int it = 0; it < {self.iterations}; it++) {{", *body, "}"]
         return ["{ const int it = 0;", *body, "}"]
@@ -556,7 +577,9 @@ class Rendered:
     def as_run(self) -> str | None:
         """Write the loop body over one contiguous range, whose length the launch gives; None for other kernels."""
         loops = self.order["c"]
-        if self.trace.space.kind != "flat" or len(loops) > 1 or self.wide or self.trace.columns > 1 << 24:
+        if self.trace.space.kind != "flat" or len(loops) > 1 or self.wide:
+            return None
+        if self.numbers or isinstance(self.trace.columns, Size) or self.trace.columns > 1 << 24:
             return None
         for code in self.trace.code.values():
             for one in code:
@@ -629,6 +652,7 @@ class Bundle:
                 f"{'else ' if n else ''}{which} {{ block -= {begin}; length = {kernel.trace.columns}; {given} }}"
             )
             begin += blocks
+        self.numbers: list[Any] = []  # of which sums over memory have none
         declared = [
             f"{p.replace(' __restrict__', '').rsplit(' ', 1)[0]} {p.rsplit(' ', 1)[1]};" for p in first.parameters
         ]
@@ -636,6 +660,18 @@ class Bundle:
         self.grid = (begin, 1)
         self.name = _name("runs", body)
         self.text = _function(self.name, self.block, parameters, body)
+
+
+def _with_numbers(body: Sequence[str], wide: bool) -> tuple[list[str], list[Any], list[str]]:
+    """(a body with parameters in the place of sizes, these sizes, the parameters)."""
+    found: dict[Any, str] = {}
+    body = named(body, lambda size: found.setdefault(size, f"n{len(found)}"))
+    kinds = ["double" if isinstance(one, Real) else "long long" if wide or not _narrow(one) else "int" for one in found]
+    return body, list(found), [f"const {kind} {name}" for kind, name in zip(kinds, found.values())]
+
+
+def _narrow(size: Size) -> bool:
+    return -(2**31) <= size < 2**31 - 1
 
 
 def _function(name: str, block: int, parameters: Sequence[str], body: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from .index import Reject
 from .kernel_group import Call, Group
+from .size import about
 from .trace import Trace
 from .unit import Unit
 from .values import Buffer, Reduction, Store, Value, buffer_of, leaves, tensors, viewed
@@ -109,7 +110,7 @@ class Reuse:
     def _overwrites(self, group: Group, store: Store, buffer: Buffer) -> bool:
         own = store.buffer
         alike = (own.shape, own.strides, own.dtype) == (buffer.shape, buffer.strides, buffer.dtype)
-        if not alike or own.numel * own.dtype.itemsize < LEAST or own.name in self.shared:
+        if not alike or about(own.numel) * own.dtype.itemsize < LEAST or own.name in self.shared:
             return False
         store.buffer, store.overwrites = buffer, True
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -26,9 +26,9 @@ log = logging.getLogger("cupyops.compile")
 
 Kind = Literal["forward", "backward", "inference"]
 MOST_KEPT = 64
-MOST_SIZES = 64  # for which a graph keeps programs: those that were called last
-AT_ONCE = 8  # sizes that get a program at their first call
-MOST_SEEN = 4096  # sizes without a program whose calls are counted
+MOST_PROGRAMS = 64  # of a graph
+AT_ONCE = 8  # programs of a graph that are made at the first call that needs one
+MOST_KNOWN = 4096  # values of symbols of which a graph remembers the program, or that there is none yet
 REPORT = (
     "CUPYOPS_STRICT=1 raises it as an error; please report that traceback, with the graph, which TORCH_LOGS=aot_graphs "
     "prints"
@@ -43,7 +43,7 @@ class Runner:
 
     Attributes:
         kind: "forward", "backward", or "inference" of a graph without gradient.
-        programs: program by the values of the graph's symbolic sizes; of a graph without symbols there is one, by ().
+        programs: each for the sizes that it `serves`; of a graph without symbols there is one.
         reason: why PyTorch runs the graph, if it does.
     """
 
@@ -51,11 +51,11 @@ class Runner:
         self.graph, self.kind, self.exact = graph, kind, exact
         self.device = device_of(graph)
         self.symbols = Symbols(graph)
-        self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self.programs: list[Program] = []
         self.only: Program | None = None  # of a graph without symbols on a GPU
         self.reason = self._unfit()
-        self._calls: OrderedDict[tuple[Any, ...], int] = OrderedDict()  # of sizes without a program
-        self._made = 0
+        self._known: dict[tuple[Any, ...], Program] = {}
+        self._seen: set[tuple[Any, ...]] = set()  # values without a program
         self._preparing = threading.RLock()
         self._boxed_call = True
         if self.reason is not None:
@@ -80,11 +80,11 @@ class Runner:
     def prepare_early(self) -> None:
         """Compile the kernels of a graph without symbols while PyTorch compiles, on a GPU."""
         if self.device.type == "cuda" and not self.symbols.places and self.reason is None:
-            self.only = self.prepare(Sizes())
+            self.only = self.prepare(())
 
-    def prepare(self, sizes: Sizes) -> Program | None:
-        """Make the program for sizes and compile its kernels; where that fails, PyTorch runs the graph from now on."""
-        program = self.make(sizes)
+    def prepare(self, values: tuple[Any, ...]) -> Program | None:
+        """Make the program for values and compile its kernels; where that fails, PyTorch runs the graph from now on."""
+        program = self.make(values)
         arch = self._arch()
         if program is None or arch is None:
             return program
@@ -95,14 +95,14 @@ class Runner:
             return None
         return program
 
-    def make(self, sizes: Sizes) -> Program | None:
-        """The program for sizes, kept for calls with the same; None where PyTorch runs the graph."""
+    def make(self, values: tuple[Any, ...]) -> Program | None:
+        """The program for values of the symbols, kept for calls that it serves; None where PyTorch runs the graph."""
         with self._preparing:
-            found = self.programs.get(sizes.key)
+            found = self._served(values)
             if found is not None or self.reason is not None:
                 return found
             try:
-                program = Program(self.graph, sizes, exact=self.exact)
+                program = self._made(values)
             except Unsupported as reason:
                 self.reason = str(reason)
                 log.info("PyTorch runs %s: %s", self, reason)
@@ -110,13 +110,32 @@ class Runner:
             except Exception as error:
                 self._fail(error)
                 return None
-            self._made += 1
-            self.programs[sizes.key] = program
-            if len(self.programs) > MOST_SIZES:
-                self.programs.popitem(last=False)
+            self.programs.append(program)
+            self._known[values] = program
         programs.append(program)
         del programs[:-MOST_KEPT]
-        log.info("%s: %s", self, summary(program))
+        log.info("%s: %s%s", self, summary(program), program.lowering.sizes)
+        return program
+
+    def _made(self, values: tuple[Any, ...]) -> Program:
+        """A program with sizes as numbers of its kernels; where that cannot be, with the values of this call in them."""
+        try:
+            return Program(self.graph, Sizes(self.symbols, values), exact=self.exact)
+        except Unsupported:
+            raise
+        except Exception as error:
+            if not self.symbols.places:
+                raise
+            log.info("%s gets a program for the sizes %s alone: %s", self, values, error, exc_info=error)
+            return Program(self.graph, Sizes(self.symbols, values, constant=True), exact=self.exact)
+
+    def _served(self, values: tuple[Any, ...]) -> Program | None:
+        """The program that serves a call with these values of the symbols, if there is one."""
+        program = next((one for one in self.programs if one.serves(*values)), None)
+        if program is not None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[values] = program
         return program
 
     def _arch(self) -> str | None:
@@ -150,30 +169,23 @@ class Runner:
     def _program(self, args: list[Any]) -> Program | None:
         if self.reason is not None or (self.device.type == "cpu" and not _simulate.simulating()):
             return None
-        sizes = self.symbols.sizes(args)
-        program = self.programs.get(sizes.key)
+        values = self.symbols.values(args)
+        program = self._known.get(values)
         if program is None:
-            return self.prepare(sizes) if self._is_worth_it(sizes.key) else None
-        if self.symbols.places:
             with self._preparing:
-                if sizes.key in self.programs:
-                    self.programs.move_to_end(sizes.key)
+                program = self._served(values)
+            if program is None and self._is_worth_it(values):
+                program = self.prepare(values)
         return program
 
-    def _is_worth_it(self, key: tuple[Any, ...]) -> bool:
-        """Return True if sizes get a program: the more there have been, the more often they must have been called before.
-
-        So sizes that change at each call do not compile at each call, and a cycle of more sizes than are kept ends soon.
-        """
+    def _is_worth_it(self, values: tuple[Any, ...]) -> bool:
+        """Whether there is to be one more program: the first at once, others for values that come again."""
         with self._preparing:
-            if self._made < AT_ONCE:
-                return True
-            count = self._calls.pop(key, 0)
-            if count >= 2 ** (self._made // MOST_SIZES):
-                return True
-            self._calls[key] = count + 1
-            if len(self._calls) > MOST_SEEN:
-                self._calls.popitem(last=False)
+            if len(self.programs) < AT_ONCE or values in self._seen:
+                return len(self.programs) < MOST_PROGRAMS
+            if len(self._seen) >= MOST_KNOWN:
+                self._seen.clear()
+            self._seen.add(values)
             return False
 
     def _looked_at(self, program: Program | None, args: list[Any]) -> Any:

@@ -12,6 +12,7 @@ from .kernel_group import Call, Group
 from .lowering import Lowering
 from .render import MOST_ARGUMENTS, Bundle, Rendered
 from .reuse import Reuse
+from .size import about
 from .trace import Trace
 from .unit import Unit
 from .values import Buffer, Constant, Pointwise, Range, Reduction, Store, buffer_of, leaves, tensors, viewed
@@ -153,9 +154,9 @@ class Schedule:
         parts_of = self._parts_of(store)
         if parts_of is not None:
             candidates += self.adders.setdefault(parts_of, [])
-        least = min(WIDE, store.value.numel)
+        least = min(WIDE, about(store.value.numel))
         for name, leaf in self.reads[store].items():
-            if buffer_of(leaf).numel >= least:
+            if about(buffer_of(leaf).numel) >= least:
                 candidates += self.by_buffer.get(name, [])[-LATEST:]
         for group in sorted(dict.fromkeys(candidates), key=lambda g: -g.order):
             if self._fits(store, group, before):

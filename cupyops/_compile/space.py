@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from .size import about
 from .values import Reduction, Store, is_column, layout, memory_order
 
 
@@ -22,12 +23,12 @@ class Space:
     """
 
     kind: Literal["flat", "row", "column"]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     batch: list[int]
     rows: list[int]
     columns: list[int]
 
-    def size(self, dims: Sequence[int]) -> int:
+    def size(self, dims: Sequence[int]) -> Any:
         """Number of elements of some dimensions."""
         return math.prod(self.shape[d] for d in dims)
 
@@ -52,6 +53,6 @@ class Space:
 
     @classmethod
     def _flat(cls, stores: Sequence[Store]) -> Space:
-        widest = max(stores, key=lambda s: s.value.numel)
+        widest = max(stores, key=lambda s: about(s.value.numel))
         chosen = stores[0] if stores[0].value.numel == widest.value.numel else widest
         return cls("flat", chosen.value.shape, [], [], memory_order(chosen.buffer))

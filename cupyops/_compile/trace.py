@@ -16,6 +16,7 @@ import torch
 
 from .index import Affine, Reject, Split, Variable, flatten, never, unflatten
 from .rules.numbers import literal
+from .size import Number, about, at_most, divides
 from .space import Space
 from .values import (
     COMPUTED,
@@ -41,12 +42,13 @@ from .values import (
 )
 
 MOST_SPLITS = 24  # of loop variables in one kernel
+SUMMED_COLUMNS = 32 * 1024  # of a row whose columns are summed up too: a thread has 32 at most
 IN_REGISTERS = 8192  # columns of a row that a block keeps; longer rows are read again in each stage
 
 # functions that have a version as exact as a half needs
 FAST = re.compile(r"\b(exp|div|sigmoid|silu|silu_gradient|tanh|gelu|gelu_gradient|gelu_tanh|gelu_tanh_gradient)\(")
 
-Mask = tuple[tuple[Affine, int, int], ...]  # (expression, low, high): low <= expression < high
+Mask = tuple[tuple[Affine, Number, Number], ...]  # (expression, low, high): low <= expression < high
 Place = Literal["row", "full", "after"]  # one element for each row, for each element, after all rows
 Stage = int | Literal["after"]
 LEVEL = {"b": 0, "p": 0, "r": 1, "c": 2}
@@ -139,7 +141,8 @@ class Trace:
         if first is None:
             return None
         space = Space("row", self.space.shape, [], order[:first], order[first:])
-        fits = space.size(space.rows) >= 256 and 16 <= space.size(space.columns) <= 4096
+        columns = space.size(space.columns)
+        fits = about(space.size(space.rows)) >= 256 and isinstance(columns, int) and 16 <= columns <= 4096
         return space if fits else None
 
     # -- loop variables ------------------------------------------------------------------------------------------------
@@ -210,6 +213,8 @@ class Trace:
         kept_shape = tuple(space.shape[d] for d in sorted(kept_dims))
         plan: list[tuple[Store, str, Any]] = []
         parted = any(isinstance(s.value, Reduction) and s.value.parts is not None for s in self.stores)
+        if parted and space.kind == "row" and not at_most(self.columns, SUMMED_COLUMNS):
+            raise Reject("rows too long to keep column sums")
         for store in self.stores:
             value = store.value
             if isinstance(value, Reduction):
@@ -261,7 +266,7 @@ class Trace:
 
     def _stages(self, plan: list[tuple[Store, str, Any]]) -> dict[Value, int]:
         self.online: dict[Reduction, Reduction] = {}
-        if self.space.kind == "row" and self.columns > IN_REGISTERS:
+        if self.space.kind == "row" and about(self.columns) > IN_REGISTERS:
             sums = [s.value for s in self.stores if isinstance(s.value, Reduction)]
             for one in sums:
                 top = one.largest
@@ -358,7 +363,7 @@ class Trace:
                 level = max(level, self.level_of[v] if v.kind == "o" else LEVEL[v.kind])
         return 3 if level >= 2 and kinds & {"r", "o"} else level
 
-    def compute(self, expression: Affine, operator: str, divisor: int, bound: int) -> Variable:
+    def compute(self, expression: Affine, operator: str, divisor: Number, bound: Number) -> Variable:
         """A quotient or remainder that the kernel computes."""
         key = ("integer", expression, operator, divisor)
         found = self._known(key)
@@ -518,9 +523,9 @@ class Trace:
         return self._expression(value.computed, ("equal", index[dim], at, name, other), level)
 
     @staticmethod
-    def _within(expression: Affine, first: int, size: int) -> Affine:
+    def _within(expression: Affine, first: Number, size: Number) -> Affine:
         """`expression - first` where that is in [0, size): its lower digits, if `first` is a multiple of `size`."""
-        if size and size % 8 == 0 and first % size == 0:
+        if size != 0 and divides(8, size) and divides(size, first):
             try:
                 return expression.divmod(size, never)[1]
             except Reject:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .index import Affine, Compute, Variable
+from .size import Number, about
 from .unit import Unit
 
 Index = tuple[Affine, ...]
@@ -59,9 +60,10 @@ class Value:
         operands: Sequence[Any] = (),
         strides: Sequence[int] | None = None,
     ) -> None:
-        self.shape, self.dtype, self.operands = tuple(shape), dtype, list(operands)
-        self.strides = tuple(strides) if strides is not None else dense_strides(self.shape)
-        self.numel = math.prod(self.shape)
+        self.dtype, self.operands = dtype, list(operands)
+        self.shape: tuple[Any, ...] = tuple(shape)  # of ints, or of sizes
+        self.strides: tuple[Any, ...] = tuple(strides) if strides is not None else dense_strides(self.shape)
+        self.numel: Any = math.prod(self.shape)
         self.store: Store | None = None
         self.uses = 0
         self.meta: Any = None
@@ -261,7 +263,7 @@ def is_dense(value: Value) -> bool:
     """Return True if the strides lay its elements out without gaps and overlaps."""
     step = 1
     for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
-        if value.strides[d] != step:
+        if value.strides[d] - step != 0:
             return False
         step *= value.shape[d]
     return True
@@ -326,8 +328,8 @@ def cost(value: Value, elements: int, seen: set[int] | None = None) -> tuple[int
         return 0, False
     seen.add(id(value))
     if isinstance(value, Buffer) or value.store is not None:
-        return int(value.numel * 2 > elements), False
-    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and value.numel * 2 > elements
+        return int(about(value.numel) * 2 > elements), False
+    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and about(value.numel) * 2 > elements
     for one in value.inputs:
         more, also = cost(one, elements, seen)
         reads, heavy = reads + more, heavy or also
@@ -353,6 +355,6 @@ def viewed(value: Value) -> Value:
     return value
 
 
-def new_variable(name: str, size: int) -> Variable:
+def new_variable(name: str, size: Number) -> Variable:
     """A variable that the kernel computes."""
     return Variable(name, size, "o")

@@ -24,8 +24,10 @@ from . import calls
 from .kernel_group import Call, Group
 from .lowering import Lowering, Name
 from .schedule import Schedule
+from .size import Real, Size, named, text_of, value_of
 from .values import Buffer, Value, viewed
 
+SIZES = "# sizes"  # line in whose place they are computed
 BOUNDARY = 16  # bytes: what vector accesses of kernels need
 
 # Python's own binding of these takes 1.6 us less than the call of the overload; the arguments are the same.
@@ -78,7 +80,8 @@ def elsewhere(index: int, run: Callable[[list[Any]], Any]) -> Callable[[list[Any
 def slots(arguments: int) -> tuple[list[Any], Callable[[], tuple[Any, int, Any]]]:
     """Spare parameter buffers, one for each run under way, and the function that makes another.
 
-    All parameters are addresses, and the driver copies them at the launch: so one buffer serves each launch of a run.
+    Parameters are addresses and numbers of at most 8 bytes, and the driver copies them at the launch: so one buffer serves
+    each launch of a run.
     """
 
     def new() -> tuple[Any, int, Any]:
@@ -160,7 +163,23 @@ class Writer:
                 lines.append(f"    del {', '.join(dead[n])}")
         lines += ["    " + line for line in self._ends()]
         lines.append(f"    return ({', '.join(result)}{',' if result else ''})")
+        sizes: dict[Any, str] = {}
+        lines = named(lines, lambda size: sizes.setdefault(size, f"z{len(sizes)}"))
+        at = lines.index("    " + SIZES)
+        lines[at : at + 1] = ["    " + line for line in self._sizes(sizes)]
         return "\n".join(lines) + "\n"
+
+    def _sizes(self, names: dict[Any, str]) -> list[str]:
+        """The symbols from the arguments, and the sizes that the text names."""
+        if not names:
+            return []
+        inputs = self.lowering.inputs
+        lines = []
+        for symbol, (k, dim) in self.lowering.sizes.places.items():
+            one = inputs[k]
+            name = one.name if isinstance(one, Buffer) else str(one)
+            lines.append(f"{symbol} = {name}" if dim is None else f"{symbol} = {name}.shape[{dim}]")
+        return [*lines, *(f"{name} = {text_of(size)}" for size, name in names.items())]
 
     def _dead(self, returned: set[str]) -> dict[int, list[str]]:
         last: dict[str, int] = {}
@@ -184,7 +203,7 @@ class Writer:
             self.scope["current_device"] = torch_private.current_device
             lines.append(f"if current_device() != {self.machine.index}: return elsewhere(args)")
         lines += [f"{', '.join(names)}, = args"] if names else []
-        lines.append("args.clear()")
+        lines += [SIZES, "args.clear()"]
         taken = [b for b in inputs if isinstance(b, Buffer) and b.name in self.in_kernels]
         lines += [f"{b.name}_given = {b.name}" for b in taken if b.name in self.targets | self.called]
         if not taken:
@@ -195,7 +214,7 @@ class Writer:
             copies = "; ".join(f"{name} = aligned({name})" for name in kept)
             lines.append(f"if keeps_graph(): {copies}")
         every = "".join(f"{b.name}, " for b in taken)
-        strides = self._constant_named("strides", tuple(tuple(b.strides) for b in taken))
+        strides = tuple(tuple(b.strides) for b in taken)
         mend = f"{every}= fitting(({every}), {strides})"
         wrong = [f"{b.name}.stride() != {tuple(b.strides)}" for b in taken if b.shape]
         if wrong:
@@ -215,7 +234,7 @@ class Writer:
         machine = self.machine
         if machine is None or not self.launches:
             return []
-        most = max(len(g.kernel.arguments) for g in self.groups)  # type: ignore[union-attr]
+        most = max(len(g.kernel.arguments) + len(g.kernel.numbers) for g in self.groups)  # type: ignore[union-attr]
         self.scope["slots"], self.scope["new_slot"] = slots(most)
         self.scope["current_stream"], self.scope["machine"] = machine.stream, machine
         held = [name for name in self.lowering.constants if name in self.in_kernels]
@@ -245,20 +264,23 @@ class Writer:
         if not any(s.buffer.numel for s in kernel.outputs):
             return
         compiled = self.kernel_of(kernel.text, kernel.name)
-        grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[0]
-        configuration = Configuration.of(grid, kernel.block)
+        grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[:1]
+        sized = any(isinstance(size, Size) for size in grid)
+        configuration = Configuration.of(tuple(map(value_of, grid)), kernel.block)
         self.launches.append((compiled, configuration))
-        arguments = [b.name for b in kernel.arguments]
+        arguments, numbers = [b.name for b in kernel.arguments], [str(n) for n in kernel.numbers]
         name = f"k{self.number}"
         if self.machine is None:
-            self.scope[name] = compiled[grid, kernel.block]
-            self.body.append((f"{name}({', '.join(arguments)})", arguments, []))
+            self.scope[name] = compiled if sized else compiled[configuration.grid, kernel.block]
+            launch = f"{name}[{grid}, {kernel.block}]" if sized else name
+            self.body.append((f"{launch}({', '.join([*arguments, *numbers])})", arguments, []))
             return
         self.scope[name], self.scope[f"h{self.number}"] = self.machine.launcher(compiled, configuration)
-        pack = f"pack{len(arguments)}"
-        self.scope[pack] = struct.Struct(f"<{len(arguments)}Q").pack_into
-        dims = ", ".join(map(str, (*configuration.grid, *configuration.block, 0)))
-        addresses = ", ".join(f"p_{one}" for one in arguments)
+        kinds = "".join("d" if isinstance(n, Real) else "q" for n in kernel.numbers)
+        pack = f"pack{len(arguments)}{kinds}"
+        self.scope[pack] = struct.Struct(f"<{len(arguments)}Q{kinds}").pack_into
+        dims = ", ".join(map(str, (*grid, *configuration.grid[len(grid) :], *configuration.block, 0)))
+        addresses = ", ".join([*(f"p_{one}" for one in arguments), *numbers])
         line = f"{pack}(buffer, 0, {addresses}); {name}(h{self.number}, {dims}, stream, parameters, 0)"
         self.body.append((line, arguments, []))
 
@@ -333,7 +355,7 @@ class Writer:
         if isinstance(value, Name):
             reads.append(str(value))
             return str(value)
-        if value is None or isinstance(value, (bool, int, str)):
+        if value is None or isinstance(value, (bool, int, str, Size, Real)):
             return repr(value)
         return self._constant(value)
 

@@ -1,6 +1,7 @@
 """What `torch.compile(backend="cupyops")` must hold besides numbers: failures, sizes, threads, gradients, resets."""
 
 import functools
+import operator
 import os
 import threading
 import warnings
@@ -332,49 +333,50 @@ def test_a_cache_that_grows(simulated):
     assert len(made) <= 3
 
 
-def runner_of_sizes(monkeypatch, most):
-    """A runner whose programs are its sizes, and the list of those that were made."""
+def runner_of_sizes(monkeypatch, serves):
+    """A runner whose programs serve sizes as `serves` says, and the list of the sizes for which one was made."""
     graph = torch.fx.Graph()
     graph.output(())
     found, made = runner.Runner(torch.fx.GraphModule({}, graph), "forward", exact=False), []
 
     class Made:
-        kernels, lowering = [], type("Lowering", (), {"left": []})
+        kernels, lowering = [], type("Lowering", (), {"left": [], "sizes": ""})
 
         def __init__(self, graph, sizes, exact):
-            made.append(sizes.key[0])
+            (size,) = sizes.values.values()
+            made.append(size)
+            self.serves = lambda other: serves(size, other)
 
         def compile(self, arch):
             pass
 
     monkeypatch.setattr(runner, "Program", Made)
-    monkeypatch.setattr(runner, "MOST_SIZES", most)
-    monkeypatch.setattr(found.symbols, "places", [("s", 0, None)])
+    monkeypatch.setattr(found.symbols, "places", {"s": (0, None)})
+    monkeypatch.setattr(found.symbols, "bounds", {"s": (0, 1 << 40)})
     return found, made
 
 
-def test_programs_of_the_sizes_called_last_are_kept(simulated, monkeypatch):
-    found, made = runner_of_sizes(monkeypatch, most=4)
-    for size in (1, 2, 3, 4, 1, 5, 1, 6):
-        assert found._program([size]) is not None
-    assert made == [1, 2, 3, 4, 5, 6] and [key[0] for key in found.programs] == [4, 5, 1, 6]
+def test_a_program_serves_the_sizes_that_its_conditions_allow(simulated, monkeypatch):
+    found, made = runner_of_sizes(monkeypatch, lambda size, other: size % 2 == other % 2)
+    first = [found._program([size]) for size in (4, 6, 7, 8, 9, 4)]
+    assert made == [4, 7] and [found.programs.index(one) for one in first] == [0, 0, 1, 0, 1, 0]
 
 
 def test_sizes_that_never_return_do_not_compile_at_each_call(simulated, monkeypatch):
-    found, made = runner_of_sizes(monkeypatch, most=64)
+    found, made = runner_of_sizes(monkeypatch, operator.eq)
     for size in range(1000):
         found._program([size])
     assert made == list(range(runner.AT_ONCE))
-    found._program([500])
-    assert made[-1] == 500
+    assert found._program([500]) is not None and made[-1] == 500
 
 
-def test_a_cycle_of_more_sizes_than_are_kept_compiles_rarely(simulated, monkeypatch):
-    found, made = runner_of_sizes(monkeypatch, most=8)
-    for _ in range(50):
-        for size in range(20):
+def test_a_graph_has_a_limited_number_of_programs(simulated, monkeypatch):
+    found, made = runner_of_sizes(monkeypatch, operator.eq)
+    monkeypatch.setattr(runner, "MOST_KNOWN", 120)
+    for _ in range(3):
+        for size in range(100):
             found._program([size])
-    assert len(made) < 50
+    assert len(made) == runner.MOST_PROGRAMS and len(found._known) <= 120 and len(found._seen) <= 120
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

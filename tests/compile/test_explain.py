@@ -172,3 +172,13 @@ def test_the_command_without_a_gradient(command):
 def test_the_command_says_what_is_wrong(words, expected, command):
     said = command(*words)
     assert said.exit_code == 2 and expected in " ".join(said.output.split())
+
+
+def test_rows_too_long_for_sums_of_their_columns_take_kernels_of_their_own():
+    """32,768 columns are what a block keeps sums of; the backward of wider norms has a kernel for the sums alone."""
+    x, w = torch.empty(600, 40_000, requires_grad=True), torch.empty(40_000, requires_grad=True)
+    graphs = cupyops.explain_compile(lambda x, w: F.layer_norm(x, w.shape, w), x, w).graphs
+    assert [(graph.kind, len(graph.kernels), graph.reason) for graph in graphs] == [
+        ("forward", 1, ""),
+        ("backward", 3, ""),
+    ]

@@ -37,6 +37,14 @@ class Machine:
         self.begun.append(threading.get_ident())
         self.thread.ready = True
 
+    def read(self, address, argument):
+        """A parameter as the driver reads it."""
+        if argument.kind == "pointer":
+            at = ctypes.c_uint64.from_address(address).value
+            return self.known.at(at, argument.dtype) if at else None
+        kind = {("integer", 4): ctypes.c_int32, ("integer", 8): ctypes.c_int64, ("float", 8): ctypes.c_double}
+        return kind[argument.kind, argument.size].from_address(address).value
+
     @staticmethod
     def stream(index):
         return 77
@@ -48,12 +56,11 @@ class Machine:
         def launch(handle, *rest):
             *dims, shared, stream, parameters, extra = rest
             assert (handle, shared, stream, extra) == ("handle", 0, 77, 0)
-            assert tuple(dims) == (*configuration.grid, *configuration.block)
+            assert tuple(dims[3:]) == configuration.block
             pointers = (ctypes.c_void_p * len(types)).from_address(parameters)
-            addresses = [ctypes.c_uint64.from_address(one).value for one in pointers]
-            given = [self.known.at(at, one.dtype) if at else None for at, one in zip(addresses, types)]
+            given = [self.read(at, one) for at, one in zip(pointers, types)]
             self.known.launches.append(kernel)
-            kernel[configuration.grid, configuration.block](*given)
+            kernel[tuple(dims[:3]), configuration.block](*given)
 
         return launch, "handle"
 
@@ -98,6 +105,17 @@ def rand(*shape, dtype=torch.float32):
 )
 def test_the_second_run_goes_to_the_driver(function, arguments, driver):
     assert_same_by_driver(function, arguments, driver)
+
+
+def test_sizes_go_to_the_driver_as_numbers(driver):
+    def function(x, scale):
+        return F.softmax(x * scale, -1) / x.shape[0], x.sum(0), (x * 2).t().contiguous()
+
+    fast = compiled(function, dynamic=True)
+    for rows, columns in ((5, 12), (9, 12), (7, 20), (6, 33)):
+        x = rand(rows, columns).detach()
+        torch.testing.assert_close(fast(x, 1.5 / rows), function(x, 1.5 / rows))
+    assert len(driver.launches) == 3 * len(programs[-1].kernels)
 
 
 def test_results_are_those_of_eager(driver):

@@ -151,7 +151,7 @@ def compared(eager: Evaluated, found: Evaluated, truth: Callable[[], Evaluated])
 
 def _by_kernels(runners: Sequence[Any]) -> str:
     reasons = [runner.reason for runner in runners if runner.reason]
-    made = [program for runner in runners for program in runner.programs.values()]
+    made = [program for runner in runners for program in runner.programs]
     if not any(program.kernels for program in made):
         return LEFT
     return IN_PART if reasons or any(program.lowering.left for program in made) else EQUAL

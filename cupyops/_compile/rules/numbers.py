@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..size import Real, Size
 from ..values import COMPUTED, Value
+
+KINDS: dict[Any, Any] = {Size: 1, Real: 1.0}  # a number of the same type
 
 
 def literal(number: Any, dtype: torch.dtype) -> str:
     """The number in the C type that computes `dtype`."""
     kind = COMPUTED[dtype]
+    if isinstance(number, (Size, Real)):
+        return f"(({kind}){number})"
     if kind == "bool":
         return "true" if number else "false"
     if kind in ("float", "double"):
@@ -41,7 +46,9 @@ def _floating(number: float, kind: str) -> str:
 def promoted(operands: Sequence[Any]) -> torch.dtype:
     """Dtype in which PyTorch computes with these operands: `torch.result_type` over all of them."""
     given = [
-        torch.empty((1,) * len(one.shape), dtype=one.dtype, device="meta") if isinstance(one, Value) else one
+        torch.empty((1,) * len(one.shape), dtype=one.dtype, device="meta")
+        if isinstance(one, Value)
+        else KINDS.get(type(one), one)
         for one in operands
     ]
     found = torch.result_type(given[0], given[1]) if len(given) > 1 else given[0].dtype

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..builder import Builder, Result
+from ..size import Real, Size
 from ..values import HALVES, Constant, Pointwise, Range, Value
 from .numbers import promoted
 from .registry import rule
@@ -160,6 +161,8 @@ def div(build: Builder, result: Result, x: Any, other: Any) -> Any:
     """True division. By a number, halves multiply with its reciprocal, as eager does on CUDA."""
     if not result.dtype.is_floating_point:
         return NotImplemented
+    if isinstance(other, (Size, Real)) and result.dtype in HALVES:
+        return build.pointwise(result, "mul({0}, reciprocal({1}))", [x, other])
     if _nonzero(other) and result.dtype in HALVES:
         return build.pointwise(result, "mul({0}, {1})", [x, 1 / other])
     return build.pointwise(result, "div({0}, {1})", [x, other])
@@ -233,7 +236,8 @@ def _comparison(name: str, operator: str) -> None:
         dtype = promoted([x, other])
         operands = [as_stored(build, one) for one in (x, other)]
         if dtype in HALVES:  # a number is compared as a half
-            operands = [one if isinstance(one, Value) else torch.tensor(one, dtype=dtype).item() for one in operands]
+            plain = [float(one) if isinstance(one, (Size, Real)) else one for one in operands]
+            operands = [one if isinstance(one, Value) else torch.tensor(one, dtype=dtype).item() for one in plain]
         return build.pointwise(result, f"({{0}} {operator} {{1}})", operands, dtype)
 
 
@@ -418,7 +422,7 @@ _filled(1, "ones", "ones_like", "new_ones")
 @rule(*_overloads("arange", "default", "start", "start_step"))
 def arange(build: Builder, result: Result, end: Any, start: Any = 0, step: Any = 1) -> Any:
     """start, start + step, ... below end."""
-    if not all(isinstance(one, (int, float)) for one in (start, step)):
+    if not all(isinstance(one, (int, float, Size, Real)) for one in (start, step)):
         return NotImplemented
     return Range(start, step, result.shape, result.dtype)
 

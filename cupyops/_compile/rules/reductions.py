@@ -15,6 +15,7 @@ import torch
 
 from ..builder import Builder, Result
 from ..index import Affine, Compute, flatten, unflatten
+from ..size import Size, about
 from ..values import (
     Constant,
     Index,
@@ -40,6 +41,7 @@ UNKNOWN_PARTS = 7919  # stands for the number of parts until their kernel is kno
 IN_PARTS = 512  # rows from which on column sums are made in parts
 SHORT_COLUMN = 8  # rows up to which a column sum is written out as additions
 MEAN_OF_FIRST = 256  # rows whose mean the variance is computed about
+LEAST_ROW = 32  # constant columns from which on they are summed up apart from those of a size
 COMBINE = {"sum": "add({0}, {1})", "max": "maximum({0}, {1})", "min": "minimum({0}, {1})"}
 
 
@@ -225,7 +227,9 @@ def _moments(build: Builder, x: Value, dim: Any, correction: Any, shapes: list[t
     dtype = accumulated(x.dtype)
     kept = _like([1 if d in dims else s for d, s in enumerate(x.shape)], dtype)
     full = _like(x.shape, dtype)
-    n, divisor = literal(count, dtype), literal(max(count - correction, 0), dtype)  # x / 0 is inf or nan, as in eager
+    whole = not isinstance(correction, float) or correction.is_integer()
+    left = count - int(correction) if whole else int(count) - correction
+    n, divisor = literal(count, dtype), literal(max(left, 0), dtype)  # x / 0 is inf or nan, as in eager
     order = [d for d in memory_order(layout(x)) if x.shape[d] > 1]
     if not order or order[-1] in dims:  # a row stays in registers: the mean first
         mean = build.pointwise(kept, f"div({{0}}, {n})", [reduced(build, "sum", x, dims, kept.shape)], dtype)
@@ -252,7 +256,8 @@ def _mean_of_first(build: Builder, x: Value, dims: Sequence[int], kept: Result) 
     """Mean over the first rows, at most `MEAN_OF_FIRST` of them."""
     shape, left = list(x.shape), MEAN_OF_FIRST
     for d in reversed([d for d in memory_order(layout(x)) if d in dims]):
-        shape[d] = min(shape[d], max(left, 1))
+        known = shape[d].least if isinstance(shape[d], Size) else shape[d]
+        shape[d] = min(max(known, 1), max(left, 1))
         left //= shape[d]
     few = View(x, shape, lambda index, compute: index)
     few.strides = x.strides
@@ -309,9 +314,9 @@ def _split(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torc
         near = tuple(order[head:tail])
         return _rest(build, op, _split(build, op, x, near, dtype, like), x, near, dims, dtype)
     count = math.prod(x.shape[d] for d in dims)
-    if count <= SHORT_COLUMN and x.numel // count >= 2048:
+    if isinstance(count, int) and count <= SHORT_COLUMN and about(x.numel) // count >= 2048:
         return _written_out(op, x, dims, dtype)
-    if count < IN_PARTS:
+    if about(count) < IN_PARTS:
         return _taken(build, Reduction(op, x, dims, dtype))
     parts = _taken(build, Reduction(op, x, dims, dtype, parts=UNKNOWN_PARTS))
     return _taken(build, Reduction(op, parts, (0,), dtype))
@@ -331,7 +336,10 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
     rest = [d for d in dims if d not in inner and x.shape[d] > 1]
     rows = math.prod(s for d, s in enumerate(x.shape) if d not in inner)
     columns = math.prod(x.shape[d] for d in inner)
-    if not rest and rows < 128 and columns >= 65536 and (parts := _number_of_parts(columns)):
+    if isinstance(columns, Size):
+        inner = _constant_tail(x, inner)
+        rest = [d for d in dims if d not in inner and x.shape[d] > 1]
+    elif not rest and about(rows) < 128 and columns >= 65536 and (parts := _number_of_parts(columns)):
         first = _taken(build, Reduction(op, *_cut_rows(x, dims, inner, parts), dtype))
         return _taken(build, Reduction(op, first, (len(first.shape) - 1,), dtype))
     first = _taken(build, Reduction(op, x, tuple(inner) if rest else dims, dtype))
@@ -339,6 +347,12 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
         return first
     first.strides = dense_strides(first.shape)
     return _rest(build, op, first, x, inner, [*inner, *rest], dtype)
+
+
+def _constant_tail(x: Value, inner: list[int]) -> list[int]:
+    """The last of some dimensions, whose sizes are constants and make a row together; else all of them."""
+    tail = [d for k, d in enumerate(inner) if all(isinstance(x.shape[e], int) for e in inner[k:])]
+    return tail if math.prod(x.shape[d] for d in tail) >= LEAST_ROW else inner
 
 
 def _number_of_parts(columns: int) -> int | None:
@@ -382,5 +396,5 @@ def _written_out(op: str, x: Value, dims: Sequence[int], dtype: torch.dtype) -> 
     return total
 
 
-def _never(expression: Affine, operator: str, divisor: int, bound: int) -> Any:
+def _never(expression: Affine, operator: str, divisor: Any, bound: Any) -> Any:
     raise AssertionError("constants divide exactly")

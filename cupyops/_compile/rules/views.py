@@ -9,6 +9,7 @@ import torch
 
 from ..builder import Builder, Result
 from ..index import Affine, Compute, flatten, unflatten
+from ..size import Size
 from ..values import Concatenation, Constant, Index, IndexMap, Placed, Value, View
 from .pointwise import converted
 from .registry import rule
@@ -90,7 +91,8 @@ def expand(build: Builder, result: Result, x: Value, size: Any, implicit: bool =
 
 def bounds(size: int, start: Any, end: Any) -> tuple[int, int]:
     """First index and the one past the last, as slices of Python count them."""
-    first, last, _ = slice(start, end).indices(size)
+    ends = [default if one is None else one for one, default in ((start, 0), (end, size))]
+    first, last = (min(max(one + size if one < 0 else one, 0), size) for one in ends)
     return first, max(first, last)
 
 
@@ -105,11 +107,12 @@ def slice_(
 
 
 @rule(aten.select.int)
-def select(build: Builder, result: Result, x: Value, dim: int, index: int) -> Any:
+def select(build: Builder, result: Result, x: Value, dim: int, index: Any) -> Any:
     """One index of a dimension."""
-    if not isinstance(index, int):
+    if not isinstance(index, (int, Size)):
         return NotImplemented
-    dim, at = dim % len(x.shape), index % x.shape[dim]
+    dim %= len(x.shape)
+    at = index + x.shape[dim] if index < 0 else index
     return _view(result, x, lambda index, compute: (*index[:dim], Affine(const=at), *index[dim:]))
 
 
@@ -229,7 +232,7 @@ def constant_pad_nd(build: Builder, result: Result, x: Value, pad: Any, value: A
         return Constant(value, result.shape, result.dtype)
     found: Value = x
     for k in range(len(pad) // 2):
-        dim, low, high = len(x.shape) - 1 - k, int(pad[2 * k]), int(pad[2 * k + 1])
+        dim, low, high = len(x.shape) - 1 - k, pad[2 * k], pad[2 * k + 1]
         if low < 0 or high < 0:
             found = _cut(found, dim, max(-low, 0), found.shape[dim] + min(low, 0) + min(high, 0))
             low, high = max(low, 0), max(high, 0)
@@ -289,7 +292,8 @@ def select_scatter(build: Builder, result: Result, x: Value, src: Value, dim: in
     if src.dtype != x.dtype or not isinstance(index, int):
         return NotImplemented
     one = _row(build.used(src, src.shape), dim)
-    return Placed(one, dim, index % x.shape[dim], x.shape, result.dtype, other=build.used(x, x.shape))
+    at = index + x.shape[dim] if index < 0 else index
+    return Placed(one, dim, at, x.shape, result.dtype, other=build.used(x, x.shape))
 
 
 @rule(aten.select_backward.default)
@@ -297,4 +301,5 @@ def select_backward(build: Builder, result: Result, grad_output: Value, input_si
     """Zeros with one index of a dimension that is the gradient."""
     dim %= len(result.shape)
     one = _row(build.used(grad_output, grad_output.shape), dim)
-    return Placed(one, dim, index % result.shape[dim], result.shape, result.dtype)
+    at = index + result.shape[dim] if index < 0 else index
+    return Placed(one, dim, at, result.shape, result.dtype)
