@@ -35,7 +35,6 @@ from cupyops.bench.table import read
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
-GALLERY = ROOT / "benchmarks" / "results" / "h100_gallery.csv"
 MATRIX = ROOT / "tests" / "matrix.csv"
 GPU_REPORT = ROOT / "tests" / "gpu_report.json"
 WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
@@ -220,19 +219,6 @@ def models_of(path: Path) -> str:
     )
 
 
-def gallery(path: Path = GALLERY) -> str:
-    """The figures of benchmarks/gallery.py; empty if there are none."""
-    if not path.is_file():
-        return ""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    about = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
-    table = [f"On {about['gpu']}, in microseconds:", "", "| operator | problem | | cupyops | PyTorch | times as fast |"]
-    table.append("|---|---|---|---|---|---|")
-    table += [f"| {' | '.join(row.values())} |" for row in rows]
-    return "\n".join(table)
-
-
 def devices() -> str:
     """The figures of tools/distributed.py, for each pair of cards."""
     return "\n\n".join(devices_of(RESULTS.with_name(f"{card}x2_distributed.csv")) for card in ("h100", "h200"))
@@ -281,7 +267,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "fusions": lambda: "\n\n".join(figures(RESULTS.with_name(f"{card}_fusions.csv")) for card in ("h100", "h200")),
     "group_norm": lambda: figures(RESULTS.with_name("h200_group_norm.csv")),
     "models": models,
-    "gallery": gallery,
     "devices": devices,
     "matrix": matrix,
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),

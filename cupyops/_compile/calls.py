@@ -68,7 +68,7 @@ def planned({names}):
 
 
 def _has_size(args: Any) -> bool:
-    """Whether a number among the arguments is told at each call."""
+    """Return True if a number among the arguments is known only at each call."""
     return isinstance(args, (Size, Real)) or (isinstance(args, (list, tuple)) and any(map(_has_size, args)))
 
 

@@ -240,7 +240,7 @@ def _bytes(trace: Trace) -> int:
 
 
 def _loaded(trace: Trace, name: str) -> int:
-    """How many elements of a buffer are loaded at most: as many as the indices of its loads have values."""
+    """Return the largest number of elements loaded from a buffer: as many as the indices of its loads have values."""
     run = value_of(math.prod(trace.space.shape))
     most = 0
     for code in trace.code.values():

@@ -40,7 +40,7 @@ UNNAMED = {
 
 
 def _equal(a: Number, b: Number) -> bool:
-    """Whether two numbers are the same for all values of the symbols."""
+    """Return True if two numbers are the same for all values of the symbols."""
     return isinstance(a, Size) == isinstance(b, Size) and a == b
 
 
@@ -341,7 +341,7 @@ class Rendered:
         return f"live && {condition}" if condition else "live"
 
     def _same_for_all(self, plain: Affine, low: Number, high: Number) -> bool:
-        """Whether a condition holds for all columns of a thread or for none."""
+        """Return True if a condition holds for all columns of a thread or for none."""
         v, inner = self.vector, self.inner
         if inner is None or not _equal(plain.terms.get(inner, 0), 1) or any(t.kind == "o" for t in plain.terms):
             return False

@@ -179,7 +179,7 @@ class Runner:
         return program
 
     def _is_worth_it(self, values: tuple[Any, ...]) -> bool:
-        """Whether there is to be one more program: the first at once, others for values that come again."""
+        """Return True if values get a program of their own: the first at once, later ones when they come again."""
         with self._preparing:
             if len(self.programs) < AT_ONCE or values in self._seen:
                 return len(self.programs) < MOST_PROGRAMS

@@ -44,7 +44,7 @@ Term = tuple[Atom, ...]  # a product
 
 
 class Conditions:
-    """What has been assumed on the sizes of a program, and what its texts say of them.
+    """Assumptions on the sizes of a program, and the marks of sizes in its texts.
 
     Attributes:
         texts: the conditions, in Python.
@@ -80,7 +80,7 @@ class Conditions:
         return self.atoms.setdefault(key, Atom(len(self.atoms), *what))
 
     def mark(self, size: Size | Real) -> str:
-        """What stands for a size in a text."""
+        """Return the mark of a size, which stands for it in a text."""
         if size not in self.shown:
             number = self.shown[size] = next(_numbers)
             _marked[number] = size
@@ -161,7 +161,7 @@ class Size:
         return -(-self).least
 
     def _bound(self) -> int:
-        """From the bounds of each term."""
+        """Add the lower bounds of the terms."""
         total = 0
         for t, c in self.terms.items():
             if any(atom.least < 0 for atom in t):
@@ -172,7 +172,7 @@ class Size:
         return total
 
     def _shifted(self) -> int:
-        """With each atom as its lower bound and more: where no coefficient is negative then, the constant one."""
+        """Write each atom as its lower bound plus a rest; without negative coefficients the constant term is a bound."""
         terms: dict[Term, int] = {}
         for t, c in self.terms.items():
             parts: dict[Term, int] = {(): c}
@@ -220,7 +220,7 @@ class Size:
         return self != 0
 
     def __index__(self) -> int:
-        """What needs a constant gets one, and the program is for this value alone."""
+        """Return the value as a constant; the program is then for this value alone."""
         value = value_of(self)
         log.debug("%s is needed as a constant, %d", text_of(self), value, stack_info=True)
         self.conditions.assume(f"{text_of(self)} == {value}", "", holds=True)
@@ -327,12 +327,12 @@ def _degree(term: Term) -> tuple[int, ...]:
 
 
 def divides(divisor: Number, number: Number) -> bool:
-    """Whether a number is a multiple for all values."""
+    """Return True if a number is a multiple of `divisor` for all values."""
     return over(number, divisor) is not None
 
 
 def at_most(a: Number, b: Number) -> bool:
-    """Whether a <= b for all values."""
+    """Return True if a <= b for all values."""
     difference: Any = b - a
     return (difference.least if isinstance(difference, Size) else difference) >= 0
 

@@ -83,11 +83,11 @@ class Sizes:
         return tuple(self.number(n) for n in values)
 
     def __str__(self) -> str:
-        """What has been assumed, behind other words in the log."""
+        """List the assumptions, as the end of a sentence in the log."""
         return f"; where {' and '.join(self.conditions.texts)}" if self.conditions.texts else ""
 
     def serves(self) -> Callable[..., bool]:
-        """Whether what has been assumed holds, as a function of the values of the symbols."""
+        """Return a function of the symbols' values that tells whether the assumptions hold."""
         names = ", ".join(map(str, self.places))
         return eval(f"lambda {names}: {' and '.join(self.conditions.texts) or 'True'}")  # type: ignore[no-any-return]
 
@@ -132,7 +132,7 @@ class Sizes:
 
 
 class Symbols:
-    """Where the symbols of a graph are found in its arguments.
+    """Places of a graph's symbols in its arguments.
 
     Attributes:
         places: symbol -> (argument, dimension, or None for a number).
