@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._kernel.compile import architecture
+from ._kernel.compile import architecture, cache
 from ._kernel.compile.binary import Binary
 from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
@@ -273,7 +273,8 @@ def _program(specialised: Specialised, arch: str) -> tuple[Any, Binary, tuple[si
         shared = specialised.shared if specialised.symbols(binary) else None
         program = None if shared is None else shared.module(arch, binary)
         if program is None:
-            program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
+            texts = {source.name: source.text, **source.includes}
+            program = Program(binary.ptx, memory=_memory(), sources=texts, place=cache.beside(binary))
             if shared is not None:
                 shared.add(arch, binary, program)
         by_arch[arch] = program, binary, specialised.arguments(binary)

@@ -216,6 +216,33 @@ def _read(path: Path, private: bool) -> bytes:
         return file.read()
 
 
+class Beside:
+    """A file beside a kernel's others: what the simulator has made of its PTX."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self._path = folder / f"{stem}.translated"
+
+    def read(self) -> bytes | None:
+        """Its content, if nobody else can have written it."""
+        try:
+            return _read(self._path, private=True)
+        except OSError:
+            return None
+
+    def write(self, content: bytes) -> None:
+        """Give it another content, if it can be written."""
+        with suppress(OSError):
+            _replace(self._path, content)
+
+
+def beside(binary: Binary) -> Beside | None:
+    """The place for it in the user's own folder; None for a kernel that has no file, or where no folder can be had."""
+    if binary.path is None or binary.path.suffix != ".cubin":
+        return None
+    own = folder()
+    return None if own is None else Beside(own, binary.path.stem)
+
+
 def in_memory(stem: str, cubin: bytes) -> Path:
     """A path from which the driver can load `cubin` though no cache folder can be written."""
     if hasattr(os, "memfd_create"):
