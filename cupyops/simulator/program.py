@@ -19,8 +19,7 @@ from .machine.machine import Machine
 from .machine.state import State
 from .memory import Allocation, Memory
 from .profile import Profile
-from .translate import Compiled, compile_kernel
-from .translate import kept
+from .translate import Compiled, compile_kernel, kept
 from .translate.calls import flatten
 from .translate.layout import function_addresses, lay_out
 from .translate.parser import parse

@@ -121,6 +121,8 @@ class Scheduler:
 
     def _choose(self) -> tuple[int, _Urgency] | None:
         """The next block: of those whose groups wait for nothing, if there are any. None: lanes have met instead."""
+        if len(self._ready) == 1 and self._chooser is None and not self._lacking and not self._spinning:
+            return next(iter(self._ready)), _Urgency.NONE
         held = self._lacking | self._spinning
         candidates = [number for number in self._ready if number not in held] if held else list(self._ready)
         if not candidates:

@@ -114,12 +114,13 @@ class Space:
         gaps: Gaps | None = None,
     ) -> None:
         """Every access lies within the `size` bytes of `where`, outside the gaps, and is aligned."""
-        if int(offset.min()) < 0 or int(offset.max()) + width > size:
-            raise self._outside(
-                group, (offset < 0) | (offset + width > size), offset, width, size, where, verb, pc, gaps
-            )
-        self.check_alignment(group, offset, width, verb, pc)
-        if gaps is not None and (bad := gaps.inside.take(offset + (width - 1))).any():
+        bits = int(np.bitwise_or.reduce(offset))  # mostly these alone say that all is well
+        if bits < 0 or bits + width > size or bits & (width - 1):
+            bad = (offset < 0) | (offset + width > size)
+            if bad.any():
+                raise self._outside(group, bad, offset, width, size, where, verb, pc, gaps)
+            self.check_alignment(group, offset, width, verb, pc)
+        if gaps is not None and np.count_nonzero(bad := gaps.inside[width - 1 :].take(offset)):
             raise self._outside(group, bad, offset, width, size, where, verb, pc, gaps)
 
     def _outside(

@@ -35,7 +35,7 @@ class Global(Space):
 
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         address = group.spread(address, np.uint64)
-        low, high = int(address.min()), int(address.max())
+        low, high = int(np.minimum.reduce(address)), int(np.maximum.reduce(address))
         allocation = self.state.memory.at(low)
         if (
             allocation is None

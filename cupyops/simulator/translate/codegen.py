@@ -153,11 +153,13 @@ def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Oper
         raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
 
 
-def _computes(opcode: str, modifiers: tuple[str, ...], operands: int, worst: bool) -> Callable[..., Any]:
-    """The function of an instruction that has one."""
+def _computes(opcode: str, modifiers: tuple[str, ...], operands: int, worst: bool, first: bool) -> Callable[..., Any]:
+    """The function of an instruction that has one, or what gives the `first` of its values alone."""
     operation = _resolve(opcode, modifiers, operands, worst)
     assert operation is not None
-    return operation.function
+    function = operation.first if first else operation.function
+    assert function is not None
+    return function
 
 
 class _KernelWriter:
@@ -615,10 +617,11 @@ class BlockWriter:
         if operation.seeded:
             arguments.insert(0, "m.seed")
         asked = instruction.opcode, instruction.modifiers, len(instruction.operands), self._kernel.worst
-        call = f"{self.bind(_computes, *asked)}({', '.join(arguments)})"
+        first = operation.first if len(destinations) == 1 else None
+        call = f"{self.bind(_computes, *asked, first is not None)}({', '.join(arguments)})"
         # a ufunc makes a new array; other functions may give back what they were given
-        alias = not isinstance(operation.function, np.ufunc)
-        if len(operation.gives) == 1 and not operation.carry_out:
+        alias = not isinstance(first or operation.function, np.ufunc)
+        if (first is not None or len(operation.gives) == 1) and not operation.carry_out:
             self.write(destinations[0], call, operation.gives[0], scalar=scalar, alias=alias)
             return
         names = [self.temporary() for _ in operation.gives]

@@ -162,7 +162,8 @@ def _wgmma(w: BlockWriter, instruction: Instruction) -> None:
     names = [w.temporary() for _ in destinations]
     operands = f"({d},), {first}, {w.read(b, 'u64')}, {w.read(scale_d, 'b1')}"
     flags_and_place = f"{scale_a}, {scale_b}, {transpose_a}, {transpose_b}, {w.is_unfenced}, {w.pc}"
-    w.emit(f"{', '.join(names)}, = m.matrices.wgmma(g, {w.bind(matrix.wgmma, instruction.modifiers)}, {operands}, {flags_and_place})")
+    bound = w.bind(matrix.wgmma, instruction.modifiers)
+    w.emit(f"{', '.join(names)}, = m.matrices.wgmma(g, {bound}, {operands}, {flags_and_place})")
     for register, name in zip(destinations, names):
         w.write(register, name, unit.d_type)
 
