@@ -25,7 +25,7 @@ from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.pointers import Pointers, held
 from ._kernel.launch.specialised import Specialised
 from ._kernel.launch.tensor_map import TensorMap
-from ._util import settings
+from ._util import settings, torch_private
 from ._util.allocations import EMPTY, Allocations
 from ._util.progress import Bar
 from .errors import InputError, LaunchError, SimulatorError
@@ -112,7 +112,8 @@ class Simulation:
 
     def __call__(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         """Run one launch; returns the simulator's `Report`."""
-        with _one_at_a_time:
+        # our own mode would look at each question about a tensor
+        with _one_at_a_time, torch_private.without_function_modes():
             return self._launch(specialised, device, configuration, args)
 
     def _launch(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:

@@ -206,7 +206,8 @@ class Program:
         )
         machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()
-        machine.run(progress)
+        with _no_collection():
+            machine.run(progress)
         seconds = time.perf_counter() - start
         counts = (state.thread_instructions, state.clock, machine.steps)
         return Report(listing.kernel, *extents, *counts, seconds, collected)
@@ -249,7 +250,7 @@ class Program:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection: translation makes many objects that stay, and looking through them takes half of its time."""
+    """No garbage collection: of the many objects that are made few are in cycles, and looking for those takes long."""
     enabled = gc.isenabled()
     gc.disable()
     try:
