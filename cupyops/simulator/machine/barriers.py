@@ -102,6 +102,11 @@ class Barriers:
             raise fault(BarrierFault, self._state.listing, group, without, what, pc)
         self._at_cluster[group.threads] = False
 
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether the last step did something without waiting for which others may go on."""
+        return self._check_arrivals
+
     def released(self) -> list[tuple[int, Index]]:
         """Who may go on because of what the last step did without waiting."""
         if not self._check_arrivals:

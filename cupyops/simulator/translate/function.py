@@ -31,6 +31,17 @@ class Members:
     register: int | None = None  # that holds the mask
 
 
+class Load(NamedTuple):
+    """What an instruction loads from each thread's address."""
+
+    dtype: Any
+    size: int  # bytes of an element
+    count: int
+    pc: int
+    strong: bool = False  # volatile, relaxed, acquire
+    constant: bool = False  # ld.global.nc
+
+
 class Made(NamedTuple):
     """A thing that generated text names, by what makes it: a function, unlike its results, can be written to a file."""
 
