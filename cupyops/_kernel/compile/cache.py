@@ -1,4 +1,5 @@
-"""The kernel cache on disk, in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it.
+"""The kernel cache on disk, in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it, and
+where it was simulated a .translated, what the simulator made of it.
 
 A cubin is code. In the user's own folder only that counts which no other user can have written. A damaged entry is a miss;
 a file appears under its name only when it is whole. How large the cache may become is in `room.py`.

@@ -68,11 +68,11 @@ class Space:
 
     def joined(self, group: Group, what: Load, parts: Iterable[tuple[Any, Any]]) -> Any:
         """What parts of a group have loaded, (their mask, the elements), for all of it."""
-        result = [np.empty(group.size, what.dtype) for _ in range(what.count)]
+        result = [np.empty(group.size, what.dtype) for _ in range(what.elements)]
         for mask, loaded in parts:
-            for values, part in zip(result, loaded if what.count > 1 else (loaded,)):
+            for values, part in zip(result, loaded if what.elements > 1 else (loaded,)):
                 values[mask] = part
-        return tuple(result) if what.count > 1 else result[0]
+        return tuple(result) if what.elements > 1 else result[0]
 
     def store(
         self, group: Group, address: Any, values: Sequence[Any], dtype: Any, size: int, pc: int, strong: bool = False

@@ -36,7 +36,7 @@ class Load(NamedTuple):
 
     dtype: Any
     size: int  # bytes of an element
-    count: int
+    elements: int
     pc: int
     strong: bool = False  # volatile, relaxed, acquire
     constant: bool = False  # ld.global.nc
