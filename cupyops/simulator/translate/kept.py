@@ -15,6 +15,8 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from .function import Compiled
 from .ptx import Function, Instruction, Module
 
@@ -60,10 +62,10 @@ def _seal(ptx: str, content: bytes) -> bytes:
 
 @functools.cache
 def _version() -> bytes:
-    """The simulator's own text, and how Python's code is stored."""
+    """The simulator's own text, how Python stores code, and NumPy, whose numbers the code names."""
     root = Path(__file__).resolve().parents[1]
     texts = [path.read_bytes() for path in sorted(root.rglob("*.py"))]
-    return hashlib.sha256(b"".join([importlib.util.MAGIC_NUMBER, *texts])).digest()
+    return hashlib.sha256(b"".join([importlib.util.MAGIC_NUMBER, np.__version__.encode(), *texts])).digest()
 
 
 def with_code(compiled: Compiled) -> Compiled:
