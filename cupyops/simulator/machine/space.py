@@ -64,7 +64,9 @@ class Space:
         parts = self.parts(group, address, size * count, "read", pc)
         if len(parts) == 1 and parts[0][0] is None:
             return take(group, *parts[0][1:])
-        return self.joined(group, what, ((mask, take(group.subset(mask), *rest)) for mask, *rest in parts))
+        masked = ((mask, region, position) for mask, region, position in parts if mask is not None)
+        loaded = ((mask, take(group.subset(mask), region, position)) for mask, region, position in masked)
+        return self.joined(group, what, loaded)
 
     def joined(self, group: Group, what: Load, parts: Iterable[tuple[Any, Any]]) -> Any:
         """What parts of a group have loaded, (their mask, the elements), for all of it."""
