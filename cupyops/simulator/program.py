@@ -125,7 +125,7 @@ class Program:
                     kernels[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
-            if self._place is not None:
+            if self._place is not None and kept.is_movable(kernels[key], at.keys()):
                 kernels[key] = kept.with_code(kernels[key])
                 self._place.write(kept.dump(self._ptx, self._translation, at.keys()))
         return kernels[key]

@@ -76,7 +76,9 @@ def test_faults_say_the_same():
 def test_another_form_of_a_kept_kernel_is_added():
     text, shelf = ptx(SUMS, "sums"), Shelf()
     first = launch(Program(text, place=shelf), "sums")
-    np.testing.assert_array_equal(launch(Program(text, place=shelf), "sums", approximate="worst"), first)
+    again = Program(text, place=shelf)
+    np.testing.assert_array_equal(launch(again, "sums"), first)  # a kernel that has run can be kept too
+    np.testing.assert_array_equal(launch(again, "sums", approximate="worst"), first)
     assert shelf.written == 2
     found = kept.load(text, shelf.content)
     assert sorted(worst for _, _, worst in found.kernels) == [False, True]
@@ -85,7 +87,7 @@ def test_another_form_of_a_kept_kernel_is_added():
 def test_addresses_of_variables_are_those_of_the_process():
     text, shelf = ptx(SUMS, "scaled"), Shelf()
     first = launch(Program(text, place=shelf), "scaled")
-    assert not kept.load(text, shelf.content).kernels
+    assert shelf.content is None
     program = Program(text, place=shelf)
     for _ in range(3):
         program.memory.allocate(np.zeros(4, np.uint8))

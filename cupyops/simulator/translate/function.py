@@ -55,6 +55,10 @@ class Names:
 
     given: dict[str, Any]
 
+    def __reduce__(self) -> tuple[type[Names], tuple[dict[str, Any]]]:
+        """Without the things themselves, some of which cannot be pickled."""
+        return Names, (self.given,)
+
     @cached_property
     def found(self) -> dict[str, Any]:
         """The things themselves."""

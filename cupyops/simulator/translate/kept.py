@@ -39,12 +39,15 @@ def dump(ptx: str, translation: Translation, variables: Set[str]) -> bytes:
         translation.module, functions={name: _outline(one) for name, one in translation.module.functions.items()}
     )
     kernels = {
-        key: _without_text(compiled)
-        for key, compiled in translation.kernels.items()
-        if variables.isdisjoint(compiled.layout.symbols)
+        key: _without_text(compiled) for key, compiled in translation.kernels.items() if is_movable(compiled, variables)
     }
     content = zlib.compress(pickle.dumps(Translation(module, kernels, is_whole=False), pickle.HIGHEST_PROTOCOL), 1)
     return _seal(ptx, content) + content
+
+
+def is_movable(compiled: Compiled, variables: Set[str]) -> bool:
+    """Whether another process can run the code: it names none of the module's `variables`."""
+    return variables.isdisjoint(compiled.layout.symbols)
 
 
 def load(ptx: str, kept: bytes) -> Translation | None:
