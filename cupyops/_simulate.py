@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._kernel.compile import architecture
+from ._kernel.compile import architecture, cache
 from ._kernel.compile.binary import Binary
 from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
@@ -25,7 +25,7 @@ from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.pointers import Pointers, held
 from ._kernel.launch.specialised import Specialised
 from ._kernel.launch.tensor_map import TensorMap
-from ._util import settings
+from ._util import settings, torch_private
 from ._util.allocations import EMPTY, Allocations
 from ._util.progress import Bar
 from .errors import InputError, LaunchError, SimulatorError
@@ -114,7 +114,8 @@ class Simulation:
 
     def __call__(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         """Run one launch; returns the simulator's `Report`."""
-        with _one_at_a_time:
+        # our own mode would look at each question about a tensor
+        with _one_at_a_time, torch_private.without_function_modes():
             return self._launch(specialised, device, configuration, args)
 
     def _launch(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
@@ -279,7 +280,8 @@ def _program(specialised: Specialised, arch: str) -> tuple[Any, Binary, tuple[si
         shared = specialised.shared if specialised.symbols(binary) else None
         program = None if shared is None else shared.module(arch, binary)
         if program is None:
-            program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
+            texts = {source.name: source.text, **source.includes}
+            program = Program(binary.ptx, memory=_memory(), sources=texts, place=cache.beside(binary))
             if shared is not None:
                 shared.add(arch, binary, program)
         by_arch[arch] = program, binary, specialised.arguments(binary)

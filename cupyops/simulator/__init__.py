@@ -60,5 +60,6 @@ def __getattr__(name: str) -> Any:
     if name in ("MAX_STEPS", "Pointer", "Program", "Report"):
         from . import program
 
-        return getattr(program, name)
+        found = globals()[name] = getattr(program, name)  # so that this is asked once
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +19,11 @@ from .machine.machine import Machine
 from .machine.state import State
 from .memory import Allocation, Memory
 from .profile import Profile
-from .translate import Compiled, compile_kernel
+from .translate import Compiled, compile_kernel, kept
 from .translate.calls import flatten
 from .translate.layout import function_addresses, lay_out
 from .translate.parser import parse
-from .translate.ptx import SIZES, Function, Variable
+from .translate.ptx import SIZES, Function, Module, Variable
 
 MAX_STEPS = 200_000  # of the scheduler, for each batch of blocks
 _MAX_THREADS = 1024
@@ -56,6 +56,16 @@ class Report:
     profile: Profile | None = None
 
 
+class Place(Protocol):
+    """Place in which the translation of one PTX text is kept."""
+
+    def read(self) -> bytes | None:
+        """Return the content written last, or None."""
+
+    def write(self, content: bytes) -> None:
+        """Keep it."""
+
+
 class Program:
     """The kernels of one PTX text.
 
@@ -63,6 +73,7 @@ class Program:
         ptx: what NVRTC wrote.
         memory: where the module's variables live, and the arguments of launches; a new one if left out.
         sources: file name -> text of the .cu files, for excerpts in messages and reports.
+        place: where its translation is kept for the next process; nowhere if left out. Nobody else may write there.
 
     Raises:
         InvalidPtx: the text cannot be read.
@@ -73,14 +84,27 @@ class Program:
         >>> program.launch("fill", (1,), (8,), [Pointer(x), np.float32(2)])
     """
 
-    def __init__(self, ptx: str, *, memory: Memory | None = None, sources: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        ptx: str,
+        *,
+        memory: Memory | None = None,
+        sources: Mapping[str, str] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        self._ptx, self._place = ptx, place
         with _no_collection():
-            self.module = parse(ptx)
+            found = kept.load(ptx, place.read() or b"") if place is not None else None
+            self._translation = found or kept.Translation(parse(ptx))
         self.memory = memory if memory is not None else Memory()
         self.sources = dict(sources or {})
         self.variables = self._variables()
-        self._compiled: dict[tuple[str, bool, bool], Compiled] = {}
         self._static_shared: dict[str, int] = {}
+
+    @property
+    def module(self) -> Module:
+        """Declarations of the text; without the bodies of functions, if the translation was kept."""
+        return self._translation.module
 
     def kernels(self) -> list[str]:
         """The names of the kernels."""
@@ -92,22 +116,28 @@ class Program:
         `worst`: its approximate instructions have the error that the PTX manual allows.
         """
         key = name, clusters, worst
-        if key not in self._compiled:
-            function = self._function(name)
+        kernels = self._translation.kernels
+        if key not in kernels:
+            function = self._function(name, whole=True)
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
             try:
                 with _no_collection():
-                    self._compiled[key] = compile_kernel(self.module, function, at, clusters, worst)
+                    kernels[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
-        return self._compiled[key]
+            if self._place is not None and kept.is_movable(kernels[key], at.keys()):
+                kernels[key] = kept.with_code(kernels[key])
+                self._place.write(kept.dump(self._ptx, self._translation, at.keys()))
+        return kernels[key]
 
     def static_shared(self, name: str) -> int:
         """Bytes of the `__shared__` variables that a kernel uses, as a GPU lays them out."""
         if name not in self._static_shared:
-            self._static_shared[name] = lay_out(
-                self.module, flatten(self.module, self._function(name)), {}
-            ).static_shared
+            layouts = [one.layout for (kernel, *_), one in self._translation.kernels.items() if kernel == name]
+            if not layouts:
+                function = self._function(name, whole=True)
+                layouts = [lay_out(self.module, flatten(self.module, function), {})]
+            self._static_shared[name] = layouts[0].static_shared
         return self._static_shared[name]
 
     def launch(
@@ -176,12 +206,16 @@ class Program:
         )
         machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()
-        machine.run(progress)
+        with _no_collection():
+            machine.run(progress)
         seconds = time.perf_counter() - start
         counts = (state.thread_instructions, state.clock, machine.steps)
         return Report(listing.kernel, *extents, *counts, seconds, collected)
 
-    def _function(self, name: str) -> Function:
+    def _function(self, name: str, whole: bool = False) -> Function:
+        """A kernel, with the bodies of all functions there if it is to be `whole`."""
+        if whole and not self._translation.is_whole:
+            self._translation = kept.Translation(parse(self._ptx), self._translation.kernels)
         function = self.module.functions.get(name)
         if function is None or not function.entry:
             raise LaunchRefused(f"the PTX has no kernel {name}; it has {', '.join(self.kernels()) or 'none'}")
@@ -216,7 +250,7 @@ class Program:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection: translation makes many objects that stay, and looking through them takes half of its time."""
+    """No garbage collection: of the many objects that are made few are in cycles, and looking for those takes long."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,5 @@
-"""The kernel cache on disk, in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it.
+"""The kernel cache on disk, in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it, and
+where it was simulated a .translated, what the simulator made of it.
 
 A cubin is code. In the user's own folder only that counts which no other user can have written. A damaged entry is a miss;
 a file appears under its name only when it is whole. How large the cache may become is in `room.py`.
@@ -214,6 +215,33 @@ def _read(path: Path, private: bool) -> bytes:
         if not stat.S_ISREG(status.st_mode) or (private and (is_foreign(status) or status.st_mode & 0o022)):
             raise PermissionError(f"{path} is not to be trusted")
         return file.read()
+
+
+class Beside:
+    """A file beside a kernel's others: what the simulator has made of its PTX."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self._path = folder / f"{stem}.translated"
+
+    def read(self) -> bytes | None:
+        """Its content, if nobody else can have written it."""
+        try:
+            return _read(self._path, private=True)
+        except OSError:
+            return None
+
+    def write(self, content: bytes) -> None:
+        """Give it another content, if it can be written."""
+        with suppress(OSError):
+            _replace(self._path, content)
+
+
+def beside(binary: Binary) -> Beside | None:
+    """The place for it in the user's own folder; None for a kernel that has no file, or where no folder can be had."""
+    if binary.path is None or binary.path.suffix != ".cubin":
+        return None
+    own = folder()
+    return None if own is None else Beside(own, binary.path.stem)
 
 
 def in_memory(stem: str, cubin: bytes) -> Path:

@@ -21,7 +21,7 @@ DEFAULT_LIMIT = 4 << 30  # bytes
 _FILLED = 0.9  # of the limit, which the entries that stay may fill: not every new one is to remove another
 _RECENT = 3600.0  # seconds; what was used since may be about to be loaded, and stays whatever the limit
 _OFTEN = 60.0  # seconds between two looks at the size in one process, and between two notes of one entry's use
-_SUFFIXES = (".json", ".cubin")  # in the order of removal: nothing vouches for a lone cubin
+_SUFFIXES = (".json", ".cubin", ".translated")  # in the order of removal: nothing vouches for a lone cubin
 
 _looked = -_OFTEN  # when this process last looked at the size
 

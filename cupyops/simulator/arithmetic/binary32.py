@@ -11,7 +11,7 @@ from .operation import Function
 _F64 = np.float64
 _LOW29 = np.uint64((1 << 29) - 1)
 _HALF29 = np.uint64(1 << 28)
-_SUBNORMAL32 = _F64(2.0**-126)
+_SUBNORMAL32 = np.float32(2.0**-126)
 
 
 def add32(rounding: str) -> Function:
@@ -46,7 +46,7 @@ def fma32(a: Any, b: Any, c: Any) -> Any:
     total = np.add(product, c, dtype=_F64)
     result = total.astype(np.float32)
     doubtful = (total.view(np.uint64) & _LOW29) == _HALF29
-    small = np.abs(total) < _SUBNORMAL32
+    small = np.abs(result) <= _SUBNORMAL32
     if np.count_nonzero(small):
         doubtful |= small & (total != 0)  # a sum of zero is exact
     return repair(result, doubtful, lambda p, addend: odd_sum(p, addend).astype(np.float32), product, c)

@@ -83,7 +83,7 @@ def set_predicates(instruction: Instruction) -> Operation:
         return holds, ~holds
 
     if combine is None:
-        return Operation(plain, (view, view), ("b1", "b1"))
+        return Operation(plain, (view, view), ("b1", "b1"), first=compare)
 
     def combined(a: Any, b: Any, predicate: Any) -> Any:
         holds = compare(a, b)

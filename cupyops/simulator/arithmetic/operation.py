@@ -52,6 +52,7 @@ class Operation:
     carry_in: bool = False  # the function's last argument is the carry flag
     carry_out: bool = False  # the function's last returned value is the carry flag
     seeded: bool = False  # the function's first argument is a seed, by which errors are drawn
+    first: Function | None = None  # gives the first value alone, where that is less work
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .knowledge import merged
-from .state import PC_MASK, State
+from .state import State
 
 _BARRIERS = 16  # of each block
 CLUSTER = -1  # the number by which barrier.cluster is known here
@@ -101,6 +101,11 @@ class Barriers:
             what = "waits at the cluster's barrier without having arrived there by barrier.cluster.arrive"
             raise fault(BarrierFault, self._state.listing, group, without, what, pc)
         self._at_cluster[group.threads] = False
+
+    @property
+    def has_arrivals(self) -> bool:
+        """True if the last step arrived somewhere without waiting, so that other threads may go on."""
+        return self._check_arrivals
 
     def released(self) -> list[tuple[int, Index]]:
         """Release the threads that may go on because of what the last step did without waiting."""
@@ -219,8 +224,7 @@ class Barriers:
             for block in np.flatnonzero(done):
                 state.reached.pop(int(block), None)
             done = done & ~relaxed  # who only says that it is there orders no accesses
-        state.epoch[done] += 1
-        state.synced[done] = state.now(PC_MASK)
+        state.pass_barrier(done)
         if number == CLUSTER:
             state.cluster_epoch[done] = state.epoch[done]
             if self._shadow is not None:

@@ -16,8 +16,8 @@ from .faults import fault
 from .granules import split
 from .group import Group
 from .knowledge import LATER, Series
-from .shared_records import EPOCH_SHIFT, IN_FLIGHT, NEVER, Access, Record, first_of, pc_of, thread_of, warp_of
-from .state import State
+from .shared_records import IN_FLIGHT, NEVER, Access, Record, first_of, pc_of, thread_of, warp_of
+from .state import EPOCH_SHIFT, State
 from .tickets import Tickets
 
 _WAITS = {

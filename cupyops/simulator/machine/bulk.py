@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import Misaligned, OutOfBounds
 from ..tensormap import TensorMap
+from ..translate.function import Load
 from . import tiles
 from .arrivals import Arrival, Arrivals
 from .atomics import Atomics
@@ -282,7 +283,7 @@ class Bulk:
 
     def _gather_global(self, group: Group, addresses: np.ndarray, pc: int) -> np.ndarray:
         many = Group(group.batch, np.repeat(group.threads, len(addresses)), len(addresses))
-        return self._spaces.global_.load(many, addresses, np.uint8, 1, 1, pc)
+        return self._spaces.global_.load(many, addresses, Load(np.uint8, 1, 1, pc))
 
 
 def _bytes(addresses: np.ndarray, size: int) -> np.ndarray:

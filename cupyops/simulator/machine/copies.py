@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..memory import WORDS
+from ..translate.function import Load
 from .group import Group
 from .mbarriers import MBarriers
 from .spaces import Spaces
@@ -81,11 +82,15 @@ class Copies:
         """The first `count` bytes at each address, which is a multiple of `size`; zeros behind them."""
         self._spaces.global_.check_alignment(group, source, size, "asynchronous copy", pc)
         if count == size:
-            return self._spaces.global_.load(group, source, WORDS[size], size, 1, pc).view(np.uint8).reshape(-1, size)
+            return (
+                self._spaces.global_.load(group, source, Load(WORDS[size], size, 1, pc))
+                .view(np.uint8)
+                .reshape(-1, size)
+            )
         element = min(count & -count, 4)  # the largest power of two that divides it
         dtype = {1: np.uint8, 2: np.uint16, 4: np.uint32}[element]
         columns = [
-            self._spaces.global_.load(group, source + np.uint64(start), dtype, element, 1, pc)
+            self._spaces.global_.load(group, source + np.uint64(start), Load(dtype, element, 1, pc))
             for start in range(0, count, element)
         ]
         return _padded(columns, size)

@@ -24,31 +24,8 @@ class Batch:
         self.warps_per_block = -(-self.threads_per_block // 32)
         self.warps = self.blocks * self.warps_per_block
         self.whole_warps = self.threads_per_block % 32 == 0
-        self.per_thread = self._registers(cluster)
+        self.per_thread = _PerThread(self, cluster)
         self.shuffles: dict[tuple[str, int, int] | None, tuple[np.ndarray, np.ndarray]] = {}  # found out once
-
-    def _registers(self, cluster: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """The special registers, one array each, and the numbers by which the machine finds a thread's things."""
-        thread = np.arange(self.threads)
-        local = thread % self.threads_per_block
-        block = thread // self.threads_per_block
-        number = self.block_numbers[block]
-        warp = block * self.warps_per_block + local // 32
-        registers = {
-            "thread": thread,
-            "block": block,
-            "warp": warp,
-            "slot": warp * 32 + local % 32,  # where a lane stands among all lanes of all warps, the missing ones too
-            "laneid": local % 32,
-            "warpid": local // 32,
-        }
-        registers |= _axes("tid", local, self.block_shape) | _axes("ctaid", number, self.grid)
-        position = [registers[f"ctaid_{axis}"] % extent for axis, extent in zip("xyz", cluster)]
-        registers |= {f"cluster_ctaid_{axis}": value for axis, value in zip("xyz", position)}
-        registers |= {f"clusterid_{axis}": registers[f"ctaid_{axis}"] // extent for axis, extent in zip("xyz", cluster)}
-        registers["cluster_ctarank"] = position[0] + cluster[0] * (position[1] + cluster[1] * position[2])
-        numbers = ("thread", "block", "warp", "slot")
-        return {name: value if name in numbers else value.astype(np.uint32) for name, value in registers.items()}
 
     def block_name(self, block: int) -> str:
         """(x,y,z) of the batch's block number `block`."""
@@ -60,9 +37,45 @@ class Batch:
         return f"thread {_triple(local, self.block_shape)} of block {self.block_name(block)}"
 
 
-def _axes(name: str, number: np.ndarray, extents: tuple[int, ...]) -> dict[str, np.ndarray]:
+class _PerThread(dict[str, np.ndarray]):
+    """The special registers, one array each, and the numbers by which the machine finds a thread's things.
+
+    Each is worked out at first use.
+    """
+
+    def __init__(self, batch: Batch, cluster: tuple[int, ...]) -> None:
+        super().__init__()
+        self._batch, self._cluster = batch, cluster
+
+    def __missing__(self, name: str) -> np.ndarray:
+        value = self._found(name)
+        self[name] = value if name in ("thread", "block", "warp", "slot") else value.astype(np.uint32)
+        return self[name]
+
+    def _found(self, name: str) -> np.ndarray:
+        batch = self._batch
+        thread = np.arange(batch.threads)
+        local, block = thread % batch.threads_per_block, thread // batch.threads_per_block
+        if name in ("thread", "block"):
+            return thread if name == "thread" else block
+        if name in ("laneid", "warpid"):
+            return local % 32 if name == "laneid" else local // 32
+        if name in ("warp", "slot"):
+            warp = block * batch.warps_per_block + local // 32
+            return warp if name == "warp" else warp * 32 + local % 32  # among all lanes of all warps, missing ones too
+        if name == "cluster_ctarank":
+            x, y, z = (self[f"cluster_ctaid_{axis}"].astype(np.int64) for axis in "xyz")
+            return x + self._cluster[0] * (y + self._cluster[1] * z)
+        register, axis = name.rsplit("_", 1)
+        if register == "tid":
+            return _along(axis, local, batch.block_shape)
+        position, extent = _along(axis, batch.block_numbers[block], batch.grid), self._cluster["xyz".index(axis)]
+        return {"ctaid": position, "cluster_ctaid": position % extent, "clusterid": position // extent}[register]
+
+
+def _along(axis: str, number: np.ndarray, extents: tuple[int, ...]) -> np.ndarray:
     x, y, _ = extents
-    return {f"{name}_x": number % x, f"{name}_y": number // x % y, f"{name}_z": number // (x * y)}
+    return number % x if axis == "x" else number // x % y if axis == "y" else number // (x * y)
 
 
 def _triple(number: int, extents: tuple[int, ...]) -> str:

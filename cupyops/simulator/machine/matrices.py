@@ -9,6 +9,7 @@ import numpy as np
 from .. import matrix
 from ..errors import OutOfBounds
 from ..memory import WORDS
+from ..translate.function import Load
 from .faults import fault
 from .group import Group
 from .products import Products
@@ -73,7 +74,7 @@ class Matrices:
         """wmma.load: a fragment from memory, row by row."""
         target, places = self._items(group, unit, space, address, stride, pc)
         dtype = _UNSIGNED[unit.item_bytes]
-        items = [target.load(group, place, dtype, unit.item_bytes, 1, pc) for place in places]
+        items = [target.load(group, place, Load(dtype, unit.item_bytes, 1, pc)) for place in places]
         return unit.pack(np.stack(items, axis=-1))
 
     def wmma_store(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceAssert, OutOfBounds, Trap
+from ..translate.function import Load
 from .faults import fault
 from .group import Group
 from .spaces import Spaces
@@ -86,11 +87,11 @@ class Runtime:
     # --- reading what the thread means ---
 
     def _argument(self, group: Group, place: int, dtype: Any, pc: int) -> np.ndarray:
-        return self._spaces.local.load(group, np.uint64(place), dtype, np.dtype(dtype).itemsize, 1, pc)
+        return self._spaces.local.load(group, np.uint64(place), Load(dtype, np.dtype(dtype).itemsize, 1, pc))
 
     def _value(self, one: Group, address: int, dtype: Any, pc: int) -> Any:
         where = np.array([address], np.uint64)
-        return self._spaces.generic.load(one, where, dtype, np.dtype(dtype).itemsize, 1, pc)[0]
+        return self._spaces.generic.load(one, where, Load(dtype, np.dtype(dtype).itemsize, 1, pc))[0]
 
     def _string(self, one: Group, address: int, pc: int) -> str:
         allocation = self._state.memory.at(address)

@@ -95,8 +95,30 @@ class Scheduler:
         self._spinning.discard(number)
         if self.steps > self._limit:
             raise self._too_long(block)
+        result = self._run(block, group)
+        while (following := self._straight_on(block, group, result)) is not None:
+            self.steps += 1
+            if self.steps > self._limit:
+                raise self._too_long(following)
+            block = following
+            result = self._run(block, group)
+        self._go_on(block, group, result)
+
+    def _run(self, block: CompiledBlock, group: Group) -> Any:
         self._state.spinning = self._state.progressed = False
-        self._go_on(block, group, self._run_block(block, group))
+        return self._run_block(block, group)
+
+    def _straight_on(self, block: CompiledBlock, group: Group, result: Any) -> CompiledBlock | None:
+        """The block to which the whole group goes, where nobody else could run before it; None: ask who is next."""
+        if self._ready or self._lacking or self._spinning or self._halfway or self._chooser is not None:
+            return None
+        if block.ends not in ("jump", "branch") or self._state.spinning or self.barriers.has_arrivals:
+            return None
+        target = block.targets[0] if block.ends == "jump" else _one_way(block, group, result)
+        if target is None:
+            return None
+        following = self._state.code.blocks[target]
+        return following if following.members is None else None
 
     def _go_on(self, block: CompiledBlock, group: Group, result: Any) -> None:
         """The group has run the block: on to the next ones."""
@@ -121,6 +143,8 @@ class Scheduler:
 
     def _choose(self) -> tuple[int, _Urgency] | None:
         """The next block: of those whose groups wait for nothing, if there are any. None: lanes have met instead."""
+        if len(self._ready) == 1 and self._chooser is None and not self._lacking and not self._spinning:
+            return next(iter(self._ready)), _Urgency.NONE
         held = self._lacking | self._spinning
         candidates = [number for number in self._ready if number not in held] if held else list(self._ready)
         if not candidates:
@@ -312,14 +336,19 @@ class Scheduler:
             self._since[target] = self.steps
 
 
-def _branch(block: CompiledBlock, group: Group, condition: Any) -> list[tuple[int, Index]]:
+def _one_way(block: CompiledBlock, group: Group, condition: Any) -> int | None:
+    """Return the block to which a branch leads the whole group, or None if its threads part."""
     taken, otherwise = block.targets
     if not isinstance(condition, np.ndarray) or condition.ndim == 0:
-        return [(taken if condition else otherwise, group.index)]
+        return taken if condition else otherwise
     count = int(np.count_nonzero(condition))
-    if count == group.size:
-        return [(taken, group.index)]
-    if count == 0:
-        return [(otherwise, group.index)]
+    return taken if count == group.size else None if count else otherwise
+
+
+def _branch(block: CompiledBlock, group: Group, condition: Any) -> list[tuple[int, Index]]:
+    target = _one_way(block, group, condition)
+    if target is not None:
+        return [(target, group.index)]
+    taken, otherwise = block.targets
     threads = group.threads
     return [(taken, threads[condition]), (otherwise, threads[~condition])]

@@ -11,10 +11,9 @@ import numpy as np
 
 from .granules import split
 from .group import Group
-from .state import State
+from .state import EPOCH_SHIFT, State
 
 # When: the block's epoch and the warp's, in one number that only grows; below zero where there is no time.
-EPOCH_SHIFT = 32
 NEVER, IN_FLIGHT = -1, -4
 # Who: warp, thread and instruction, in one number. All ones stand for several threads, and for warps of several blocks;
 # from _SEVERAL_WARPS on there is a number for several warps of each block.
@@ -66,9 +65,12 @@ class Access:
         self.verb, self.group, self.granule, self.pc = verb, group, granule, pc
         self.warps_per_block = group.batch.warps_per_block
         self._state, self._owner = state, owner
-        self._warp_epoch = state.warp_epoch.copy()
-        self.epoch = (state.epoch << EPOCH_SHIFT).take(owner)[None]
-        self.horizon = self.epoch if state.cluster_size == 1 else self._horizon()
+        self._warp_epoch = state.warp_epoch
+        if state.cluster_size == 1:
+            self.epoch = self.horizon = state.epochs(group)
+        else:
+            self.epoch = (state.epoch << EPOCH_SHIFT).take(owner)[None]
+            self.horizon = self._horizon()
 
     def _horizon(self) -> np.ndarray:
         """Time since which accesses count, as of now, which may be later than the access."""
@@ -161,17 +163,23 @@ class Record:
 
 
 class Reads:
-    """The reads: at once only the epoch in which each granule was last read, and who and when on demand."""
+    """The reads: kept as they come, and sorted out only where a write follows in the same epoch.
 
-    def __init__(self, granules: int) -> None:
+    First the epoch in which each granule was last read is found out, then who read it and when.
+    """
+
+    def __init__(self, state: State, granules: int) -> None:
+        self._state = state
         self._record: Record | None = None
         self._epoch = np.full(granules, NEVER, np.int64)
         self._log: list[Access] = []  # in order, those that the record does not have yet
         self._logged = 0  # granules in the log
+        self._dated = 0  # how many of the log `_epoch` has already
+        self._latest = -1  # the latest epoch of any block when there was a read
 
     def note(self, access: Access) -> None:
         """Remember a read."""
-        self._epoch[access.granule] = access.epoch
+        self._latest = self._state.latest_epoch
         self._log.append(access)
         self._logged += access.granule.size
         if self._logged > _LOG_GRANULES:
@@ -179,6 +187,10 @@ class Reads:
 
     def recent(self, access: Access) -> Record | None:
         """Return the record of reads, if anybody has read these granules in this epoch."""
+        if self._state.cluster_size == 1 and self._latest < self._state.least_epoch:
+            self._clear()  # all blocks have come through a barrier since
+            return None
+        self._date()
         if not np.count_nonzero(self._epoch.take(access.granule) >= access.horizon):
             return None
         self._settle()
@@ -199,14 +211,24 @@ class Reads:
 
     def _settle(self) -> None:
         """Move logged reads of the current epoch to the record."""
+        self._date()
         for access in self._log:
             if access.is_past:
                 continue
             if self._record is None:
                 self._record = Record(len(self._epoch))
             self._record.note(access)
+        self._clear()
+
+    def _date(self) -> None:
+        """Note when granules were read."""
+        for access in self._log[self._dated :]:
+            self._epoch[access.granule] = access.epoch
+        self._dated = len(self._log)
+
+    def _clear(self) -> None:
         self._log.clear()
-        self._logged = 0
+        self._logged = self._dated = 0
 
 
 def _merged(one: np.ndarray, other: np.ndarray, per_block: int) -> np.ndarray:

@@ -17,7 +17,6 @@ from .faults import fault
 from .granules import COARSEST, Granules
 from .group import Group
 from .shared_records import (
-    EPOCH_SHIFT,
     IN_FLIGHT,
     PC_MASK,
     SEVERAL_THREADS,
@@ -29,7 +28,7 @@ from .shared_records import (
     thread_of,
     warp_of,
 )
-from .state import State
+from .state import EPOCH_SHIFT, State
 
 
 class SharedShadow:
@@ -43,7 +42,8 @@ class SharedShadow:
         self._state = state
         self._granules = Granules(granule)
         count = len(state.shared_memory.buffer) // COARSEST
-        self._writes, self._reads = Record(count), Reads(count)
+        self._writes, self._reads = Record(count), Reads(state, count)
+        self._latest = -1  # the latest epoch of any block when there was a write
         self._atomics: Record | None = None
         self._has_copies = False
         self._beside = Beside(state, self._writes, self._place) if state.code.beside else None
@@ -55,7 +55,7 @@ class SharedShadow:
         access = self._access("read", group, position, width, pc)
         written = self._writes.when.take(access.granule)
         self._readable(access, written)
-        self._against(self._writes, written, "written", access)
+        self._against_writes(access, written)
         if self._atomics is not None:
             self._against(self._atomics, self._atomics.when.take(access.granule), "updated atomically", access)
         self._reads.note(access)
@@ -82,13 +82,14 @@ class SharedShadow:
             self._atomics = Record(len(self._writes.who))
         written = self._writes.when.take(access.granule)
         self._readable(access, written)
-        self._against(self._writes, written, "written", access)
+        self._against_writes(access, written)
         self._against_reads(access)
         self._atomics.note(access)
 
     def landed(self, group: Group, position: np.ndarray, width: int) -> None:
         """A cp.async has landed: from here on it is a write by the thread that waited."""
         access = self._access("write", group, position, width, 0)
+        self._latest = self._state.latest_epoch
         self._writes.when[access.granule] = access.when  # `who` is the copy's still
 
     # --- what goes on beside the threads ---
@@ -195,7 +196,7 @@ class SharedShadow:
         """
         granule = access.granule
         written = self._writes.when.take(granule)
-        self._against(self._writes, written, "written", access, changes)
+        self._against_writes(access, written, changes)
         if self._against_reads(access):
             self._reads.forget(granule)
         if self._atomics is not None:
@@ -205,6 +206,7 @@ class SharedShadow:
         if self._beside is not None:
             self._beside.overwrite(access, in_flight)
         self._has_copies |= in_flight
+        self._latest = self._state.latest_epoch
         self._writes.who[granule] = access.who
         self._writes.when[granule] = IN_FLIGHT if in_flight else access.when
 
@@ -223,6 +225,12 @@ class SharedShadow:
             detail = self._beside.told_to(place, detail)
         guilty = bad.any(axis=0)
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
+
+    def _against_writes(
+        self, access: Access, written: np.ndarray, changes: Callable[[], np.ndarray] | None = None
+    ) -> None:
+        if self._state.cluster_size > 1 or self._latest >= self._state.least_epoch:
+            self._against(self._writes, written, "written", access, changes)
 
     def _against_reads(self, access: Access) -> bool:
         """Check an access against reads of this epoch; return True if there were any."""

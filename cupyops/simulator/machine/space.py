@@ -5,13 +5,14 @@ A space turns addresses into positions within one or several `Region`s; reading 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import Misaligned, OutOfBounds
 from ..memory import Region
+from ..translate.function import Load
 from .faults import fault
 from .group import Group, Selection
 from .state import Gaps, State
@@ -50,36 +51,30 @@ class Space:
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         """Checks on a write."""
 
-    def load(
-        self,
-        group: Group,
-        address: Any,
-        dtype: Any,
-        size: int,
-        count: int,
-        pc: int,
-        strong: bool = False,
-        constant: bool = False,
-    ) -> Any:
-        """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire.
-
-        `constant`: ld.global.nc.
-        """
-        if strong:
+    def load(self, group: Group, address: Any, what: Load) -> Any:
+        """The elements at each thread's address: an array, or a tuple of several."""
+        if what.strong:
             self.state.spinning = True  # perhaps a flag that another thread is to set
+        dtype, size, count, pc, strong, constant = what
+
+        def take(part: Group, region: Region, position: np.ndarray) -> Any:
+            self.before_read(part, Access(region, position, size * count, pc, strong, constant))
+            return region.take(position, dtype, size, count)
+
         parts = self.parts(group, address, size * count, "read", pc)
         if len(parts) == 1 and parts[0][0] is None:
-            _, region, position = parts[0]
-            self.before_read(group, Access(region, position, size * count, pc, strong, constant))
-            return region.take(position, dtype, size, count)
-        result = [np.empty(group.size, dtype) for _ in range(count)]
-        for mask, region, position in parts:
-            assert mask is not None
-            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong, constant))
-            taken = region.take(position, dtype, size, count)
-            for values, part in zip(result, taken if count > 1 else (taken,)):
+            return take(group, *parts[0][1:])
+        masked = ((mask, region, position) for mask, region, position in parts if mask is not None)
+        loaded = ((mask, take(group.subset(mask), region, position)) for mask, region, position in masked)
+        return self.joined(group, what, loaded)
+
+    def joined(self, group: Group, what: Load, parts: Iterable[tuple[Any, Any]]) -> Any:
+        """Join the loads of parts of a group, each (mask, elements), to those of the whole group."""
+        result = [np.empty(group.size, what.dtype) for _ in range(what.elements)]
+        for mask, loaded in parts:
+            for values, part in zip(result, loaded if what.elements > 1 else (loaded,)):
                 values[mask] = part
-        return tuple(result) if count > 1 else result[0]
+        return tuple(result) if what.elements > 1 else result[0]
 
     def store(
         self, group: Group, address: Any, values: Sequence[Any], dtype: Any, size: int, pc: int, strong: bool = False
@@ -114,12 +109,13 @@ class Space:
         gaps: Gaps | None = None,
     ) -> None:
         """Every access lies within the `size` bytes of `where`, outside the gaps, and is aligned."""
-        if int(offset.min()) < 0 or int(offset.max()) + width > size:
-            raise self._outside(
-                group, (offset < 0) | (offset + width > size), offset, width, size, where, verb, pc, gaps
-            )
-        self.check_alignment(group, offset, width, verb, pc)
-        if gaps is not None and (bad := gaps.inside.take(offset + (width - 1))).any():
+        bits = int(np.bitwise_or.reduce(offset))  # mostly these alone say that all is well
+        if bits < 0 or bits + width > size or bits & (width - 1):
+            bad = (offset < 0) | (offset + width > size)
+            if bad.any():
+                raise self._outside(group, bad, offset, width, size, where, verb, pc, gaps)
+            self.check_alignment(group, offset, width, verb, pc)
+        if gaps is not None and np.count_nonzero(bad := gaps.inside[width - 1 :].take(offset)):
             raise self._outside(group, bad, offset, width, size, where, verb, pc, gaps)
 
     def _outside(

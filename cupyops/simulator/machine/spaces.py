@@ -11,6 +11,7 @@ import numpy as np
 from .. import memory
 from ..errors import OutOfBounds, Race
 from ..memory import Allocation
+from ..translate.function import Load
 from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Group, Selection
@@ -35,7 +36,7 @@ class Global(Space):
 
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         address = group.spread(address, np.uint64)
-        low, high = int(address.min()), int(address.max())
+        low, high = int(np.minimum.reduce(address)), int(np.maximum.reduce(address))
         allocation = self.state.memory.at(low)
         if (
             allocation is None
@@ -289,29 +290,13 @@ class Generic(Space):
         super().__init__(state)
         self._spaces = spaces  # global, shared, local, parameters: by the number in the address
 
-    def load(
-        self,
-        group: Group,
-        address: Any,
-        dtype: Any,
-        size: int,
-        count: int,
-        pc: int,
-        strong: bool = False,
-        constant: bool = False,
-    ) -> Any:
-        address = group.spread(address, np.uint64)
-        pieces = self.split(group, address, pc)
+    def load(self, group: Group, address: Any, what: Load) -> Any:
+        pieces = self.split(group, group.spread(address, np.uint64), what.pc)
         if len(pieces) == 1:
             space, _, own = pieces[0]
-            return space.load(group, own, dtype, size, count, pc, strong)
-        result = [np.empty(group.size, dtype) for _ in range(count)]
-        for space, mask, own in pieces:
-            assert mask is not None
-            loaded = space.load(group.subset(mask), own, dtype, size, count, pc, strong)
-            for values, part in zip(result, loaded if count > 1 else (loaded,)):
-                values[mask] = part
-        return tuple(result) if count > 1 else result[0]
+            return space.load(group, own, what)
+        loaded = ((mask, space.load(group.subset(mask), own, what)) for space, mask, own in pieces if mask is not None)
+        return self.joined(group, what, loaded)
 
     def store(
         self, group: Group, address: Any, values: Sequence[Any], dtype: Any, size: int, pc: int, strong: bool = False

@@ -20,6 +20,7 @@ _RANK_SHIFT = 24  # shared addresses of a cluster: the offset below, the rank of
 _RANK_MASK = 0xFF
 _PC_BITS = 20
 PC_MASK = (1 << _PC_BITS) - 1
+EPOCH_SHIFT = 32  # of a moment in shared memory: the block's epoch from here on, the warp's below
 
 
 class Reach(NamedTuple):
@@ -63,9 +64,11 @@ class State:
     local_written: np.ndarray  # which bytes of it hold a value; empty where that is not asked
     registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
     epoch: np.ndarray  # barriers passed, by block
+    least_epoch: int  # of any block
+    latest_epoch: int
     has_met: np.ndarray  # whether the block's cluster has met at all
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
-    warp_epoch: np.ndarray  # by warp
+    warp_epoch: np.ndarray  # by warp; never changed, but replaced, so that an access can hold on to what it was
     lane_epochs: LaneOrder  # where some lanes of a warp have met without the others, by epochs of the warp
     lane_times: LaneOrder  # and by time
     synced: np.ndarray  # when the block's threads last came through a barrier (`now`), by block
@@ -121,6 +124,7 @@ class State:
         self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
         self.local_written = np.zeros(len(self.local_memory.buffer) if self.code.undefined else 0, np.bool_)
         self.epoch = np.zeros(batch.blocks, np.int64)
+        self._note_epochs()
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
         self.has_met = np.zeros(batch.blocks, np.bool_)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
@@ -155,12 +159,27 @@ class State:
             found = np.where(partly, self.lane_times.unordered(warps, lanes, others, time), found)
         return found
 
+    def pass_barrier(self, blocks: Any) -> None:
+        """Begin a new epoch of blocks that have come through a barrier. `blocks`: a mask, or a slice."""
+        self.epoch[blocks] += 1
+        self.synced[blocks] = self.now(PC_MASK)
+        self._note_epochs()
+
+    def _note_epochs(self) -> None:
+        self.least_epoch, self.latest_epoch = int(self.epoch.min()), int(self.epoch.max())
+        self._epochs: tuple[Group | None, np.ndarray] = (None, self.epoch)
+
+    def epochs(self, group: Group) -> np.ndarray:
+        """The moment at which the epoch of each thread's block began, as a row."""
+        if self._epochs[0] is not group:
+            self._epochs = group, (self.epoch << EPOCH_SHIFT).take(group.get("block"))[None]
+        return self._epochs[1]
+
     def passed_cluster(self, block: int) -> None:
         """The blocks of this one's cluster have met."""
         first = block // self.cluster_size * self.cluster_size
         cluster = slice(first, first + self.cluster_size)
-        self.epoch[cluster] += 1
-        self.synced[cluster] = self.now(PC_MASK)
+        self.pass_barrier(cluster)
         self.has_met[cluster] = True
         self.cluster_epoch[cluster] = self.epoch[cluster]
         for one in range(first, first + self.cluster_size):

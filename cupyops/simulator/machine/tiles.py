@@ -7,6 +7,7 @@ import numpy as np
 from ..errors import Misaligned, OutOfBounds
 from ..memory import space_of
 from ..tensormap import TensorMap
+from ..translate.function import Load
 from .faults import fault
 from .group import Group
 from .spaces import Spaces
@@ -17,7 +18,7 @@ def tensor_map(state: State, spaces: Spaces, group: Group, address: np.ndarray, 
     """The map at an address, of a group of one thread."""
     _check_place(state, group, address.astype(np.uint64), pc)
     words = [
-        spaces.generic.load(group, address.astype(np.uint64) + np.uint64(8 * k), np.uint64, 8, 1, pc)[0]
+        spaces.generic.load(group, address.astype(np.uint64) + np.uint64(8 * k), Load(np.uint64, 8, 1, pc))[0]
         for k in range(16)
     ]
     try:

@@ -190,6 +190,7 @@ class Warps:
             state.lane_times.meet(of_warp, lanes, now + 1, int(state.warp_synced[of_warp]) + 1)
         state.lane_epochs.meet_whole(whole)
         state.lane_times.meet_whole(whole)
+        state.warp_epoch = state.warp_epoch.copy()
         state.warp_epoch[np.unique(warp)] += 1
         state.warp_synced[whole] = now
         if state.knowledge is not None:

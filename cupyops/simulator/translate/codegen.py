@@ -19,7 +19,7 @@ from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
 from .calls import flatten
 from .flow import Block, Flow, analyse, destination_operands, member_mask, uses_and_definitions
-from .function import Compiled, CompiledBlock, Members, Reduction
+from .function import Compiled, CompiledBlock, Made, Members, Names, Reduction
 from .layout import Layout, lay_out
 from .products import Products, find
 from .ptx import (
@@ -80,11 +80,12 @@ def compile_kernel(
     undefined = undefined_registers(flow.blocks, early, is_computed)
     writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters, worst, undefined)
     texts = [writer.block(block) for block in flow.blocks]
+    names = Names(writer.names)
     blocks = [
         CompiledBlock(
             block.index,
             texts[block.index],
-            writer.namespace,
+            names,
             block.ends,
             block.targets,
             block.first,
@@ -101,7 +102,7 @@ def compile_kernel(
     written = layout.written_parameters(instructions)
     beside, reads = any(map(_is_beside, instructions)), any(map(_reads_beside, instructions))
     at_start = {writer.number[name]: name in flow.live_in[0] for name in undefined}
-    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts), beside, reads, at_start)
+    return Compiled(flat, layout, blocks, instructions, registers, written, beside, reads, at_start)
 
 
 def _is_beside(instruction: Instruction) -> bool:
@@ -152,6 +153,15 @@ def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Oper
         raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
 
 
+def _computes(opcode: str, modifiers: tuple[str, ...], operands: int, worst: bool, first: bool) -> Callable[..., Any]:
+    """The function of an instruction that has one, or what gives the `first` of its values alone."""
+    operation = _resolve(opcode, modifiers, operands, worst)
+    assert operation is not None
+    function = operation.first if first else operation.function
+    assert function is not None
+    return function
+
+
 class _KernelWriter:
     """State that the blocks of one kernel share while they are written."""
 
@@ -180,16 +190,15 @@ class _KernelWriter:
         self.crossing: set[str] = set()  # registers that live across blocks and differ between threads
         self.reductions: dict[int, Reduction] = {}
         self.reduced: set[str] = set()  # the registers that they go to
-        self.namespace: dict[str, Any] = {"np": np, "put": put, **DTYPES}
-        self._names: dict[Any, str] = {}
+        self.names: dict[str, Any] = {"put": put, **DTYPES}  # what the text names
+        self._bound: dict[Any, str] = {}
 
-    def bind(self, thing: Any, prefix: str, key: Any = None) -> str:
-        """A name for `thing` in the generated text."""
-        key = (prefix, id(thing)) if key is None else key
-        name = self._names.get(key)
+    def bind(self, thing: Any, prefix: str, key: Any) -> str:
+        """A name for `thing` in the generated text; things with one `key` are one."""
+        name = self._bound.get(key)
         if name is None:
-            name = self._names[key] = f"{prefix}{len(self._names)}"
-            self.namespace[name] = thing
+            name = self._bound[key] = f"{prefix}{len(self._bound)}"
+            self.names[name] = thing
         return name
 
     def members(self, block: Block) -> Members | None:
@@ -368,9 +377,10 @@ class BlockWriter:
         self._temporaries += 1
         return f"t{self._temporaries}"
 
-    def bind(self, thing: Any, prefix: str = "fn_") -> str:
-        """A name for an object in the generated text."""
-        return self._kernel.bind(thing, prefix)
+    def bind(self, function: Callable[..., Any], *arguments: Any) -> str:
+        """A name in the generated text for what a function gives."""
+        made = Made(function, arguments)
+        return self._kernel.bind(made, "fn_", made)
 
     def guard(self) -> str:
         """The guard of the current instruction as an expression, or ""."""
@@ -606,10 +616,12 @@ class BlockWriter:
             arguments.append("carry")
         if operation.seeded:
             arguments.insert(0, "m.seed")
-        call = f"{self.bind(operation.function)}({', '.join(arguments)})"
+        asked = instruction.opcode, instruction.modifiers, len(instruction.operands), self._kernel.worst
+        first = operation.first if len(destinations) == 1 else None
+        call = f"{self.bind(_computes, *asked, first is not None)}({', '.join(arguments)})"
         # a ufunc makes a new array; other functions may give back what they were given
-        alias = not isinstance(operation.function, np.ufunc)
-        if len(operation.gives) == 1 and not operation.carry_out:
+        alias = not isinstance(first or operation.function, np.ufunc)
+        if (first is not None or len(operation.gives) == 1) and not operation.carry_out:
             self.write(destinations[0], call, operation.gives[0], scalar=scalar, alias=alias)
             return
         names = [self.temporary() for _ in operation.gives]

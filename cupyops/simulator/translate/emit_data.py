@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ..errors import UnsupportedInstruction
 from ..memory import LOCAL_BASE, PARAMETER_BASE, SHARED_BASE
-from .codegen import STORAGE, BlockWriter, elements, emits, size_of
+from .codegen import DTYPES, STORAGE, BlockWriter, elements, emits, size_of
+from .function import Load
 from .ptx import Instruction, Operand, Sink, Symbol, Vector
 
 _SPACES = {
@@ -123,10 +124,8 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
         return
     strong = bool(_STRONG & set(instruction.modifiers)) or w.is_compared(source)
     memory = _memory_of(instruction)
-    shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}" + (
-        ", True" if "nc" in instruction.modifiers else ""
-    )
-    w.masked(destinations, kind, lambda g, pick: f"m.{memory}.load({g}, {pick(address)}, {shape})")
+    what = w.bind(Load, DTYPES[kind], size_of(kind), len(destinations), w.pc, strong, "nc" in instruction.modifiers)
+    w.masked(destinations, kind, lambda g, pick: f"m.{memory}.load({g}, {pick(address)}, {what})")
 
 
 @emits("st")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .. import matrix
 from ..errors import UnsupportedInstruction
 from .codegen import STORAGE, BlockWriter, elements, emits
@@ -126,16 +128,18 @@ def _matrices(instruction: Instruction) -> int:
 
 @emits("mma")
 def _mma(w: BlockWriter, instruction: Instruction) -> None:
-    _multiply(w, instruction, matrix.mma(instruction.modifiers))
+    _multiply(w, instruction, matrix.mma)
 
 
-def _multiply(w: BlockWriter, instruction: Instruction, unit: matrix.Mma) -> None:
+def _multiply(w: BlockWriter, instruction: Instruction, unit_of: Callable[[tuple[str, ...]], matrix.Mma]) -> None:
+    unit = unit_of(instruction.modifiers)
     destination, *sources = instruction.operands
     kinds = (unit.a_type, unit.b_type, unit.c_type)
     groups = [f"({', '.join(w.read_all(source, kind))},)" for source, kind in zip(sources, kinds)]
     destinations = elements(destination)
     names = [w.temporary() for _ in destinations]
-    w.emit(f"{', '.join(names)}, = m.matrices.multiply(g, {w.bind(unit)}, {', '.join(groups)}, {w.pc})")
+    bound = w.bind(unit_of, instruction.modifiers)
+    w.emit(f"{', '.join(names)}, = m.matrices.multiply(g, {bound}, {', '.join(groups)}, {w.pc})")
     for register, name in zip(destinations, names):
         w.write(register, name, unit.d_type)
 
@@ -158,7 +162,8 @@ def _wgmma(w: BlockWriter, instruction: Instruction) -> None:
     names = [w.temporary() for _ in destinations]
     operands = f"({d},), {first}, {w.read(b, 'u64')}, {w.read(scale_d, 'b1')}"
     flags_and_place = f"{scale_a}, {scale_b}, {transpose_a}, {transpose_b}, {w.is_unfenced}, {w.pc}"
-    w.emit(f"{', '.join(names)}, = m.matrices.wgmma(g, {w.bind(unit)}, {operands}, {flags_and_place})")
+    bound = w.bind(matrix.wgmma, instruction.modifiers)
+    w.emit(f"{', '.join(names)}, = m.matrices.wgmma(g, {bound}, {operands}, {flags_and_place})")
     for register, name in zip(destinations, names):
         w.write(register, name, unit.d_type)
 
@@ -186,19 +191,20 @@ def _setmaxnreg(w: BlockWriter, instruction: Instruction) -> None:
 def _wmma(w: BlockWriter, instruction: Instruction) -> None:
     kind = instruction.modifiers[0]
     if kind == "mma":
-        _multiply(w, instruction, matrix.wmma(instruction.modifiers))
+        _multiply(w, instruction, matrix.wmma)
         return
     unit = matrix.wmma_memory(instruction.modifiers)
     space = next((m.split("::")[0] for m in instruction.modifiers if m.split("::")[0] in ("global", "shared")), "")
+    bound = w.bind(matrix.wmma_memory, instruction.modifiers)
     first, second, *stride = instruction.operands
     step = w.read(stride[0], "u32") if stride else "None"
     if kind == "load":
         names = [w.temporary() for _ in elements(first)]
         w.emit(
-            f"{', '.join(names)}, = m.matrices.wmma_load(g, {w.bind(unit)}, {space!r}, {w.address(second)}, {step}, {w.pc})"
+            f"{', '.join(names)}, = m.matrices.wmma_load(g, {bound}, {space!r}, {w.address(second)}, {step}, {w.pc})"
         )
         for register, name in zip(elements(first), names):
             w.write(register, name, unit.register_type)
     else:
         values = ", ".join(w.read_all(second, unit.register_type))
-        w.emit(f"m.matrices.wmma_store(g, {w.bind(unit)}, {space!r}, {w.address(first)}, {step}, ({values},), {w.pc})")
+        w.emit(f"m.matrices.wmma_store(g, {bound}, {space!r}, {w.address(first)}, {step}, ({values},), {w.pc})")

@@ -112,8 +112,8 @@ def function_addresses(module: Module) -> dict[str, int]:
 
 def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:
     """Give every variable that the function may name its place."""
-    symbols = dict(globals_at) | function_addresses(module)
     used = _symbols_named(function)
+    symbols = {name: place for name, place in globals_at.items() if name in used} | function_addresses(module)
     shared, local, dynamic = _Room(), _Room(), []
     for variable in [*module.variables.values(), *function.variables.values()]:
         if variable.name not in used:

@@ -57,6 +57,28 @@ def test_those_used_least_recently_go_first(root):
     assert not list((root / "nvrtc-1").glob("k0*"))
 
 
+def test_what_the_simulator_made_of_a_kernel_counts_and_goes_with_it(root, monkeypatch):
+    folder = written(root, "k", age=9000)
+    monkeypatch.setattr(cache, "folder", lambda: folder)
+    before = room.entries(root)[0].bytes
+    place = cache.beside(cache.read_entry(folder, "k"))
+    assert place.read() is None
+    place.write(b"x" * 500)
+    assert place.read() == b"x" * 500
+    (entry,) = room.entries(root)
+    assert entry.bytes == before + 500
+    assert entry.remove() and not list(folder.iterdir())
+
+
+def test_a_translation_that_another_can_write_is_none(root, monkeypatch):
+    folder = written(root, "k")
+    monkeypatch.setattr(cache, "folder", lambda: folder)
+    place = cache.beside(cache.read_entry(folder, "k"))
+    place.write(b"x")
+    (folder / "k.translated").chmod(0o666)
+    assert place.read() is None
+
+
 def test_what_was_used_of_late_stays(root, monkeypatch):
     written(root, "old", age=9000)
     written(root, "new", age=10)
