@@ -317,11 +317,11 @@ class Rendered:
         return " && ".join(f"({p})" for p in parts)
 
     def _reads_where(self, buffer: Buffer, mask: Mask, each: bool) -> str:
-        """When an element is read: threads beyond the last row read nothing of what the others overwrite."""
-        condition = self._condition(mask, each)
-        if not (self.within_rows and self._ragged() and any(one.buffer is buffer for one in self.outputs)):
+        """When an element is read: threads beyond the last row or the only element read nothing that others overwrite."""
+        condition, single = self._condition(mask, each), self.trace.space.kind == "flat" and self.trace.columns == 1
+        if not (self.within_rows and (single or self._ragged()) and any(one.buffer is buffer for one in self.outputs)):
             return condition
-        return f"live && {condition}" if condition else "live"
+        return " && ".join(filter(None, ["lane == 0" if single else "live", condition]))
 
     def _same_for_all(self, plain: Affine, low: int, high: int) -> bool:
         """Whether a condition holds for all columns of a thread or for none."""
