@@ -7,7 +7,6 @@ import copy
 
 import architectures
 import pytest
-import torch
 import walk
 from compiled import compiled
 
