@@ -10,7 +10,8 @@ integers of 8 and 16 bits wrap after each operation: each_integer_wraps_at_its_o
 integers are divided, shifted and rounded as integers: integers_are_divided_shifted_and_rounded_as_integers,
     the_rounding_of_integers_is_a_tensor_of_its_own
 the lowest integer, negative operands, division by zero: the_lowest_integer_by_minus_one_wraps,
-    shifts_by_negative_numbers_and_beyond_the_width, integer_division_by_zero_is_pytorchs_error
+    shifts_by_negative_numbers_and_beyond_the_width, a_subtraction_of_truth_is_pytorchs_error,
+    integer_division_by_zero_is_pytorchs_error
 an explicit cast to a half rounds: an_explicit_cast_to_a_half_rounds_and_overflows, what_a_user_casts_within_autocast_rounds,
     constants_of_halves_are_rounded
 what backward computes again has forward's bits: what_backward_computes_again_has_forwards_bits

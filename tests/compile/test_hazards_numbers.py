@@ -125,6 +125,14 @@ def test_integer_division_by_zero_is_pytorchs_error(dtype):
             traced(lambda a, b, f=function: f(a + 1, b))(a, zero)
 
 
+@pytest.mark.parametrize("of", ["one", "both"])
+def test_a_subtraction_of_truth_is_pytorchs_error(of):
+    function = lambda a: ((a > 0) if of == "both" else a + 1) - (a > 1)
+    for call in (function, traced(function)):
+        with cupyops.simulate(), pytest.raises(RuntimeError, match="Subtraction"):
+            call(limits(torch.uint8))
+
+
 @pytest.mark.parametrize("shape", [(7,), (3, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, HALF], ids=str)
 def test_an_explicit_cast_to_a_half_rounds_and_overflows(dtype, shape):
