@@ -578,6 +578,7 @@ class Rendered:
         loads: list[str] = []
         inner: list[str] = []
         stores: list[str] = []
+        self.within_rows = False  # threads beyond the length do nothing at all
         for one in (*code[0], *code[1]):
             if one.what == "load":
                 self.static = False
