@@ -1,5 +1,6 @@
 """CUDA graphs by PyTorch's cudagraph trees: what they are told of each graph, and on a GPU that replays are right."""
 
+import copy
 import itertools
 
 import pytest
@@ -189,6 +190,71 @@ def test_a_cache_that_is_written_in_place():
 def test_each_replay_draws_other_numbers():
     compiled = fast(lambda x: nn.functional.dropout(x, 0.5))
     masks = [(compiled(torch.ones(4096, device="cuda")) == 0).cpu() for _ in range(5)]
+    assert all(not torch.equal(one, other) for one, other in itertools.pairwise(masks))
+
+
+@pytest.mark.gpu
+def test_an_output_kept_over_a_replay_is_an_error_and_its_clone_is_not():
+    compiled, inputs = fast(lambda x: (x * 2).softmax(-1)), [torch.randn(8, 64, device="cuda") for _ in range(5)]
+    clones, kept = [], None
+    for x in inputs:
+        torch.compiler.cudagraph_mark_step_begin()
+        last, kept = kept, compiled(x)
+        clones.append(kept.clone())
+    with pytest.raises(RuntimeError, match="overwritten"):
+        last.sum().item()
+    for found, x in zip(clones, inputs):
+        torch.testing.assert_close(found, (x * 2).softmax(-1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
+def test_outputs_that_are_fed_back(writes):
+    """A copy of what one call returned is an input of the next, which may write it."""
+
+    def step(state, x):
+        if writes:
+            state.mul_(0.5)
+        return (state + x).tanh(), state.sum(0)
+
+    compiled, x = fast(step), torch.randn(16, 64, device="cuda")
+    ours, theirs = torch.ones(16, 64, device="cuda"), torch.ones(16, 64, device="cuda")
+    for _ in range(6):
+        torch.compiler.cudagraph_mark_step_begin()
+        ours, sums = compiled(ours, x)
+        theirs, expected = step(theirs, x)
+        torch.testing.assert_close(sums, expected)
+        ours = ours.clone()  # the next call begins a generation, which takes the memory of this one
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_a_new_generation_begins_after_backward_and_after_inference():
+    """Two forwards before their backwards, and calls without gradients between steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8)).cuda()
+    twin, compiled = copy.deepcopy(model), fast(model)
+    for step in range(5):
+        x, y = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(step)).cuda()
+        for module, call in ((model, compiled), (twin, twin)):
+            module.zero_grad()
+            (call(x).square().mean() + call(y).exp().mean()).backward()
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x).clone(), twin(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_each_replay_of_training_draws_one_mask_for_forward_and_backward():
+    compiled, x, masks = fast(lambda x: nn.functional.dropout(x * 2, 0.5)), torch.ones(4096, device="cuda"), []
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x.grad = None
+        y = compiled(x.requires_grad_())
+        masks.append((y != 0).cpu())
+        y.sum().backward()
+        assert torch.equal((x.grad != 0).cpu(), masks[-1])
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise(masks))
 
 

@@ -1,5 +1,6 @@
 """Machines as they are: no C compiler, a broken cache entry, a full disk, a folder that cannot be written, two processes."""
 
+import copy
 import errno
 import os
 import sys
@@ -11,7 +12,7 @@ from processes import run_python, together
 from torch import nn
 
 import cupyops
-from cupyops._compile.backend import backend
+from cupyops._compile.backend import backend, programs
 from cupyops._kernel.compile import cache as disk
 
 TRAINING = """
@@ -104,28 +105,86 @@ def test_a_broken_entry_of_the_cache_is_made_anew(folder, monkeypatch):
     assert_runs(19)
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + nn.functional.gelu(self.inner(x))
+
+
+class Net(nn.Module):
+    """A class of its own: Dynamo starts no graph in a forward of torch.nn, as the one of a Sequential within DDP."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.norm = nn.ModuleList(Block() for _ in range(2)), nn.LayerNorm(8)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def _replica_of_a_compiled_model(net):
+    return nn.parallel.DistributedDataParallel(torch.compile(net, backend=backend))
+
+
+def _compiled_replica(net):
+    """Dynamo cuts the graph where a bucket ends, so that its reduction runs beside the backward of the others."""
+    return torch.compile(nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.0003), backend=backend)
+
+
+def _sharded(net):
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def _compiled_shards(net):
+    return torch.compile(_sharded(net), backend=backend)
+
+
+def _shards_of_compiled_blocks(net):
+    for block in net.blocks:
+        block.compile(backend=backend)
+    return _sharded(net)
+
+
+PARALLEL = {_replica_of_a_compiled_model: 2, _compiled_replica: 4, _compiled_shards: 4, _shards_of_compiled_blocks: 2}
+
+
 def _data_parallel(rank, size, store):
-    """A replica's gradients are the mean of all: buckets are reduced by hooks, as backward's graph gives them."""
+    """Two steps' gradients are the sum of the means over the processes: `PARALLEL` has the least number of programs."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size)
+    torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 1  # else all of this small model is in the first bucket
     try:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
-        twin = [one.detach().clone().requires_grad_() for one in model.parameters()]
-        batches = torch.randn(size, 4, 8)
-        copies = dict(zip(dict(model.named_parameters()), twin))
-        loss = sum(torch.func.functional_call(model, copies, (x,)).square().sum() for x in batches) / size
-        loss.backward()
-        replica = nn.parallel.DistributedDataParallel(torch.compile(model, backend=backend))
-        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
-            replica(batches[rank]).square().sum().backward()
-        for one, other in zip(model.parameters(), twin):
-            torch.testing.assert_close(one.grad, other.grad)
-        assert "simulator" in trace.routes(), trace
+        for wrapped, least in PARALLEL.items():
+            torch.manual_seed(0)
+            torch._dynamo.reset()
+            programs.clear()
+            net, batches = Net(), torch.randn(size, 4, 8)
+            twin = copy.deepcopy(net)
+            for _ in range(2):
+                (sum(twin(x).square().sum() for x in batches) / size).backward()
+            model = wrapped(net)
+            with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+                for _ in range(2):
+                    model(batches[rank]).square().sum().backward()
+            for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+                grad = one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad
+                torch.testing.assert_close(grad, other.grad)
+            assert len(programs) >= least and "simulator" in trace.routes(), (wrapped, len(programs), trace)
     finally:
         torch.distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
 def test_two_processes_of_data_parallel_training(tmp_path):
+    """DDP with its buckets and FSDP2 with its hooks, around what is compiled and within it."""
     together(_data_parallel, [2], tmp_path, preloaded=("torch._dynamo", "cupyops._compile.backend"))

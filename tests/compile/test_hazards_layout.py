@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import assert_as_eager, traced
+from compiled import assert_as_eager, compiled, traced
 
 import cupyops
 
@@ -113,6 +113,9 @@ TYPES = {
     "rfft": lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2) + x,
     "float8": lambda x: (x * 2).to(torch.float8_e4m3fn).float() + x,
     "unsigned of 16 bits": lambda x: (x.abs() * 100).to(torch.int32).to(torch.uint16).to(torch.int64) + 1,
+    "unsigned of 32 and 64 bits": lambda x: (
+        (x.abs() * 100).long().to(torch.uint32).to(torch.uint64).to(torch.int64) + 1
+    ),
     "sparse": lambda x: torch.sparse.mm(x.detach().relu().to_sparse(), x.t()) + 1,
 }
 
@@ -120,6 +123,28 @@ TYPES = {
 @pytest.mark.parametrize("name", TYPES)
 def test_types_that_no_kernel_knows_are_left_to_pytorch(name):
     assert_as_eager(lambda x: TYPES[name](x * 1.5) * 2, [rand(4, 6, grad=False)], dynamo=False)
+
+
+def quantized(x, offsets):
+    return (torch.quantize_per_tensor(x * 2, 0.1, 0, torch.qint8).dequantize() + 1,)
+
+
+def nested(x, offsets):
+    found = torch.nested.nested_tensor_from_jagged(x * 2, offsets)
+    return (found.sin() * 3).values() + 1, found.sum(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", [quantized, nested], ids=lambda f: f.__name__)
+def test_tensors_that_are_more_than_numbers_are_left_to_pytorch(function):
+    fast, x, offsets = (
+        compiled(function, fullgraph=False, dynamic=None),
+        rand(8, 4, grad=False),
+        torch.tensor([0, 2, 5, 8]),
+    )
+    with cupyops.simulate():
+        for got, want in zip(fast(x, offsets), function(x, offsets), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_calls_without_a_rule_are_pytorchs_and_recorded():

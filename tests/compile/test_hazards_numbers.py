@@ -78,6 +78,21 @@ def test_integers_are_divided_shifted_and_rounded_as_integers(dtype):
     assert_as_eager(function, [*pairs(dtype)], dynamo=False, bits=False, factor=4)
 
 
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_shifts_by_negative_numbers_and_beyond_the_width(dtype):
+    def function(a, b):
+        numbers = [
+            op(a, n) for n in (8, 16, 31, 32, 63, 64) for op in (torch.bitwise_left_shift, torch.bitwise_right_shift)
+        ]
+        return *numbers, a << b, a >> b, (a << b).long() + 1, (a >> b).float()
+
+    by = torch.tensor([0, 1, 7, 8, 15, 16, 31, 32, 63, 64, 100, 127], dtype=dtype)
+    a = limits(dtype)[:, None].expand(-1, 12).contiguous()
+    assert_as_eager(
+        function, [a, by if dtype is torch.uint8 else torch.cat([by[:-2], -by[1:3]])], dynamo=False, bits=True
+    )
+
+
 @pytest.mark.parametrize("dtype", INTEGERS[1:], ids=str)
 def test_the_lowest_integer_by_minus_one_wraps(dtype):
     def function(a):
@@ -108,6 +123,14 @@ def test_integer_division_by_zero_is_pytorchs_error(dtype):
             function(a, zero)
         with cupyops.simulate(), pytest.raises(RuntimeError, match="ZeroDivisionError"):
             traced(lambda a, b, f=function: f(a + 1, b))(a, zero)
+
+
+@pytest.mark.parametrize("of", ["one", "both"])
+def test_a_subtraction_of_truth_is_pytorchs_error(of):
+    function = lambda a: ((a > 0) if of == "both" else a + 1) - (a > 1)
+    for call in (function, traced(function)):
+        with cupyops.simulate(), pytest.raises(RuntimeError, match="Subtraction"):
+            call(limits(torch.uint8))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5)], ids=str)
@@ -253,6 +276,14 @@ def test_reductions_of_nothing(shape):
         )
 
     assert_as_eager(function, [torch.zeros(shape, requires_grad=True)], dynamo=False)
+
+
+@pytest.mark.parametrize("name", ["amax", "amin", "argmax", "argmin", "max"])
+def test_what_nothing_has_no_value_of_is_pytorchs_error(name):
+    function = lambda x: getattr(x * 2, name)(1)
+    for call in (function, traced(function)):
+        with cupyops.simulate(), pytest.raises((IndexError, RuntimeError), match="zero-size|non-zero size"):
+            call(torch.zeros(3, 0))
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")

@@ -245,6 +245,19 @@ def test_while_loops_run():
         close(fast(x), function(x))
 
 
+def test_maps_and_scans_run():
+    from torch._higher_order_ops.map import map
+    from torch._higher_order_ops.scan import scan
+
+    def function(x):
+        carry, each = scan(lambda carry, row: (carry * 0.5 + row, (carry * row).sin()), x[0] * 0, x)
+        return map(lambda row: row.softmax(0) * 2, x + 1) * 3, carry + 1, each * 2
+
+    fast, x = compiled(function), rand(3, 4)
+    with cupyops.simulate():
+        close(fast(x), function(x))
+
+
 def test_custom_operators_that_write_their_arguments():
     @torch.library.custom_op("cupyops_tests::double_", mutates_args=("x",))
     def double_(x: torch.Tensor) -> None:

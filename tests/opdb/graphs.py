@@ -19,10 +19,10 @@ from .backends import Backend
 from .comparison import assert_same, strides, tensors, widened
 
 EQUAL, IN_PART, LEFT = "equal", "equal, in part by PyTorch's calls", "equal, PyTorch's calls alone"
-NOT_TRACED, REFUSED, OTHER_STRIDES = (
+NOT_TRACED, REFUSED, OTHER_LAYOUT = (
     "PyTorch does not trace it",
     "PyTorch refuses it",
-    "PyTorch's trace has other strides",
+    "PyTorch's trace has other strides or dimensions of size 1",
 )
 UNWRITTEN = ("empty", "new_empty")  # their results are what was in memory
 
@@ -124,7 +124,7 @@ def _drawn(eager: Evaluated, found: Evaluated) -> bool:
 
 
 def compared(eager: Evaluated, found: Evaluated, truth: Callable[[], Evaluated]) -> str | None:
-    """Raise where results, gradients or inputs differ; `OTHER_STRIDES`, where the trace itself has not eager's."""
+    """Raise where results, gradients or inputs differ; `OTHER_LAYOUT`, where the trace itself has not eager's."""
     exact: list[dict[str, Tensor | None]] = []
 
     def true(what: str) -> Tensor:
@@ -143,7 +143,9 @@ def compared(eager: Evaluated, found: Evaluated, truth: Callable[[], Evaluated])
         if what.startswith("output"):
             assert want.requires_grad == got.requires_grad, f"{what} wants a gradient: {got.requires_grad}"
             if want.layout is torch.strided and strides(want) != strides(got):
-                outcome = OTHER_STRIDES
+                outcome = OTHER_LAYOUT
+            if want.shape != got.shape and want.squeeze().shape == got.squeeze().shape:
+                outcome, got = OTHER_LAYOUT, got.reshape(want.shape)
         dense = [one.detach() if one.layout is torch.strided else one.detach().to_dense() for one in (got, want)]
         assert_same(*dense, lambda what=what: true(what), what)
     return outcome

@@ -140,7 +140,9 @@ def add(build: Builder, result: Result, x: Any, other: Any, alpha: Any = 1) -> A
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
 def sub(build: Builder, result: Result, x: Any, other: Any, alpha: Any = 1) -> Any:
-    """x - alpha * other."""
+    """x - alpha * other; of truth values PyTorch's error, which FakeTensors do not raise."""
+    if any(isinstance(one, bool) or getattr(one, "dtype", None) is torch.bool for one in (x, other)):
+        return NotImplemented
     if alpha == 1:
         return build.pointwise(result, "sub({0}, {1})", [x, other])
     return build.pointwise(result, "sub({0}, mul({1}, {2}))", [x, other, alpha])
