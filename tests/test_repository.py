@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 200_000  # bytes
-LINES = {("cupyops", "cuda_src"): 107_355, ("tests",): 79_350, ("tools",): 8_132}  # at most; of records none count
+LINES = {("cupyops", "cuda_src"): 108_430, ("tests",): 81_400, ("tools",): 8_437}  # at most; of records none count
 RECORDS = (".csv", ".json")  # written by tools and test runs
 
 

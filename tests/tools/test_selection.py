@@ -193,6 +193,22 @@ def test_the_table_names_no_slow_test_that_is_gone():
     assert names and not gone, f"take these lines from {selection.SLOW_FILE.name}: {gone}"
 
 
+def test_a_failure_is_told_at_once():
+    """A run that is cut off has no summary."""
+    lines = []
+    terminal = SimpleNamespace(write_line=lambda text, **_: lines.append(text))
+    plugins = SimpleNamespace(get_plugin=lambda name: terminal)
+    reporter = selection.Reporter(SimpleNamespace(option=SimpleNamespace(quick=True), pluginmanager=plugins))
+    crash = SimpleNamespace(reprcrash=SimpleNamespace(message="AssertionError: assert 1 == 2"))
+    for failed, longrepr in ((True, crash), (True, "worker 'gw0' crashed"), (False, None)):
+        report = SimpleNamespace(nodeid="a::b", when="call", user_properties=[], failed=failed, longrepr=longrepr)
+        reporter.pytest_runtest_logreport(report)
+    assert [line.strip() for line in lines] == [
+        "FAILED a::b: AssertionError: assert 1 == 2",
+        "FAILED a::b: worker 'gw0' crashed",
+    ]
+
+
 def test_what_was_slow_is_written(monkeypatch, tmp_path):
     """By CPU seconds of a case, on average; what did not run stays as it was."""
     monkeypatch.setattr(selection, "read_slow", lambda: {"a::was", "a::elsewhere"})
@@ -200,7 +216,8 @@ def test_what_was_slow_is_written(monkeypatch, tmp_path):
     for name, seconds in [("a::slow[1]", 0.1), ("a::slow[2]", 4.0), ("a::was[1]", 0.1), ("a::quick", 0.9)]:
         for when in ("setup", "call", "teardown"):
             properties = [("cpu seconds", seconds)]
-            reporter.pytest_runtest_logreport(SimpleNamespace(nodeid=name, when=when, user_properties=properties))
+            report = SimpleNamespace(nodeid=name, when=when, user_properties=properties, failed=False)
+            reporter.pytest_runtest_logreport(report)
     assert reporter.slow() == {"a::slow", "a::elsewhere"}
     selection.write_slow(reporter.slow(), tmp_path / "slow.csv")
     monkeypatch.undo()
