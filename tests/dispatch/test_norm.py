@@ -192,7 +192,7 @@ def test_clusters_of_any_number_of_blocks(blocks):
     with assume_gpu(multiprocessors=1, shared=232448), cupyops.simulate(ARCH):
         card = gpu(x.device)
         split = next(split for split in cluster.splits(problem, card) if split[0] == blocks)
-        norm.in_one_pass(cluster.among(problem, card, *split), tensors, rows, size)
+        norm._in_one_pass(cluster.among(problem, card, *split), tensors, rows, size)
     _, *expected = results(torch.nn.functional.rms_norm, [x], [weight], [grad_y])
     _, *truth = results(torch.nn.functional.rms_norm, [x.double()], [weight.double()], [grad_y.double()])
     for a, b, c in zip((tensors.grad_x, tensors.grad_weight), expected, truth, strict=True):
