@@ -1,6 +1,7 @@
 """Fixtures and the markers. A test marked gpu is skipped, with the reason, where there is no GPU; slow: see selection.py."""
 
 import gc
+import sys
 
 import faults
 import kept
@@ -110,6 +111,7 @@ def same_every_time():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+    vars(sys).pop("ps1", None)  # IPython's: what comes after is in no interactive session, in which nothing is replayed
 
 
 @pytest.fixture(autouse=True)

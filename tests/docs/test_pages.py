@@ -26,7 +26,6 @@ def reader(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()
     yield lambda page: Reading(page, tmp_path)
-    vars(sys).pop("ps1", None)  # IPython's: what comes after is in no session
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

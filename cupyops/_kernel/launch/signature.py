@@ -6,6 +6,7 @@ The C signature says which parameters are pointers and to what; the PTX says of 
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import struct
 from collections.abc import Sequence
@@ -286,7 +287,11 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
 def _as_integer(value: Any) -> str:
     if isinstance(value, Tensor):
         return ": its .item()" if value.numel() == 1 else ""
-    return ": divide with //, or convert it with int()" if isinstance(value, (float, np.floating)) else ""
+    return (
+        ": divide with //, or convert it with int()"
+        if isinstance(value, (float, np.floating)) and math.isfinite(value)
+        else ""
+    )
 
 
 def _refusal(name: str, arguments: Sequence[Argument], index: int, found: str, expected: str) -> str:
