@@ -25,7 +25,7 @@ def reader(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()
-    yield lambda page: Reading(page, tmp_path)
+    return lambda page: Reading(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
