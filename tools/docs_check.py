@@ -79,7 +79,7 @@ WIDE = """(() => {
   }
   return wide;
 })()"""
-FORGET = """try { localStorage.clear() } catch { }  // a page without an origin has none"""
+FORGET = "Storage.prototype.setItem = () => {}"
 SCHEME = """({default: "light", slate: "dark"})[document.body.dataset.mdColorScheme]"""
 BROKEN = (
     """[...document.images].filter((i) => i.complete && !i.naturalWidth && i.getAttribute("src")).map((i) => i.src)"""
@@ -232,7 +232,7 @@ async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | 
     browser = Browser(await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 28), patience)
     for domain in ("Page", "Runtime", "Log"):
         await browser.ask(f"{domain}.enable")
-    # a page of the site keeps the scheme that it was first seen in
+    # a page stores its scheme; one that is left does so again when it sees the scheme change, while the next one begins
     await browser.ask("Page.addScriptToEvaluateOnNewDocument", source=FORGET)
     found = []
     for page, width, scheme in itertools.product(pages, WIDTHS, SCHEMES):

@@ -333,7 +333,8 @@ def test_pages_in_a_browser(site):
     assert docs_check.in_browser(chromium, site, some) == []
 
 
-def test_a_page_that_is_too_wide_is_found(tmp_path):
+def test_a_page_that_is_too_wide_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs_check, "SEARCHES", {"Kernel": "api/kernels.html"})
     chromium = pictures.browser()
     if chromium is None:
         pytest.skip("no Chromium")
@@ -344,3 +345,20 @@ def test_a_page_that_is_too_wide_is_found(tmp_path):
     found = docs_check.in_browser(chromium, tmp_path, ["a.html"], patience=0.5)
     assert any("TABLE ends at" in text for text in found) and any("nothing is not defined" in text for text in found)
     assert any("the search for Kernel" in text for text in found)
+
+
+def test_what_a_page_stores_does_not_count(tmp_path, monkeypatch):
+    """A page that is left sees the scheme change and may store its own again, after the next page has begun."""
+    monkeypatch.setattr(docs_check, "SEARCHES", {})
+    chromium = pictures.browser()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    page = """<body><script>
+      localStorage.setItem("scheme", "slate");
+      const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+      document.body.dataset.mdColorScheme = localStorage.getItem("scheme") ?? (dark ? "slate" : "default");
+    </script>"""
+    (tmp_path / "a.html").write_text(page, encoding="utf-8")
+    (tmp_path / "index.html").write_text("<p>", encoding="utf-8")
+    found = docs_check.in_browser(chromium, tmp_path, ["a.html"], patience=0.5)
+    assert found and not any("other scheme" in text for text in found)  # the search finds nothing here
