@@ -243,6 +243,8 @@ def test_arguments_that_do_not_fit(call, said):
         (dict(signature="f(T x) -> T y, T z"), "expected one output of a reduction, got 2"),
         (dict(signature="f(T x, float a) -> T y"), "'a' is what is reduced"),
         (dict(map="x; x"), "f.map:1: is several statements, expected one expression"),
+        (dict(post="y = a / n"), "f.post:1: is an assignment, expected one expression: leave out `y =`"),
+        (dict(map="x == y"), "f.map:1: 'y' is neither a parameter"),
         (dict(reduce="a + c"), "f.reduce:1: 'c' is neither a parameter"),
         (dict(identity="x"), "f.identity:1: 'x' is neither a parameter"),
         (dict(post=""), "f.post is ''"),

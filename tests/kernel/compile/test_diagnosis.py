@@ -180,6 +180,7 @@ HINTS = {
     "cg": (body("cooperative_groups::this_grid().sync();"), "#include <cooperative_groups.h> is missing"),
     "unmarked": (body("x[0] = g(x[0]);", "float g(float a) { return a; }"), "write __device__ before a function"),
     "host": (body("x[0] = g(x[0]);", "__host__ float g(float a) { return a; }"), "write __device__ before a function"),
+    "main": (body("x[0] = 0;", "int main() { return 0; }"), "leave out host code, main() and functions with <<<...>>>"),
     "extern C": ('extern "C" {\ntemplate <int N> __global__ void bad(float* x) {}\n}\n', 'leave extern "C" out'),
     "not a kernel": ("__device__ void bad(float* x) {}\n", "a kernel begins with `__global__ void`"),
     "overloads": ("__global__ void bad(float* x) {}\n__global__ void bad(int* x) {}\n", "two kernels have this name"),
