@@ -43,7 +43,7 @@ SEARCHES = {  # what people look for, and the page that is to be among the first
     "FAQ": "faq.html",
     "flash attention": "attention.html",
     "fused": "operators/fused_linear_cross_entropy.html",
-    "generate": "attention.html",
+    "generate": "generate.html",
     "GitHub Actions": "ci.html",
     "illegal memory access": "troubleshooting.html",
     "inference": "attention.html",
@@ -85,9 +85,7 @@ WIDE = """(() => {
 })()"""
 FORGET = "Storage.prototype.setItem = () => {}"
 SCHEME = """({default: "light", slate: "dark"})[document.body.dataset.mdColorScheme]"""
-BROKEN = (
-    """[...document.images].filter((i) => i.complete && !i.naturalWidth && i.getAttribute("src")).map((i) => i.src)"""
-)
+BROKEN = '[...document.images].filter(i => i.complete && !i.naturalWidth && i.getAttribute("src")).map(i => i.src)'
 BOX = """(document.activeElement.shadowRoot ?? document).activeElement?.tagName === 'INPUT'"""
 # a click that comes before the button is listened to is lost: once a second another
 OPEN = f"""((now) => {{
@@ -132,9 +130,8 @@ def broken_links(site: Path) -> Iterator[str]:
         for link in page.links if name != "404.html" else []:
             if ":" in link.split("/")[0] or link.startswith("//"):
                 continue
-            target, _, anchor = (
-                unquote(urljoin(f"http://site/{name}", link)).removeprefix("http://site/").partition("#")
-            )
+            place = unquote(urljoin(f"http://site/{name}", link)).removeprefix("http://site/")
+            target, _, anchor = place.partition("#")
             target = target.partition("?")[0] or "index.html"
             if not (site / target).exists():
                 yield f"{name}: {link} leads nowhere"
@@ -191,9 +188,8 @@ class Browser:
         for event in self.events:
             about = event.get("params", {})
             if event.get("method") == "Runtime.exceptionThrown":
-                yield str(
-                    about["exceptionDetails"].get("exception", {}).get("description", about["exceptionDetails"]["text"])
-                )
+                details = about["exceptionDetails"]
+                yield str(details.get("exception", {}).get("description", details["text"]))
             elif event.get("method") == "Log.entryAdded" and about["entry"]["level"] == "error":
                 yield f"{about['entry']['text']} {about['entry'].get('url', '')}"
 

@@ -47,8 +47,7 @@ def checker(
 def _tensor(one: Parameter, value: Any, dtypes: Sequence[torch.dtype]) -> None:
     if not isinstance(value, Tensor):
         if isinstance(value, _REAL):
-            declared = f"`float {one.name}`"
-            arguments.fail(one.name, value, f"a tensor or an array; a number is declared in the signature: {declared}")
+            arguments.fail(one.name, value, f"a tensor or an array; a number is declared as `float {one.name}`")
         arguments.tensor(one.name, value)  # which refuses it
     allowed = dtypes if one.dtype is None else (one.dtype,)
     if value.dtype not in allowed:

@@ -14,12 +14,7 @@ from cupyops._expression.reduction import FORWARD
 from cupyops._kernel.kernel import FLOATING
 
 norm2 = cupyops.reduction(
-    "norm2(T x) -> T y",
-    map="x * x",
-    reduce="a + b",
-    identity="0",
-    post="sqrt(a)",
-    backward="grad_x = grad_y * x / y",
+    "norm2(T x) -> T y", map="x * x", reduce="a + b", identity="0", post="sqrt(a)", backward="grad_x = grad_y * x / y"
 )
 mean_dot = cupyops.reduction(
     "mean_dot(T x, T w, bool[] m, float c = 1.0) -> T y",

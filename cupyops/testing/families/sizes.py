@@ -37,8 +37,7 @@ def empty(case: Case) -> None:
             case.judge(ours, call)
             if launches := trace.launches() if _is_empty(ours) else []:
                 raise Failure(
-                    f"{launches[0].kernel} is launched on {launches[0].grid} for no elements; return before the launch "
-                    "where the output has none"
+                    f"{launches[0].kernel} is launched on {launches[0].grid} for no elements; return before that"
                 )
         tried = True
     if not tried:
