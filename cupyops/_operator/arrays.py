@@ -126,8 +126,9 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
             except RuntimeError as error:
                 if "call numpy() on Tensor" not in str(error):
                     raise
-                said = "inside cupyops.vjp arrays are tensors: call PyTorch's functions in place of NumPy's there, and pass"
-                raise InputError(f"{said} every other array to vjp as an argument") from error
+                raise InputError(
+                    "inside cupyops.vjp arrays are tensors: call PyTorch's functions, and pass other arrays as arguments"
+                ) from error
         values = result(outputs)
     wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
 
