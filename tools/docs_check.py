@@ -40,9 +40,11 @@ SEARCHES = {  # what people look for, and the page that is to be among the first
     "Docker": "shipping.html",
     "Failed to find C compiler": "troubleshooting.html",
     "fine-tune": "models.html",
+    "FAQ": "faq.html",
     "flash attention": "attention.html",
     "fused": "operators/fused_linear_cross_entropy.html",
-    "generate": "attention.html",
+    "generate": "generate.html",
+    "GitHub Actions": "ci.html",
     "illegal memory access": "troubleshooting.html",
     "inference": "attention.html",
     "install": "quickstart.html",
@@ -53,9 +55,11 @@ SEARCHES = {  # what people look for, and the page that is to be among the first
     "load_inline": "coming_from.html",
     "mixed precision": "modules.html",
     "multi-GPU": "distributed.html",
+    "NumPy": "arrays.html",
     "out of memory": "troubleshooting.html",
     "race condition": "index.html",
     "segfault": "troubleshooting.html",
+    "teaching": "teach.html",
     "torch.compile": "compile.html",
     "Triton": "coming_from.html",
     "Windows": "quickstart.html",
@@ -79,11 +83,9 @@ WIDE = """(() => {
   }
   return wide;
 })()"""
-FORGET = """try { localStorage.clear() } catch { }  // a page without an origin has none"""
+FORGET = "Storage.prototype.setItem = () => {}"
 SCHEME = """({default: "light", slate: "dark"})[document.body.dataset.mdColorScheme]"""
-BROKEN = (
-    """[...document.images].filter((i) => i.complete && !i.naturalWidth && i.getAttribute("src")).map((i) => i.src)"""
-)
+BROKEN = '[...document.images].filter(i => i.complete && !i.naturalWidth && i.getAttribute("src")).map(i => i.src)'
 BOX = """(document.activeElement.shadowRoot ?? document).activeElement?.tagName === 'INPUT'"""
 # a click that comes before the button is listened to is lost: once a second another
 OPEN = f"""((now) => {{
@@ -128,9 +130,8 @@ def broken_links(site: Path) -> Iterator[str]:
         for link in page.links if name != "404.html" else []:
             if ":" in link.split("/")[0] or link.startswith("//"):
                 continue
-            target, _, anchor = (
-                unquote(urljoin(f"http://site/{name}", link)).removeprefix("http://site/").partition("#")
-            )
+            place = unquote(urljoin(f"http://site/{name}", link)).removeprefix("http://site/")
+            target, _, anchor = place.partition("#")
             target = target.partition("?")[0] or "index.html"
             if not (site / target).exists():
                 yield f"{name}: {link} leads nowhere"
@@ -187,9 +188,8 @@ class Browser:
         for event in self.events:
             about = event.get("params", {})
             if event.get("method") == "Runtime.exceptionThrown":
-                yield str(
-                    about["exceptionDetails"].get("exception", {}).get("description", about["exceptionDetails"]["text"])
-                )
+                details = about["exceptionDetails"]
+                yield str(details.get("exception", {}).get("description", details["text"]))
             elif event.get("method") == "Log.entryAdded" and about["entry"]["level"] == "error":
                 yield f"{about['entry']['text']} {about['entry'].get('url', '')}"
 
@@ -232,7 +232,7 @@ async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | 
     browser = Browser(await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 28), patience)
     for domain in ("Page", "Runtime", "Log"):
         await browser.ask(f"{domain}.enable")
-    # a page of the site keeps the scheme that it was first seen in
+    # a page stores its scheme; one that is left does so again when it sees the scheme change, while the next one begins
     await browser.ask("Page.addScriptToEvaluateOnNewDocument", source=FORGET)
     found = []
     for page, width, scheme in itertools.product(pages, WIDTHS, SCHEMES):

@@ -126,7 +126,7 @@ def page(row: Any) -> Iterator[str]:
     ]
     yield "\n".join(["| | |", "|---|---|", *(f"| {what} | {said} |" for what, said in facts)])
     for k, (file, text) in enumerate(equations(name)):
-        yield ("## Equations\n\n" if k == 0 else "") + f"From `cuda_src/{file}`:\n\n```text\n{text}\n```"
+        yield ("## Equations\n\n" if k == 0 else "") + f"From `cuda_src/{file}`:\n\n```{{ .equations }}\n{text}\n```"
     if tables := list(forms(name)):
         yield "## Forms\n\nThe first form that fits a call is used. " + (
             f"`python -m cupyops explain {name}` shows which one, and why not the others."

@@ -112,11 +112,8 @@ class Roles(NamedTuple):
 BACKWARD = Roles(64, 64, 128, 96), Roles(128, 128, 96, 64), Roles(192, 128, 64, 32), Roles(WIDE, WIDE, 32, 32)
 ALL, OF_KEYS, OF_VALUES = range(3)  # Part of the CUDA
 VALUES = 64  # rows of a panel of the keys' role, where it is of values alone
-CELLS = {
-    64: (32, 128),
-    128: (64, 32),
-    WIDE: (32, 32),
-}  # of a map, in backward: queries and keys that divide tiles and panels of both roles
+# cells of a map, in backward: queries and keys that divide tiles and panels of both roles
+CELLS = {64: (32, 128), 128: (64, 32), WIDE: (32, 32)}
 
 
 def shape_of(p: Problem) -> Shape:

@@ -10,11 +10,8 @@ from .forms import Launch
 from .gpu import Gpu
 from .rows import packs_of
 
-BLOCKS = {
-    256: 3,
-    512: 2,
-    1024: 1,
-}  # by threads of a block: blocks of a multiprocessor that a kernel leaves registers for
+# by threads of a block: blocks of a multiprocessor that a kernel leaves registers for
+BLOCKS = {256: 3, 512: 2, 1024: 1}
 _OWN = 2  # vectors, of all tensors together, that each thread of a block of 1024 has in registers besides
 _CHOICES = ((256, 1), (512, 1), (256, 2), (1024, 1), (1024, 2), (1024, 4))  # threads of a block; blocks of a cluster
 _RESERVED = 1024  # bytes of shared memory that a block takes besides

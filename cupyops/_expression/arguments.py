@@ -45,7 +45,10 @@ def checker(
 
 
 def _tensor(one: Parameter, value: Any, dtypes: Sequence[torch.dtype]) -> None:
-    arguments.tensor(one.name, value)
+    if not isinstance(value, Tensor):
+        if isinstance(value, _REAL):
+            arguments.fail(one.name, value, f"a tensor or an array; a number is declared as `float {one.name}`")
+        arguments.tensor(one.name, value)  # which refuses it
     allowed = dtypes if one.dtype is None else (one.dtype,)
     if value.dtype not in allowed:
         arguments.fail(one.name, value, f"a tensor of {' or '.join(map(str, allowed))}")

@@ -235,10 +235,8 @@ class Expressions:
         return self.body.error(node.coord.line if node.coord is not None else 0, message)
 
 
-_ROOTS = (
-    "0.5",
-    "-0.5",
-)  # of Python numbers torch.pow takes a square root, which is NaN of -INFINITY; C's pow is INFINITY
+# of Python numbers torch.pow takes a square root, which is NaN of -INFINITY; C's pow is INFINITY
+_ROOTS = ("0.5", "-0.5")
 _WHOLE = {"int": torch.int32, "long long": torch.int64}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,8 @@ def _assigning(name: str, text: str) -> Body:
     body = Body(name, text)  # says what is wrong with it as the user wrote it
     if ";" in body.clean[:-1]:
         raise body.error(0, "is several statements, expected one expression")
+    if assigned := re.match(r"\s*(\w+)\s*=(?!=)", body.clean):
+        raise body.error(0, f"is an assignment, expected one expression: leave out `{assigned[1]} =`")
     return Body(name, f"result_ = {text}")
 
 

@@ -28,8 +28,6 @@ from .launch.shared import Shared
 from .launch.tensor_map import TensorMap
 from .launch.variables import Variable
 
-_DIM = (1, 1, 1)
-
 
 class Module:
     """The kernels of one text, by name: `cupyops.module` gives it.

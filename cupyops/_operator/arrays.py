@@ -121,7 +121,14 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     with place():
         inputs = [_leaf(tensor(primal)) for primal in primals]
         with torch.enable_grad():
-            outputs = function(*inputs)
+            try:
+                outputs = function(*inputs)
+            except RuntimeError as error:
+                if "call numpy() on Tensor" not in str(error):
+                    raise
+                raise InputError(
+                    "inside cupyops.vjp arrays are tensors: call PyTorch's functions, and pass other arrays as arguments"
+                ) from error
         values = result(outputs)
     wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
 

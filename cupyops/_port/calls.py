@@ -275,9 +275,6 @@ def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> V
     )  # fmt: skip
 
 
-_OF_MATH = {"fabs": "abs", "round": "_round"}
-
-
 def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Scope) -> Value:
     """Functions of numbers with a fraction: in float where C++ computes in float, which rounds once more."""
     found = arguments(given, scope)

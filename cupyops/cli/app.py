@@ -146,7 +146,7 @@ def check(
     json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report to this file, as CI systems read it.")] = None,
 ) -> None:
-    """Hold an operator to the contract: try on it what has broken other kernel libraries.
+    """Check an operator against its reference: try what has broken other kernel libraries.
 
     The exit code is 0 if it passed, 1 if it did not, 2 for bad arguments, and 130 where it was interrupted.
     """
@@ -234,7 +234,7 @@ def doctor(
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Examine this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and say what mends a fault."""
+    """Examine this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and tell how to fix problems."""
     from .doctor import run
 
     raise typer.Exit(run(json, fix, yes))

@@ -120,10 +120,7 @@ def test_where_nothing_could_be_tried(folder):
         (["mine:good"], "'mine:good' is no operator of cupyops: give --reference MODULE:NAME"),
         (["torch:relu"], "'torch:relu' is no operator of cupyops: give --reference MODULE:NAME"),
         (["cupyops:relu", "--reference", "mine:number"], "'mine:number' is int, expected an operator or a function"),
-        (
-            ["cupyops:relu", "--reference", "mine:picky", "--arg", "ones(3)"],
-            "the reference refuses: TypeError",
-        ),
+        (["cupyops:relu", "--reference", "mine:picky", "--arg", "ones(3)"], "the reference refuses: TypeError"),
         (["cupyops:relu", "--only", "accurate"], "only is 'accurate', expected one of accuracy\n"),
         (["cupyops:relu", "--skip", "nothing"], "skip is 'nothing', expected one of cupyops.testing.hazards(), which"),
         (["cupyops:relu", "--backend", "cuda"], "backends is 'cuda', expected one of reference, simulator, gpu"),

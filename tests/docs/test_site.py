@@ -323,20 +323,20 @@ def test_a_broken_link_is_found(tmp_path):
     assert len(list(docs_check.broken_links(tmp_path))) == 2
 
 
+@pytest.fixture
+def chromium():
+    return pictures.browser() or pytest.skip("no Chromium")
+
+
 @pytest.mark.slow
-def test_pages_in_a_browser(site):
-    """Where a Chromium is found; `make docs-check` looks at all pages."""
-    chromium = pictures.browser()
-    if chromium is None:
-        pytest.skip("no Chromium")
+def test_pages_in_a_browser(site, chromium):
+    """`make docs-check` looks at all pages."""
     some = ["index.html", "conformance.html", "operators/layer_norm.html"]
     assert docs_check.in_browser(chromium, site, some) == []
 
 
-def test_a_page_that_is_too_wide_is_found(tmp_path):
-    chromium = pictures.browser()
-    if chromium is None:
-        pytest.skip("no Chromium")
+def test_a_page_that_is_too_wide_is_found(tmp_path, monkeypatch, chromium):
+    monkeypatch.setattr(docs_check, "SEARCHES", {"Kernel": "api/kernels.html"})
     page = "<article><table><tr><td><div style='width: 3000px'>x</div></table></article><script>nothing()</script>"
     (tmp_path / "a.html").write_text(page, encoding="utf-8")
     with_search = '<button class="md-search__button" onclick="0"></button>'
@@ -344,3 +344,17 @@ def test_a_page_that_is_too_wide_is_found(tmp_path):
     found = docs_check.in_browser(chromium, tmp_path, ["a.html"], patience=0.5)
     assert any("TABLE ends at" in text for text in found) and any("nothing is not defined" in text for text in found)
     assert any("the search for Kernel" in text for text in found)
+
+
+def test_what_a_page_stores_does_not_count(tmp_path, monkeypatch, chromium):
+    """A page that is left sees the scheme change and may store its own again, after the next page has begun."""
+    monkeypatch.setattr(docs_check, "SEARCHES", {})
+    page = """<body><script>
+      localStorage.setItem("scheme", "slate");
+      const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+      document.body.dataset.mdColorScheme = localStorage.getItem("scheme") ?? (dark ? "slate" : "default");
+    </script>"""
+    (tmp_path / "a.html").write_text(page, encoding="utf-8")
+    (tmp_path / "index.html").write_text("<p>", encoding="utf-8")
+    found = docs_check.in_browser(chromium, tmp_path, ["a.html"], patience=0.5)
+    assert found and not any("other scheme" in text for text in found)  # the search finds nothing here

@@ -190,7 +190,7 @@ def test_arguments_that_do_not_go_together():
     for bad, said in (
         (lambda: gated(x, x.double()), "w is torch.float64: tensors of type T are of one dtype"),
         (lambda: gated(x, torch.randn(2)), "x of shape (3,), w of shape (2,) cannot be broadcast"),
-        (lambda: gated(x, 1.0), "w is 1.0 (float), expected a tensor"),
+        (lambda: gated(x, 1.0), "w is 1.0 (float), expected a tensor or an array; a number is declared as `float w`"),
         (lambda: gated(x.int(), x), "x is a tensor of shape (3,), torch.int32 on cpu, expected"),
         (lambda: gated(x, x.to("meta")), "w is on meta, but x is on cpu"),
     ):

@@ -14,12 +14,7 @@ from cupyops._expression.reduction import FORWARD
 from cupyops._kernel.kernel import FLOATING
 
 norm2 = cupyops.reduction(
-    "norm2(T x) -> T y",
-    map="x * x",
-    reduce="a + b",
-    identity="0",
-    post="sqrt(a)",
-    backward="grad_x = grad_y * x / y",
+    "norm2(T x) -> T y", map="x * x", reduce="a + b", identity="0", post="sqrt(a)", backward="grad_x = grad_y * x / y"
 )
 mean_dot = cupyops.reduction(
     "mean_dot(T x, T w, bool[] m, float c = 1.0) -> T y",
@@ -243,6 +238,8 @@ def test_arguments_that_do_not_fit(call, said):
         (dict(signature="f(T x) -> T y, T z"), "expected one output of a reduction, got 2"),
         (dict(signature="f(T x, float a) -> T y"), "'a' is what is reduced"),
         (dict(map="x; x"), "f.map:1: is several statements, expected one expression"),
+        (dict(post="y = a / n"), "f.post:1: is an assignment, expected one expression: leave out `y =`"),
+        (dict(map="x == y"), "f.map:1: 'y' is neither a parameter"),
         (dict(reduce="a + c"), "f.reduce:1: 'c' is neither a parameter"),
         (dict(identity="x"), "f.identity:1: 'x' is neither a parameter"),
         (dict(post=""), "f.post is ''"),

@@ -525,6 +525,11 @@ class TestVJP:
             _, pullback = cupyops.vjp(cupyops.relu, np.ones(2))
             assert pullback(np.ones(2))[0].tolist() == [1.0, 1.0]
 
+    @pytest.mark.parametrize("function", [np.exp, lambda x: x * np.ones(3)], ids=["function", "other array"])
+    def test_numpy_inside(self, function):
+        with pytest.raises(cupyops.InputError, match="inside cupyops.vjp arrays are tensors: call PyTorch's functions"):
+            cupyops.vjp(function, np.ones(3))
+
     def test_scalar_results_and_gradients(self):
         x = np.array([1.0, 2.0])
         y, pullback = cupyops.vjp(lambda t: (t * t).sum(), x)

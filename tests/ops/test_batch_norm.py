@@ -111,15 +111,8 @@ def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")
-SHAPES = [
-    (4, 3, 5, 7),
-    (2, 2, 2500),
-    (17, 2, 5),
-    (18, 8, 3),
-    (17, 5, 37),
-    (9, 5),
-    (70, 16),
-]  # for the forms of the kernels
+# for the forms of the kernels
+SHAPES = [(4, 3, 5, 7), (2, 2, 2500), (17, 2, 5), (18, 8, 3), (17, 5, 37), (9, 5), (70, 16)]
 
 
 def compare(args, **options):

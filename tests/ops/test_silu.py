@@ -14,9 +14,8 @@ class TestSilu(OperatorContract):
         for shape in [(3, 7), (2, 3, 4, 5), (5,), (2059,), (0, 3)]:
             yield Sample(make(*shape))
         for shape in [(1,), ()]:
-            yield Sample(
-                make(*shape, low=0.5)
-            )  # not where the derivative is 0, and its terms' rounding all that is left
+            # not where the derivative is 0, and its terms' rounding all that is left
+            yield Sample(make(*shape, low=0.5))
         yield Sample(make(37, low=-30.0, high=30.0))
 
     def small_samples(self, make: Make):

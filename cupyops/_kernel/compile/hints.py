@@ -189,7 +189,8 @@ def placeholder(line: str) -> str | None:
 _MESSAGES = (
     (
         r"execution space annotations|explicitly marked as a __host__",
-        "write __device__ before a function that kernels call, and __global__ before a kernel; host code has no place here",
+        "write __device__ before a function that kernels call, and __global__ before a kernel; leave out host code, "
+        "main() and functions with <<<...>>>: `python -m cupyops port FILE.cu` writes it in Python",
     ),
     (r"may not have extern \"C\"|linkage specification is not", 'a template has no C name; leave extern "C" out'),
     (r"non-__global__ function", "a kernel begins with `__global__ void`"),

@@ -133,9 +133,8 @@ class Buffers:
         launches = [launch for group in groups for launch in group]
         arrays = [self._offsets(launch, self._groups[id(group)]) for group in groups for launch in group]
         with_maps = [group for group in self._groups.values() if group.maps]
-        self._places: dict[int, int] = {
-            id(one): 1 + place for place, one in enumerate((*launches, *with_maps))
-        }  # in a slot
+        places = enumerate((*launches, *with_maps), start=1)  # in a slot
+        self._places: dict[int, int] = {id(one): place for place, one in places}
         content = bytes(self._image)
 
         def new() -> tuple[Any, ...]:

@@ -29,9 +29,8 @@ def typed_signature(
         raise InputError(f"{name}: the reference has no parameter annotated Tensor, expected one at least")
     count = _outputs(name, hints.get("return", inspect.Parameter.empty), parameters, mutates)
     try:
-        arguments(
-            parameters, mutates
-        )  # refuses what torch.library cannot express, now and not at the first torch.compile
+        # refuses what torch.library cannot express, now and not at the first torch.compile
+        arguments(parameters, mutates)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     return parameters, count

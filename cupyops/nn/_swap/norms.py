@@ -130,10 +130,8 @@ def _proven(module: Module, values: tuple[Any, ...], state: State) -> tuple[tupl
     if not all(_is_proven(module, values, state, *full, rows) for rows in ((2, 3), (), (4,), (2, 1, 3))):
         return ()
     wide = [(x, torch.float32) for x in _HALF] if values[1] else []
-    pairs = [
-        *wide,
-        *((x, x) for x in _HALF if not values[3]),
-    ]  # 1 + weight is rounded in half types, unlike in the steps
+    # 1 + weight is rounded in half types, unlike in the steps
+    pairs = [*wide, *((x, x) for x in _HALF if not values[3])]
     return (full, *(pair for pair in pairs if _is_proven(module, values, state, *pair)))
 
 

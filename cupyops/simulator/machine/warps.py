@@ -15,7 +15,6 @@ from .state import State
 
 _FULL = 0xFFFFFFFF
 _NOTHING = np.uint32(POISON * 0x01010101)  # what is read of a lane that takes no part
-_NEUTRAL: dict[str, Any] = {"add": 0, "or": 0, "xor": 0}
 
 
 class Warps:

@@ -31,12 +31,14 @@ def empty(case: Case) -> None:
         call = _resized(case, size, 0)
         if call is None:
             continue
-        with told(f"0 for {size}"):
+        with told(f"size 0 in place of {size}"):
             with tracing.trace() as trace:
                 ours = case.both_ways(call)
             case.judge(ours, call)
             if launches := trace.launches() if _is_empty(ours) else []:
-                raise Failure(f"{launches[0].kernel} is launched on {launches[0].grid} for no elements")
+                raise Failure(
+                    f"{launches[0].kernel} is launched on {launches[0].grid} for no elements; return before that"
+                )
         tried = True
     if not tried:
         raise NotApplicable("the reference takes no size of zero")
@@ -140,7 +142,7 @@ def _tried(case: Case, size: int, new: int) -> Call | None:
         return None
     call = _resized(case, size, new)
     if call is not None:
-        with told(f"{new} for {size}"):
+        with told(f"size {new} in place of {size}"):
             case.judge(case.both_ways(call), call)
     return call
 

@@ -134,10 +134,7 @@ HINTS = {
     ),
     "vector": (body("x[0] = 1;", "#include <vector>"), "NVRTC compiles device code alone"),
     "driver": (body("x[0] = 1;", "#include <cuda.h>"), "<cuda.h> is the driver's interface for host code"),
-    "curand": (
-        body("x[0] = 1;", "#include <curand_kernel.h>"),
-        "nvidia-curand-cu12 and nvidia-cuda-cccl-cu12",
-    ),
+    "curand": (body("x[0] = 1;", "#include <curand_kernel.h>"), "nvidia-curand-cu12 and nvidia-cuda-cccl-cu12"),
     "curand's names": (body("curandState s;"), "#include <curand_kernel.h>, with the wheels of cuRAND"),
     "all of cub": (
         body("x[0] = 1;", "#include <cub/cub.cuh>"),
@@ -166,10 +163,7 @@ HINTS = {
         "if Python decides this constant, give define={'_N_': ...} to Kernel",
     ),
     "common": (body("x[0] = to_acc(x[0]);"), '#include "cupyops.cuh" is missing, which declares it'),
-    "common type": (
-        body("", "__global__ void one(Vec<float, 4>* x) {}"),
-        '#include "cupyops.cuh" is missing',
-    ),
+    "common type": (body("", "__global__ void one(Vec<float, 4>* x) {}"), '#include "cupyops.cuh" is missing'),
     "c10": (body("c10::Half h;"), "PyTorch's C++ types are for host code"),
     "std": (body("x[0] = std::max(x[0], x[1]);"), "write max without `std::`"),
     "numeric_limits": (body("x[0] = std::numeric_limits<float>::max();"), "NVRTC has no <limits>; write the number"),
@@ -180,6 +174,7 @@ HINTS = {
     "cg": (body("cooperative_groups::this_grid().sync();"), "#include <cooperative_groups.h> is missing"),
     "unmarked": (body("x[0] = g(x[0]);", "float g(float a) { return a; }"), "write __device__ before a function"),
     "host": (body("x[0] = g(x[0]);", "__host__ float g(float a) { return a; }"), "write __device__ before a function"),
+    "main": (body("x[0] = 0;", "int main() { return 0; }"), "leave out host code, main() and functions with <<<...>>>"),
     "extern C": ('extern "C" {\ntemplate <int N> __global__ void bad(float* x) {}\n}\n', 'leave extern "C" out'),
     "not a kernel": ("__device__ void bad(float* x) {}\n", "a kernel begins with `__global__ void`"),
     "overloads": ("__global__ void bad(float* x) {}\n__global__ void bad(int* x) {}\n", "two kernels have this name"),
