@@ -315,6 +315,8 @@ def bench(
         from . import models as whole
 
         known = whole.Request.__dataclass_fields__
+        if unused := [name for name, value in given.items() if value and name not in known]:
+            raise typer.BadParameter(f"--models does not go with {', '.join(f'--{name}' for name in unused)}")
         raise typer.Exit(whole.run(whole.Request(**{name: value for name, value in given.items() if name in known})))
     from ..bench.case import here
     from .bench import Request, run
