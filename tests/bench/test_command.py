@@ -60,6 +60,7 @@ def tiny(tmp_path):
             "there is no file absent.csv; give the path of what --csv wrote, or one of cupyops's own",
         ),
         (["--from", "h100_models.csv"], "(figures of models are read with --models)"),
+        (["--models", "--html", "x.html", "--only", "a"], "--models does not go with --only, --html"),
         (["--models", "--from", "absent.csv"], "there is no file absent.csv; give the path of what --csv wrote"),
         (["--models", "--from", "h200.csv"], "(results of operators are read without --models)"),
         (["--from", "absent.csv", "--dry-run"], "--from measures nothing"),
@@ -325,5 +326,7 @@ def test_figures_of_the_built_in_operators_have_their_name_alone(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     result = bench("--from", "h200.csv")
     assert result.exit_code == 0 and "On NVIDIA H200 cupyops is" in result.output
+    models = bench("--models", "--from", "h100_models.csv", width=140)
+    assert models.exit_code == 0 and "llama" in models.output
     (tmp_path / "h200.csv").write_text("mine")
     assert bench("--from", "h200.csv").exit_code == 2
