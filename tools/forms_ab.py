@@ -1,6 +1,6 @@
 """Compare each form that benchmarks choose with the others that could compute the same.
 
-`python tools/forms_ab.py layer_norm softmax`, on a GPU. --dry-run goes through the small twins of the cases in the
+`python tools/forms_ab.py layer_norm softmax`, on a GPU. --dry-run goes through the small cases of the cases in the
 simulator, and times nothing. The CSV has a line for each case, direction and other form: microseconds with the form that is
 chosen, with the other, and their ratio, which is over 1 where the choice is right.
 """

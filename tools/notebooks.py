@@ -56,7 +56,10 @@ def solution(book: Any) -> str:
 
 
 def hand_out(folder: Path) -> None:
-    """Write the course into a new folder, with no solutions and no outputs. Raises `SystemExit` where it is not new."""
+    """Write the course into a new folder, with no solutions and no outputs. Raises `SystemExit` where it is not new.
+
+    A link to a page or a notebook that is not handed out becomes its text.
+    """
     if folder.exists():
         raise SystemExit(f"{folder} is there already; name a new folder")
     folder.mkdir(parents=True)
@@ -64,17 +67,23 @@ def hand_out(folder: Path) -> None:
     for path in COURSE:
         book = read(path)
         book.cells = [cell for cell in book.cells if SOLUTION not in cell.metadata.get("tags", ())]
-        for cell in _code(book):
-            cell.outputs, cell.execution_count = [], None
+        for cell in book.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+            else:
+                cell.source = re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", cell.source)
         nbformat.write(book, folder / path.name)
 
 
 def grade(path: Path) -> str:
-    """The verdict of the check in one line, with the course's own exercises.py; or the error of a cell that has one.
+    """The verdict of the check in one line, with the course's own exercises.py; or why there is none.
 
     A student's code runs as any program of yours does: do this in a container.
     """
-    book = run(path, folder=EXAMPLES / "course", go_on=True)
+    try:
+        book = run(path, folder=EXAMPLES / "course", go_on=True)
+    except Exception as error:  # a file that is no notebook, a cell that does not end, a kernel that died
+        return f"It does not run. {type(error).__name__}: {_lines(str(error), 1)}"
     texts = [_texts(cell) for cell in _code(book) if CHECK in cell.metadata.get("tags", ())]
     failed = [output for cell in _code(book) for output in cell.outputs if output.output_type == "error"]
     expected = [output for cell in _code(book) if _is_expected(cell) for output in cell.outputs]
@@ -167,9 +176,13 @@ def main(
     """Run each notebook; write its outputs, or compare them. Or hand out the course, or grade it."""
     if students is not None:
         hand_out(students)
+        typer.echo(f"{students}: {len(COURSE)} notebooks without their solutions, and exercises.py")
         return
     if answers is not None:
-        for path in sorted(answers.rglob("*.ipynb")):
+        paths = [path for path in sorted(answers.rglob("*.ipynb")) if ".ipynb_checkpoints" not in path.parts]
+        if not paths:
+            raise SystemExit(f"{answers} holds no notebook; name the folder with the students' folders in it")
+        for path in paths:
             typer.echo(f"{path.relative_to(answers)}: {grade(path)}")
         return
     changed = 0

@@ -89,13 +89,13 @@ class CompiledGraph:
         calls = sum(one.count for one in self.left)
         lines = [
             f"{head}: {len(self.kernels)} kernels, {distinct} of them distinct, that move at least "
-            f"{_megabytes(self.bytes)}; {calls} calls of PyTorch"
+            f"{_megabytes(self.bytes)}; {calls} calls of other operators"
         ]
         for number, kernel in enumerate(self.kernels, 1):
             dims = " x ".join(f"{size:,}" for size in kernel.grid if size > 1 or kernel.grid == (size,)) or "1"
             lines.append(f"  kernel {number}: {_megabytes(kernel.bytes)}, grid {dims}, block {kernel.block}")
             lines.append(f"    {_counted(kernel.fused)}")
-        lines += [f"  left to PyTorch: {one.operator} x {one.count}: {one.reason}" for one in self.left]
+        lines += [f"  not fused: {one.operator} x {one.count}: {one.reason}" for one in self.left]
         return "\n".join(lines)
 
 

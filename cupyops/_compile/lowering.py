@@ -181,7 +181,10 @@ class Lowering(Builder):
         rule = rules.RULES.get(node.target)
         if rule is None:
             name = getattr(getattr(node.target, "_schema", None), "name", "")
-            return None, "computed by cuBLAS or cuDNN" if name in LIBRARIES else "no rule"
+            if name in LIBRARIES:
+                return None, "computed by cuBLAS or cuDNN"
+            known = name.startswith(("aten::", "prims::"))
+            return None, "the backend has no kernel for it" if known else "an operator with kernels of its own"
         metas = list(meta) if isinstance(meta, (tuple, list)) else [meta]
         if not any(isinstance(one, torch.Tensor) for one in metas):
             return None, "its result is no tensor"

@@ -137,6 +137,22 @@ def shipped() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "benchmarks"
 
 
+def figures_file(path: Path) -> Path:
+    """A file of figures; for a name without a folder that is not here, the file of cupyops's own results.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    results = shipped() / "results"
+    own = results / path.name
+    if path.is_file():
+        return path
+    if path.parent == Path() and own.is_file():
+        return own
+    names = ", ".join(sorted(one.name for one in results.glob("*.csv")))
+    raise InputError(f"there is no file {path}; give the path of what --csv wrote, or one of cupyops's own: {names}")
+
+
 def here() -> Path:
     """Default folder of declarations: `benchmarks` of the working folder, else the built-in operators'."""
     own = Path("benchmarks")

@@ -84,7 +84,8 @@ def read(path: Path) -> tuple[list[Figures], dict[str, str]]:
         return [_figures(row) for row in rows], {name: value for name, _, value in about}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} holds no figures of models: {error}; expected what bench --models --csv writes"
+            f"{path} holds no figures of models: {error}; expected what bench --models --csv writes (results of "
+            "operators are read without --models)"
         ) from None
 
 

@@ -35,7 +35,7 @@ def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False, 
         KeyboardInterrupt: nothing has been measured yet.
     """
     if not torch.cuda.is_available():
-        raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares small twins on the CPU")
+        raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares small cases on the CPU")
     with _without_tf32(), _terminated_as_interrupted(), Bar("measuring", total=len(cases)) as bar:
         clock = timing.GpuClock()
         results = Results(machine(), timing.ceilings(clock), [])
@@ -140,7 +140,7 @@ def in_processes(command: Sequence[str], jobs: int) -> list[str]:
 
 
 def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str], bool]:
-    """Compare the small twins of cases on the CPU: (names of those compared, what is wrong, whether an interrupt ended it).
+    """Compare the small cases of cases on the CPU: (names of those compared, what is wrong, whether an interrupt ended it).
 
     Raises:
         KeyboardInterrupt: nothing has been compared yet.
@@ -159,7 +159,7 @@ def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str], bool]:
             except KeyboardInterrupt:
                 if not compared and not wrong:
                     raise
-                print(f"interrupted: {done} of {len(twins)} twins are compared", file=sys.stderr)
+                print(f"interrupted: {done} of {len(twins)} cases are compared", file=sys.stderr)
                 interrupted = True
                 break
     if not compared and not wrong:

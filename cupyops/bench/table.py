@@ -38,7 +38,10 @@ def read(path: Path) -> Results:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} holds no results of `cupyops bench`: {error}; expected what --csv writes") from None
+        raise InputError(
+            f"{path} holds no results of operators: {error}; expected what bench --csv writes (figures of models are "
+            "read with --models)"
+        ) from None
 
 
 def text(results: Results) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 F = nn.functional
 Batch = tuple[Tensor, ...]
-VOCABULARY = 211  # of the tiny twins
+VOCABULARY = 211  # of the tiny models
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def compile(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. By default one per core.")] = None,
     fp64: Annotated[bool, typer.Option("--fp64", help="Also the built-in kernels for float64.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also all that few programs launch; it is named.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also the kernels that few programs launch.")] = False,
 ) -> None:
     """Compile every instance of every kernel ahead of time; of the built-in ones all but the rarest. Needs no GPU."""
     from .compile import run
@@ -146,7 +146,7 @@ def check(
     json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report to this file, as CI systems read it.")] = None,
 ) -> None:
-    """Check an operator against its reference: try what has broken other kernel libraries.
+    """Test an operator with inputs and uses that have broken other kernel libraries.
 
     The exit code is 0 if it passed, 1 if it did not, 2 for bad arguments, and 130 where it was interrupted.
     """
@@ -198,7 +198,7 @@ def explain(
     ] = True,
     json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
 ) -> None:
-    """Say which kernels a call launches, why these, with which grid, and what they use. Runs none; needs no GPU."""
+    """Show which kernels a call launches and why, their grids, and what they use. Launches none; needs no GPU."""
     given = _given(locals())
     from . import explain, explain_model
 
@@ -234,7 +234,7 @@ def doctor(
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Examine this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and tell how to fix problems."""
+    """Check this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and tell how to fix problems."""
     from .doctor import run
 
     raise typer.Exit(run(json, fix, yes))
@@ -292,10 +292,12 @@ def bench(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots to this file.")] = None,
     csv: Annotated[
-        Path | None, typer.Option(help="Write the figures to this file; those in it stay that moved by 3% or less.")
+        Path | None, typer.Option(help="Write the figures to this file; one in it changes if it moved by more than 3%.")
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
-    source: Annotated[Path | None, typer.Option("--from", help="Measure nothing: the figures of this file.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Measure nothing: show the figures of this file.")
+    ] = None,
     compare: Annotated[
         Path | None,
         typer.Option(help="Fail where something takes 5% longer than in this file; h200.csv is one of cupyops's own."),
@@ -315,6 +317,8 @@ def bench(
         from . import models as whole
 
         known = whole.Request.__dataclass_fields__
+        if unused := [name for name, value in given.items() if value and name not in known]:
+            raise typer.BadParameter(f"--models does not go with {', '.join(f'--{name}' for name in unused)}")
         raise typer.Exit(whole.run(whole.Request(**{name: value for name, value in given.items() if name in known})))
     from ..bench.case import here
     from .bench import Request, run

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from ..bench import table
-from ..bench.case import Case, declared, files, shipped
+from ..bench.case import Case, declared, figures_file, files
 from ..bench.host import too_slow
 from ..bench.results import Results
 from ..errors import InputError
@@ -56,9 +56,9 @@ def run(request: Request) -> int:
 
 def _run(request: Request, console: Console) -> int:
     _check(request)
-    old = None if request.compare is None else table.read(_figures_path(request.compare))
+    old = None if request.compare is None else table.read(figures_file(request.compare))
     if request.source is not None:
-        results = table.read(_figures_path(request.source))
+        results = table.read(figures_file(request.source))
     else:
         cases = declared(files(request.names, request.folder), request.only)
         if not cases and not request.host:
@@ -84,12 +84,6 @@ def _run(request: Request, console: Console) -> int:
     for problem in problems:
         console.print(problem, style="red", markup=False, soft_wrap=True)
     return INTERRUPTED if results.interrupted else int(bool(problems))
-
-
-def _figures_path(path: Path) -> Path:
-    """A file of figures; where there is none, that of this name among those of the built-in operators."""
-    own = shipped() / "results" / path.name
-    return own if not path.exists() and path.parent == Path() and own.is_file() else path
 
 
 def _check(request: Request) -> None:
@@ -154,7 +148,7 @@ def _dry_run(cases: list[Case], console: Console) -> int:
     for failure in wrong:
         console.print(failure, style="red", markup=False, soft_wrap=True)
     console.print(
-        f"{len(compared)} small twins of {len(cases)} cases compared, {len(wrong)} wrong. No times without a GPU.",
+        f"{len(compared)} small cases compared for {len(cases)} cases, {len(wrong)} wrong. No times without a GPU.",
         markup=False,
         soft_wrap=True,
     )

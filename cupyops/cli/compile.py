@@ -79,7 +79,7 @@ def run(
     if out is not None:
         beside = all(job.source.path is not None and job.source.path.parent / "cubins" == folder for job in planned)
         named = f"To use them: CUPYOPS_CUBIN_PATH={shlex.quote(str(folder))}"
-        use = "Launches look here unasked, beside the .cu file" if beside else named
+        use = "Launches find this folder without a setting, since it is beside the .cu file" if beside else named
         owner = planned[0].source.path if planned and beside else None
         if why := trust.objection(folder, trust.owners(owner)):
             use = f"Launches will not use them, since others can write there: {why.found}\n{why.remedy}"

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from .._util.progress import Bar
 from ..bench import model_table, training
+from ..bench.case import figures_file
 from ..bench.model_table import Figures
 from ..bench.zoo import MODELS, Model
 from ..errors import InputError
@@ -58,7 +59,7 @@ def _run(request: Request, console: Console) -> int:
     if request.dry_run:
         return _dry_run(models, variants, console)
     if request.source is not None:
-        (figures, machine), interrupted = model_table.read(request.source), False
+        (figures, machine), interrupted = model_table.read(figures_file(request.source)), False
     else:
         figures, machine, interrupted = _measure(models, variants, request, console)
     narrow.show(console, table(figures), _NARROW)
@@ -145,7 +146,7 @@ def _measure(
     from ..bench.run import machine
 
     if not torch.cuda.is_available():
-        raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares tiny twins on the CPU")
+        raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares tiny models on the CPU")
     figures: list[Figures] = []
     interrupted = False
     about = machine()
@@ -195,6 +196,6 @@ def _dry_run(models: Sequence[Model], variants: Sequence[str], console: Console)
     for problem in wrong:
         console.print(problem, style="red", markup=False, soft_wrap=True)
     console.print(
-        f"{compared} variants of tiny twins compared, {len(wrong)} wrong. No times without a GPU.", soft_wrap=True
+        f"{compared} variants of tiny models compared, {len(wrong)} wrong. No times without a GPU.", soft_wrap=True
     )
     return int(bool(wrong or not compared))

@@ -55,9 +55,16 @@ def tiny(tmp_path):
         (["relu", "--folder", FOLDER, "--only", "none of them"], "no case has 'none of them' in its name"),
         (["relu", "--folder", FOLDER, "--only", "("], "is no regular expression"),
         (["--folder", "/absent"], "there is no folder /absent"),
-        (["--from", "absent.csv"], "holds no results"),
+        (
+            ["--from", "absent.csv"],
+            "there is no file absent.csv; give the path of what --csv wrote, or one of cupyops's own",
+        ),
+        (["--from", "h100_models.csv"], "(figures of models are read with --models)"),
+        (["--models", "--html", "x.html", "--only", "a"], "--models does not go with --only, --html"),
+        (["--models", "--from", "absent.csv"], "there is no file absent.csv; give the path of what --csv wrote"),
+        (["--models", "--from", "h200.csv"], "(results of operators are read without --models)"),
         (["--from", "absent.csv", "--dry-run"], "--from measures nothing"),
-        (["relu", "--folder", FOLDER, "--compare", "absent.csv"], "holds no results"),
+        (["relu", "--folder", FOLDER, "--compare", "absent.csv"], "there is no file absent.csv"),
     ],
 )
 def test_bad_arguments_exit_with_2(arguments, message):
@@ -84,7 +91,7 @@ def test_pictures_need_matplotlib_and_it_is_told_first(monkeypatch):
 
 def test_a_dry_run_of_what_is_right_and_what_is_wrong(tiny):
     result = bench(tiny("cupyops.relu"), "--dry-run")
-    assert result.exit_code == 0 and "1 small twins of 1 cases compared, 0 wrong" in result.output
+    assert result.exit_code == 0 and "1 small cases compared for 1 cases, 0 wrong" in result.output
     result = bench(tiny("lambda x: cupyops.relu(x) * 1.01"), "--dry-run")
     assert result.exit_code == 1 and "relu 64 float32: Failure" in result.output
 
@@ -319,5 +326,7 @@ def test_figures_of_the_built_in_operators_have_their_name_alone(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     result = bench("--from", "h200.csv")
     assert result.exit_code == 0 and "On NVIDIA H200 cupyops is" in result.output
+    models = bench("--models", "--from", "h100_models.csv", width=140)
+    assert models.exit_code == 0 and "llama" in models.output
     (tmp_path / "h200.csv").write_text("mine")
     assert bench("--from", "h200.csv").exit_code == 2

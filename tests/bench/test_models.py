@@ -1,4 +1,4 @@
-"""`python -m cupyops bench --models`: the figures that are kept and shown, and the tiny twins."""
+"""`python -m cupyops bench --models`: the figures that are kept and shown, and the tiny models."""
 
 import dataclasses
 import io
@@ -64,7 +64,7 @@ def test_a_loss_that_is_lost_is_told(tmp_path):
 
 
 def test_the_tiny_twin():
-    assert "2 variants of tiny twins compared, 0 wrong" in run("gpt2", "--dry-run")
+    assert "2 variants of tiny models compared, 0 wrong" in run("gpt2", "--dry-run")
 
 
 def test_a_wrong_twin_is_told(monkeypatch):
@@ -86,7 +86,7 @@ def test_every_model_says_what_it_is():
 def test_what_cannot_be_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "there is no model 'gpt3'; there are llama" in run("gpt3", code=2)
-    assert "--dry-run compares tiny twins" in " ".join(run("gpt2", code=2).split())
+    assert "--dry-run compares tiny models" in " ".join(run("gpt2", code=2).split())
     monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
     assert "left out, transformers is not installed" in run("llama", "--dry-run", code=1)
 

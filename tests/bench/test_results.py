@@ -66,15 +66,15 @@ def test_a_round_trip(tmp_path):
 @pytest.mark.parametrize("text", ["", "op,size\n", f"{table.HEAD}\n", f"{table.HEAD}\nop,size\na,b\n", "{}"])
 def test_a_file_of_something_else(text, tmp_path):
     (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(InputError, match="holds no results"):
+    with pytest.raises(InputError, match="holds no results of operators"):
         table.read(tmp_path / "x.csv")
-    with pytest.raises(InputError, match="holds no results"):
+    with pytest.raises(InputError, match="holds no results of operators"):
         table.read(tmp_path / "absent.csv")
 
 
 def test_a_figure_that_is_no_number(tmp_path):
     (tmp_path / "x.csv").write_text(table.text(results(row(ours=10))).replace(",10,", ",ten,", 1))
-    with pytest.raises(InputError, match="holds no results"):
+    with pytest.raises(InputError, match="holds no results of operators"):
         table.read(tmp_path / "x.csv")
 
 

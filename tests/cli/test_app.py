@@ -133,7 +133,11 @@ def test_an_interrupted_dry_run_tells_what_it_has_compared(monkeypatch):
     folder = Path(cupyops.__file__).parents[1] / "benchmarks"
     assert case.files(["relu"], folder)
     result = CliRunner().invoke(app, ["bench", "relu", "--dry-run", "--folder", str(folder)])
-    assert result.exit_code == 130 and "1 small twins of" in result.output and "interrupted: 1 of" in result.output
+    assert (
+        result.exit_code == 130
+        and "1 small cases compared for" in result.output
+        and "interrupted: 1 of" in result.output
+    )
 
 
 def test_an_interrupted_simulation_tells_how_far_it_came(monkeypatch):

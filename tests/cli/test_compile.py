@@ -235,7 +235,7 @@ def test_a_module_by_name_or_by_path(name, project, cubins):
     assert result.exit_code == 0, result.output
     made = {(record["name"], record["arch"]) for record in map(json.loads, map(read, beside.glob("*.json")))}
     assert made == {("shift<int, 3>", "sm_80"), ("shift<int, 3>", "sm_90a")}
-    assert "Launches look here unasked" in result.output
+    assert "Launches find this folder without a setting" in result.output
     (k,) = (k for k in kernel.kernels() if k is sys.modules["their_package.inside"].k)
     assert compiler.build(k.source, "shift<int, 3>", "sm_80").path.parent == beside
     assert compiler.build(k.source, "shift<int, 3>", "sm_75").origin == "nvrtc", "what is not there is compiled"

@@ -111,7 +111,7 @@ def test_the_benchmark_compares_and_notices_a_mistake(kind, folder, imported, mo
     words = ["bench", str(folder / f"bench_a_{kind}.py"), "--dry-run"]
     with cupyops.simulate(), cupyops.trace() as trace:
         result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0 and "2 small twins of 4 cases compared, 0 wrong" in result.output
+    assert result.exit_code == 0 and "2 small cases compared for 4 cases, 0 wrong" in result.output
     assert {launch.kernel.partition("<")[0] for launch in trace.launches()} == {f"a_{kind}_fwd", f"a_{kind}_bwd"}
     op = getattr(imported(f"a_{kind}"), f"a_{kind}")
     monkeypatch.setattr(imported(f"a_{kind}"), f"a_{kind}", wrong(op))

@@ -66,6 +66,14 @@ def test_bundled_kernels_are_counted_together():
     assert graph.bytes == 2 * 4 * sum(sizes)
 
 
+def test_an_operator_with_kernels_of_its_own_is_told_from_one_without():
+    x = torch.ones(1, 2, 64, 64, dtype=torch.bfloat16)
+    (graph,) = cupyops.explain_compile(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x), x).graphs
+    assert [(one.operator, one.reason) for one in graph.left] == [
+        ("cupyops.attention.default", "an operator with kernels of its own")
+    ]
+
+
 def test_breaks_and_what_pytorch_runs_have_a_reason():
     def function(x):
         y = torch.fft.rfft(x).abs() * 2
@@ -75,12 +83,10 @@ def test_breaks_and_what_pytorch_runs_have_a_reason():
     found = cupyops.explain_compile(function, torch.ones(8, 8))
     assert len(found.graphs) == 2 and len(found.breaks) == 1
     left = {one.operator: one.reason for one in found.graphs[0].left}
-    assert (
-        left["aten._fft_r2c.default"]
-        and left["aten.abs.default"] == "a tensor of torch.complex64, layout torch.strided"
-    )
+    assert left["aten._fft_r2c.default"] == "the backend has no kernel for it"
+    assert left["aten.abs.default"] == "a tensor of torch.complex64, layout torch.strided"
     text = str(found)
-    for word in ("graph break: ", "left to PyTorch: aten._fft_r2c.default x 1", "kernel 1: ", "mul"):
+    for word in ("graph break: ", "not fused: aten._fft_r2c.default x 1", "kernel 1: ", "mul"):
         assert word in text
 
 

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "pip install pytest build": "the tests have both",
     "pip install .[cuda12x] jupyterlab": "tests/test_wheel.py installs the wheel, with nothing downloaded",
     "python tools/notebooks.py --hand-out handout": "tests/examples/test_course.py hands the course out",
-    "python tools/notebooks.py --grade handout": "tests/examples/test_course.py grades answers",
+    "python tools/notebooks.py --grade answers": "tests/examples/test_course.py grades answers",
     "python -m cupyops doctor": "examines the machine: tests/cli/test_doctor.py",
     "python examples/train_gpt.py": "takes minutes: tests/examples/test_examples.py trains on less",
     "torchrun --nproc-per-node 2 examples/train_gpt.py": "takes minutes: tests/examples/test_examples.py trains on less",

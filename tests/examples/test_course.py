@@ -1,7 +1,9 @@
 """The exercises of the course: each check says what is missing, and what is wrong with a wrong kernel."""
 
 import contextlib
+import importlib
 import io
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import nbformat  # noqa: E402
 import notebooks  # noqa: E402
 from IPython.core.interactiveshell import InteractiveShell  # noqa: E402
+
+import cupyops  # noqa: E402
 
 # of the exercise as it is given, what is said to be missing
 GIVEN = {
@@ -184,6 +188,24 @@ def test_the_check_tells_what_is_wrong(lesson):
         assert said.startswith("Not yet. ") and all(word in said for word in words), f"{old!r} -> {new!r}:\n{said}"
 
 
+def test_an_exercise_of_a_teacher(monkeypatch, capsys):
+    """The one of docs/teach.md, as the last function of exercises.py."""
+    monkeypatch.syspath_prepend(str(notebooks.EXAMPLES / "course"))
+    page = (notebooks.EXAMPLES.parent / "docs" / "teach.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r'^```python title="exercises.py"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    names = dict(vars(importlib.import_module("exercises")))
+    exec(source, names)
+    for index, verdict in (
+        ("n - 1 - i", "Right. Thread i reads element n - 1 - i: 64 requests of 32 warps."),
+        ("i", "Not yet. y is x as it was."),
+        ("n - i", "Not yet. An index leads outside of a tensor"),
+    ):
+        body = f"const int i = blockIdx.x * 256 + threadIdx.x; if (i < n) y[i] = x[{index}];"
+        text = f"__global__ void reverse(const float* x, float* y, int n) {{ {body} }}"
+        names["reverse"](cupyops.Kernel(text, "reverse"))
+        assert capsys.readouterr().out.startswith(verdict)
+
+
 def test_all_are_here():
     assert [path.stem for path in notebooks.COURSE] == list(GIVEN) == list(WRONG)
     assert all(path.stat().st_size < 200_000 for path in notebooks.COURSE)
@@ -207,6 +229,7 @@ def test_what_students_get(tmp_path):
             notebooks.SOLUTION in cell.metadata.get("tags", ()) or cell.get("outputs") for cell in book.cells
         )
         assert notebooks.solution(notebooks.read(path)).removeprefix("%%cuda\n") not in str(book)
+        assert not any("](../" in cell.source for cell in book.cells), "a link to what is not handed out"
     with pytest.raises(SystemExit, match="course is there already; name a new folder"):
         notebooks.hand_out(tmp_path / "course")
 
@@ -234,3 +257,17 @@ def test_what_students_hand_in_is_graded(tmp_path, capsys):
     assert said[0].startswith("ada/01_threads.ipynb: Right. 1,024 threads")
     assert said[1].startswith("bob/01_threads.ipynb: CompileError: ") and 'error: expected a ";"' in said[1]
     assert len(said) == 2
+
+
+@pytest.mark.slow
+def test_what_cannot_be_graded_is_told_and_the_others_are_graded(tmp_path, capsys):
+    dying = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import os\nos._exit(1)")])
+    for name, content in (("a", "no notebook"), ("b", nbformat.writes(dying)), ("c/.ipynb_checkpoints", "an old copy")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.ipynb").write_text(content)
+    notebooks.main(answers=tmp_path)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a/x.ipynb: It does not run. NotJSONError: ")
+    assert second.startswith("b/x.ipynb: It does not run. DeadKernelError: ")
+    with pytest.raises(SystemExit, match="absent holds no notebook; name the folder with the students' folders in it"):
+        notebooks.main(answers=tmp_path / "absent")

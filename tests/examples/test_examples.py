@@ -64,7 +64,7 @@ def test_compile_model():
     assert number(r"loss [\d.]+, then ([\d.]+);", text) < number(r"loss ([\d.]+),", text)
     assert number(r"losses within ([\d.e+-]+) of", text) < 1e-4
     assert number(r"(\d+) launches in the simulator", text) > 10
-    assert "forward graph of" in text and "left to PyTorch: aten.convolution.default" in text
+    assert "forward graph of" in text and "not fused: aten.convolution.default" in text
 
 
 @pytest.mark.parametrize("name", NAMES)
