@@ -493,7 +493,8 @@ class Writer:
             raise NotTranslated(node, f"{sign} of a {target.type} and a {right.type}") from None
         assert made_ is not None
         prefix = f"{target.code} {operator} "
-        plain = target.type.is_integer and made_.code.startswith(prefix) and right.binds > values._BINDS[operator]
+        binds = values._BINDS[operator]  # a mask behind the operation is for the whole of it
+        plain = target.type.is_integer and made_.code.startswith(prefix) and right.binds > binds == made_.binds
         self.put(
             f"{target.code} {sign} {made_.code[len(prefix) :]}" if plain else f"{target.code} = {made_.code}", node
         )

@@ -70,6 +70,11 @@ BODIES = {
     "a property of the device": (
         "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; " + LAUNCH % "many > 0", [1] * 4,
     ),
+    "a list that grows": (
+        "std::vector<int> all = {1}; for (size_t i = 0; i < all.size(); ++i) if (all.size() < 4) all.push_back(i); "
+        + LAUNCH % "all.size() * 10 + all[3]",
+        [42] * 4,
+    ),
     "steps": ("for (int i = 8; i > n; i /= 2) " + LAUNCH % "i", [12] * 4),
     "a branch that nothing asks for": ("#ifdef NEVER\n" + LAUNCH % 9 + "\n#else\n" + LAUNCH % 1 + "\n#endif\n", [1] * 4),
     "a chain": ("int a, b; a = b = n; " + LAUNCH % "a * 10 + b", [33] * 4),
