@@ -108,6 +108,15 @@ __host__ __device__ constexpr const auto& get(const pair<A, B>& of) {
     return of.second;
   }
 }
+// of a value that is given up, as `auto [a, b] = two();` asks for
+template <size_t I, typename... Ts>
+__host__ __device__ constexpr auto&& get(tuple<Ts...>&& of) {
+  return static_cast<typename tuple_element<I, tuple<Ts...>>::type&&>(get<I>(of));
+}
+template <size_t I, typename A, typename B>
+__host__ __device__ constexpr auto&& get(pair<A, B>&& of) {
+  return static_cast<typename tuple_element<I, pair<A, B>>::type&&>(get<I>(of));
+}
 template <size_t I, typename T, size_t N>
 __host__ __device__ constexpr T& get(array<T, N>& of) {
   return of[I];
@@ -242,7 +251,12 @@ CUPYOPS_OF_COMPLEX
 }
 namespace std {
 using namespace c10_complex_math;
-}
+// of the same names as functions of std's own, which hide those of a namespace that is used
+using c10_complex_math::abs;
+using c10_complex_math::exp;
+using c10_complex_math::log;
+using c10_complex_math::sqrt;
+}  // namespace std
 namespace cub {}  // namespace cub
 namespace thrust {
 using c10::complex;

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import memory, values
+from . import memory, structs, values
 from .expressions import (
     DTYPE_NAMES,
     EXPRESSIONS,
@@ -328,7 +328,8 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
                 raise NotTranslated(node, f"the type {plain} of {called.called}: {types[plain]} or {value.type}")
             value = assigned(value, types[plain], one)
         elif (kind := _parameter(spelled, called, scope)) is not None:
-            value = assigned(value, kind, one, lax=kind == FLOAT)
+            is_same = kind.kind == "struct" and "&" in spelled and value.type == kind
+            value = value if is_same else assigned(value, kind, one, lax=kind == FLOAT)
         if name in written_to(called):
             if one.type != "identifier":
                 raise NotTranslated(one, f"{text(one)[:60]!r}, which {called.called} writes to")
@@ -356,7 +357,7 @@ def _parameter(spelled: str, called: Function, scope: Scope) -> Type | None:
     kind = type_of(spelled, aliases | templates)
     if kind is not None and kind == DTYPE and re.sub(r"\bconst\b|[&\s]", "", spelled) in templates:
         return Type("scalar")  # a number of the template's type
-    return kind
+    return kind or structs.kind_of(spelled, scope.program)
 
 
 def written_to(function: Function) -> set[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import values
+from . import structs, values
 from .program import Node, bare, parser, text, walk
 from .scope import NotTranslated, Scope
 from .values import (
@@ -72,8 +72,7 @@ def ctype(node: Node, scope: Scope, what: str = "") -> Type:
         seen.add(name)
         spelled = scope.program.aliases[name]
     found = type_of(spelled, scope.types)
-    if found is None and spelled.strip() in scope.program.structs:
-        found = Type("struct", name=spelled.strip())
+    found = found or structs.kind_of(spelled, scope.program)
     if found is None:
         raise NotTranslated(node, f"the type {' '.join(spelled.split())[:60]}")
     scope.read(node)
@@ -83,6 +82,8 @@ def ctype(node: Node, scope: Scope, what: str = "") -> Type:
 def assigned(value: Value, to: Type, node: Node, *, lax: bool = False) -> Value:
     """A value as a variable of that type has it, or an argument, which may take it as it is. Raises `NotTranslated`."""
     if value.type == to and not value.loose:
+        if to.kind == "struct":
+            return structs.copied(value)
         return replace(value, code=value.lax, binds=values.CHOICE) if lax and value.lax else value
     if value.type.is_number and to.is_number:
         found = values.converted(value, to)
@@ -382,6 +383,13 @@ def _field(node: Node, scope: Scope) -> Value:
     if value.type.kind == "tuple" and text(name) in ("first", "second") and len(value.type.of) == 2:
         place = ("first", "second").index(text(name))
         return typed(f"{value.code}[{place}]", value.type.of[place])
+    if value.type.kind == "struct":
+        kind, length, dtype = (structs.members(value.type.name, scope.program) or {}).get(
+            text(name), (values.VOID, 0, "")
+        )
+        if kind.is_number:
+            code = f"{value.at(values.ATOM)}.{text(name)}"
+            return Value(code, Type("list", of=(kind,))) if length else typed(code, kind)
     raise NotTranslated(node, f"the member {text(node)[:60]!r}")
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from . import structs
 from .calls import grid, nothing, template_argument
 from .expressions import assigned, children, python
 from .program import Node, bare, text, walk
@@ -69,6 +70,8 @@ def launch(
 
 def _argument(node: Node, spelled: str, value: Value) -> str:
     """An argument as a parameter of that type takes it: a launch rounds to float, and refuses what is too large."""
+    if value.type.kind == "struct":
+        return structs.passed(value, spelled, node)
     kind = type_of(spelled) if spelled else None
     if kind is None or not kind.is_number or not value.type.is_number:
         if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from .._kernel.compile import declarations
 from .._kernel.extension import text as extension_text
 from ..errors import CupyopsError, InputError
+from . import structs
 from .calls import written_to
 from .expressions import constant_value
 from .flow import Use
@@ -67,6 +68,12 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
         if not function.types:
             writing.request(function, {})
     parts = writing.write()
+    written_out = "\n".join(parts)
+    made = [
+        structs.definition(name, of)
+        for name in program.structs
+        if f"_{name}()" in written_out and (of := structs.members(name, program))
+    ]
     constants = _constants(program, writing.used, ported)
     stem = re.sub(r"\W", "_", paths[0].stem)
     operators = [
@@ -86,11 +93,13 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     given = f", options={options!r}" if options else ""
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
-    needed = _needed("\n".join([*constants, *parts]))
+    needed = [*_needed("\n".join([*constants, *parts])), *made]
     written = "\n".join([*needed, *constants, *parts])
     if modules := [one for one in ("ctypes", "math", "sys", "time") if re.search(rf"\b{one}\.", written)]:
         imports = "".join(f"import {one}\n" for one in modules)
         head = head.replace("import torch\n", f"{imports}\nimport torch\n", 1)
+    if made:
+        head = head.replace("import torch\n", "import numpy as np\nimport torch\n", 1)
     ported.files[f"{stem}.py"] = (
         "\n\n\n".join([head.rstrip(), *needed, *(["\n".join(constants)] if constants else []), *parts]) + "\n"
     )
@@ -248,7 +257,8 @@ class _Writing:
         """A parameter as the function has it: a float is rounded where it is computed with, as C++ rounds an argument."""
         aliases = {one: kind for one, what in self.program.aliases.items() if (kind := type_of(what)) is not None}
         templates = {one: SCALAR for one, is_type in function.template if one and is_type}
-        kind = type_of(spelled, aliases | templates | scope.types) or Type("object", name=spelled)
+        kind = type_of(spelled, aliases | templates | scope.types) or structs.kind_of(spelled, self.program)
+        kind = kind or Type("object", name=spelled)
         if is_stream(spelled):
             kind = Type("guard")
         variable = scope.declare(name, kind)

@@ -100,7 +100,7 @@ class Program:
         broken: the first place of each file from which on it is no C++.
         overloads: the functions of each name, where there are several.
         aliases: what the names of types stand for.
-        structs: (type, name) of the members of each struct, and its node.
+        structs: the definitions of structs that inherit from none.
         taken: (file, line, name) of conditions on a name that nothing defines.
     """
 
@@ -112,7 +112,7 @@ class Program:
     broken: list[str] = field(default_factory=list)
     overloads: dict[str, list[Function]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    structs: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    structs: dict[str, Node] = field(default_factory=dict)
     taken: list[tuple[str, int, str]] = field(default_factory=list)
 
     def named(self, name: str) -> list[Function]:
@@ -252,6 +252,10 @@ def _gather(node: Node, file: str, found: Program) -> None:
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
             _constants(child, file, found)
+        elif child.type == "struct_specifier" and node.type != "template_declaration":
+            inherits = any(one.type == "base_class_clause" for one in child.named_children)
+            if child.child_by_field_name("body") is not None and not inherits:
+                found.structs.setdefault(text(child.child_by_field_name("name")), child)
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
 

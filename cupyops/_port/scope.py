@@ -157,6 +157,8 @@ def changed(body: Node) -> frozenset[str]:
             target = node.child_by_field_name("left")
         elif node.type == "update_expression" or (node.type == "pointer_expression" and text(node).startswith("&")):
             target = node.child_by_field_name("argument")
+        elif node.type == "call_expression" and text(node.child_by_field_name("function")).endswith("_back"):
+            target = node.child_by_field_name("function")  # a vector that grows
         while target is not None and target.type in (
             "subscript_expression",
             "field_expression",

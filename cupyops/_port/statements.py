@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from . import loops, values
+from . import loops, structs, values
 from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
 from .checks import is_check, message, refusals
-from .expressions import arguments, children, condition, ctype, python
+from .expressions import arguments, children, condition, ctype, python, typed
 from .launches import Kernel, launch
 from .program import Function, Node, bare, line, parser, text, walk
 from .scope import NotTranslated, Scope
@@ -183,8 +183,10 @@ class Writer:
             self._define(names[0], kind, made(node, kind, [], [], self.scope), node)
         elif kind == DIM3:
             self._define(names[0], kind, Value("(1, 1, 1)", DIM3), node)
-        elif kind.kind in ("struct", "tuple"):
-            raise NotTranslated(node, f"a {kind.name or 'tuple'} whose members come later: {text(node)[:60]!r}")
+        elif kind.kind == "struct":
+            self._define(names[0], kind, structs.empty(kind), node)
+        elif kind.kind == "tuple":
+            raise NotTranslated(node, f"a tuple whose members come later: {text(node)[:60]!r}")
         else:
             variable = self.scope.declare(names[0], kind)
             variable.fixed = False
@@ -242,6 +244,9 @@ class Writer:
         self._initialised(name, kind, value, is_reference, node)
 
     def _initialised(self, name: str, kind: Type, value: Node, is_reference: bool, node: Node) -> None:
+        if value.type == "initializer_list" and kind.kind == "struct":
+            self._struct(name, kind, value, node)
+            return
         if value.type in ("argument_list", "initializer_list") and kind.kind not in ("auto", "list", "tuple"):
             given = arguments(value, self.scope)
             if value.type == "initializer_list" and kind == TENSOR or (kind == OPTIONS and len(given) != 1):
@@ -493,7 +498,8 @@ class Writer:
             raise NotTranslated(node, f"{sign} of a {target.type} and a {right.type}") from None
         assert made_ is not None
         prefix = f"{target.code} {operator} "
-        plain = target.type.is_integer and made_.code.startswith(prefix) and right.binds > values._BINDS[operator]
+        binds = values._BINDS[operator]  # a mask behind the operation is for the whole of it
+        plain = target.type.is_integer and made_.code.startswith(prefix) and right.binds > binds == made_.binds
         self.put(
             f"{target.code} {sign} {made_.code[len(prefix) :]}" if plain else f"{target.code} = {made_.code}", node
         )
@@ -518,6 +524,9 @@ class Writer:
         of, name = left.child_by_field_name("argument"), text(left.child_by_field_name("field"))
         value = python(of, self.scope)
         self.scope.read(left)
+        if value.type.kind == "struct":
+            self._fill(value, name, sign, right, node)
+            return
         if value.type != DIM3 or name not in ("x", "y", "z"):
             raise NotTranslated(node, f"the member {text(left)[:60]!r}")
         place = "xyz".index(name)
@@ -526,6 +535,43 @@ class Writer:
         found = replace(found, code=f"int({found.code})") if found.type.kind == "float" else found
         parts = [found.code if at == place else f"{value.code}[{at}]" for at in range(3)]
         self.put(f"{value.code} = ({', '.join(parts)})", node)
+
+    def _struct(self, name: str, kind: Type, given: Node, node: Node) -> None:
+        """`Params p = {x, n};`, with the members in order, or with their names."""
+        self._define(name, kind, structs.empty(kind), node)
+        value = self.scope.frames[-1][name].value
+        order = list(structs.members(kind.name, self.scope.program) or {})
+        for index, one in enumerate(children(given)):
+            member = order[index] if index < len(order) else ""
+            if one.type == "initializer_pair":
+                member, inner = (
+                    text(one.child_by_field_name("designator")).lstrip("."),
+                    one.child_by_field_name("value"),
+                )
+                self.scope.read(one.child_by_field_name("designator"))
+            else:
+                inner = one
+            if inner.type == "initializer_list":
+                for at, element in enumerate(children(inner)):
+                    self._fill(value, member, "=", python(element, self.scope), node, at)
+            else:
+                self._fill(value, member, "=", python(inner, self.scope), node)
+        self.scope.read(given)
+
+    def _fill(self, value: Value, name: str, sign: str, right: Value, node: Node, at: int | None = None) -> None:
+        """Assign to a member of a struct, or to the element `at` of one that is an array."""
+        of = structs.members(value.type.name, self.scope.program) or {}
+        kind, length, dtype = of.get(name, (VOID, 0, ""))
+        if (at is None) == (length > 0) or (at or 0) >= max(length, 1) or (dtype and sign != "=") or kind == VOID:
+            raise NotTranslated(node, f"the member {name} of {value.type.name}: {text(node)[:60]!r}")
+        place = f"{value.code}.{name}" + ("" if at is None else f"[{at}]")
+        if dtype:
+            self.put(f"{place} = {structs.address(right, dtype, node)}", node)
+            return
+        if not right.type.is_number:
+            raise NotTranslated(node, f"a {right.type} as the member {name}: {text(node)[:60]!r}")
+        found = right if sign == "=" else values.computed(sign.removesuffix("="), typed(place, kind), right)
+        self.put(f"{place} = {assigned(found, kind, node).code}", node)
 
     # --- flow ---
 

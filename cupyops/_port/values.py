@@ -100,6 +100,12 @@ HELPERS: Mapping[str, str] = {
         "    start = x.storage_offset() + at\n"
         "    return x.as_strided((x.untyped_storage().nbytes() // x.element_size() - start,), (1,), start)"
     ),
+    "_address": (
+        'def _address(x, dtype):\n    """The address of a tensor, for a pointer inside a struct."""\n'
+        "    if x.dtype != dtype:\n"
+        '        raise TypeError(f"expected a tensor of {dtype}, found one of {x.dtype}")\n'
+        "    return cupyops.address(x)"
+    ),
     "_bytes": (
         'def _bytes(x, count):\n    """The first bytes of the memory of x."""\n'
         "    return _memory(x, 0).view(torch.uint8)[:count]"

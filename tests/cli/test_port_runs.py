@@ -22,6 +22,18 @@ __global__ void sum(const scalar_t* x, const index_t* at, acc_t* y, int n) {
   if (threadIdx.x == 0) for (int i = 0; i < n; ++i) y[0] += part[i];
 }
 """
+STRUCTS = """
+constexpr int MOST = 2;
+namespace mine { struct Params { float* x; bool many; double by; char low; unsigned wide; int sizes[MOST]; }; }
+using namespace mine;
+__global__ void use(const Params p) {
+  p.x[threadIdx.x] += p.many * 1000 + p.by + p.low * 10 + (p.wide == 4294967295u) * 100 + p.sizes[1];
+}
+void fill(Params& p, at::Tensor x, int n) { p.x = x.data_ptr<float>(); p.by = n * 0.5; p.sizes[1] += 2; }
+Params made(at::Tensor x) { Params p = {.x = x.data_ptr<float>(), .sizes = {7, 3}}; return p; }
+void less(Params p) { p.by -= 0.5; p.sizes[0] = 9; use<<<1, 4>>>(p); }
+void other(Params& p) { Params q = p; q.low = 1; p = q; q.low = 5; }
+"""
 LAUNCH = "add<<<1, 32>>>(x.data_ptr<float>(), %s, x.numel());"
 
 
@@ -70,6 +82,11 @@ BODIES = {
     "a property of the device": (
         "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; " + LAUNCH % "many > 0", [1] * 4,
     ),
+    "a list that grows": (
+        "std::vector<int> all = {1}; for (size_t i = 0; i < all.size(); ++i) if (all.size() < 4) all.push_back(i); "
+        + LAUNCH % "all.size() * 10 + all[3]",
+        [42] * 4,
+    ),
     "steps": ("for (int i = 8; i > n; i /= 2) " + LAUNCH % "i", [12] * 4),
     "a branch that nothing asks for": ("#ifdef NEVER\n" + LAUNCH % 9 + "\n#else\n" + LAUNCH % 1 + "\n#endif\n", [1] * 4),
     "a chain": ("int a, b; a = b = n; " + LAUNCH % "a * 10 + b", [33] * 4),
@@ -89,6 +106,28 @@ def test_a_body_does_what_it_does_in_cpp(tmp_path, name):
     with cupyops.simulate():
         run(x, 3, 0.1, True)
     assert x.tolist() == expected
+
+
+# the body of `run(at::Tensor x, int n)`, and what it leaves of zeros(4) for n = 3
+FILLED = {
+    "by its members": ("Params p; p.x = x.data_ptr<float>(); p.by = n; p.wide = -1; p.low = 258; use<<<1, 4>>>(p);", 123),
+    "in order": ("Params p = {x.data_ptr<float>(), n > 2, 0.5, 'a' - 96, 0, {4, n}}; use<<<1, 4>>>(p);", 1013.5),
+    "by a function": ("Params p{}; fill(p, x, n); for (int i = 0; i < 2; ++i) p.sizes[i]++; use<<<1, 4>>>(p);", 4.5),
+    "handed on by value": ("Params p; fill(p, x, n); less(p); less(p); use<<<1, 4>>>(p);", 3 + 3 + 3.5),
+    "copied": ("auto p = made(x); auto q = p; q.low = n; other(p); Params r; r = p; p.by = 40; use<<<1, 4>>>(r);", 13),
+    "by a reference": ("Params p = made(x); Params& q = p; q.low = n; p.by = q.low; use<<<1, 4>>>(p);", 36),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_structs_that_host_code_fills(tmp_path, name):
+    body, expected = FILLED[name]
+    run, x = made(tmp_path, f"{STRUCTS}void run(at::Tensor x, int n) {{ {body} }}\n"), torch.zeros(4)
+    with cupyops.simulate():
+        run(x, 3)
+        assert x.tolist() == [expected] * 4
+        with pytest.raises(TypeError, match="a tensor of torch.float32, found one of torch.float64"):
+            run(x.double(), 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)

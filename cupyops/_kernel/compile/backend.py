@@ -123,7 +123,7 @@ def cuda_include() -> Path:
 
 @functools.cache
 def library_includes() -> tuple[Path, ...]:
-    """The folders of the headers of CUDA's C++ library and of cuRAND, where they are installed, and of CuPy's own.
+    """The folders of the headers of CUDA's C++ library, of cuRAND and of nvcc, where they are installed, and of CuPy's own.
 
     Of CUDA's C++ library that of its wheel or of a toolkit; where there is none, the copy that comes with CuPy.
     """
@@ -133,13 +133,14 @@ def library_includes() -> tuple[Path, ...]:
     beside = cuda_include()
     cccl = [*(root / name for root in roots for name in wheels), beside / "cccl", beside]
     curand = [*(root / name / "include" for root in roots for name in ("curand", "cu13")), beside]
-    marks = ((cccl, "cuda/std/cstdint"), (curand, "curand_kernel.h"))
+    nvcc = [beside, *(root / "cuda_nvcc" / "include" for root in roots)]  # of CUDA 13 it is beside the others
+    marks = ((cccl, "cuda/std/cstdint"), (curand, "curand_kernel.h"), (nvcc, "crt/mma.h"))
     found = (next((one for one in folders if os.path.isfile(one / mark)), None) for folders, mark in marks)
-    of_cccl, of_curand = found
+    of_cccl, of_curand, of_nvcc = found
     own = Path(importlib.util.find_spec("cupy").origin or "").parent / "_core" / "include"  # type: ignore[union-attr]
     copies = [own / "cupy" / "_cccl" / part for part in ("libcudacxx", "cub", "thrust")]
     cccl_folders = copies if of_cccl is None else [of_cccl]
-    return tuple(one for one in (*cccl_folders, of_curand, own) if one is not None and os.path.isdir(one))
+    return tuple(one for one in (*cccl_folders, of_curand, of_nvcc, own) if one is not None and os.path.isdir(one))
 
 
 @functools.lru_cache(maxsize=64)

@@ -68,9 +68,9 @@ def defines(constants: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
 
 
-# what asks for a header of CUDA's C++ library, or of cuRAND
+# what asks for a header of CUDA's C++ library, of cuRAND or of nvcc
 _OF_LIBRARIES = re.compile(
-    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|cupy|nv|thrust|cooperative_groups|curand|mma)\b", re.MULTILINE
+    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|cupy|nv|thrust|cooperative_groups|curand\w*|mma|crt)\b", re.MULTILINE
 )
 
 

@@ -87,7 +87,10 @@ _CUB = (
 )
 _DRIVER = "<cuda.h> is the driver's interface for host code; a kernel needs nothing of it"
 _PYTORCH = "PyTorch's C++ types are for host code; a kernel takes T*, as __half* of <cuda_fp16.h> for torch.float16"
-_WMMA = "<mma.h> needs headers of nvcc; the same instructions are there as inline PTX: mma.sync, ldmatrix"
+_WMMA = (
+    "<mma.h> needs headers of nvcc, in the wheel nvidia-cuda-nvcc-cu12 (nvidia-cuda-crt for CUDA 13), whose folder is found "
+    "where it is installed; the same instructions are there as inline PTX: mma.sync, ldmatrix"
+)
 _AMBIGUOUS = "half types have no operators with other types; convert first, as by to_acc(x) of cupyops.cuh"
 _INSIDE = "NVRTC has no C and C++ library; leave the line out: printf, assert and the functions of <cmath> are built in"
 _WRITTEN_OUT = (
@@ -157,7 +160,7 @@ _UNKNOWN = (
     (r"thrust", _THRUST),
     (r"cub|cuda", _CCCL),
     (r"curand\w*|Philox\w*", _CURAND),
-    (r"nvcuda|wmma", _WMMA),
+    (r"nvcuda|wmma", "#include <mma.h> is missing; " + _WMMA),
     (r"at|c10|torch|Tensor|Half|BFloat16|bfloat16", _PYTORCH),
     (r"stderr|stdout|fprintf|cout|puts", "only printf prints from a kernel"),
     (r"s?rand", "there is no random number of the host's in a kernel; write the generator into it (Philox is short)"),

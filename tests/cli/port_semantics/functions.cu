@@ -30,6 +30,20 @@ uint64_t hashed(uint64_t a, uint32_t b) {
   h ^= b << 7;
   return h * 31u >> 5;
 }
+unsigned wrapped_compound(unsigned a, unsigned b) {
+  a -= b;
+  a *= 3;
+  a <<= 5;
+  --a;
+  a ^= b;
+  return a;
+}
+int wrapped_bytes(int a) {
+  uint8_t low = a;
+  low += 250;
+  low--;
+  return low;
+}
 unsigned negated(unsigned a) { return -a + ~a; }
 int compared_across(int a, unsigned b) { return a < b ? 1 : a == b ? 2 : 3; }
 int compared_wide(int a, size_t b) { return a >= b; }

@@ -167,3 +167,20 @@ def test_a_header_edited_during_the_compilation_is_not_kept(tmp_path, monkeypatc
     monkeypatch.setattr(compiler, "compile", compile)
     build((f"-I{tmp_path}",))
     assert not list(cache.folder().iterdir())
+
+
+@pytest.mark.parametrize("include", ["<mma.h>", "<curand_kernel.h>"])
+def test_headers_of_wheels_that_are_installed(tmp_path, monkeypatch, include):
+    """`mma.h` asks for a header of nvcc's wheel; that of cuRAND is in a wheel as a whole."""
+    wheels = {"cuda_nvcc/include/crt/mma.h": "nvcuda", "curand/include/curand_kernel.h": "curand"}
+    for path, namespace in wheels.items():
+        header = tmp_path / "nvidia" / path
+        header.parent.mkdir(parents=True)
+        header.write_text(f"namespace {namespace} {{ __device__ float one() {{ return 1.0f; }} }}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    backend.library_includes.cache_clear()
+    try:
+        namespace = "nvcuda" if "mma" in include else "curand"
+        build((), f"#include {include}\n__global__ void f(float* x) {{ x[0] = {namespace}::one(); }}\n")
+    finally:
+        backend.library_includes.cache_clear()

@@ -44,6 +44,14 @@ FILES = {
         "  y[threadIdx.x] = sum + p.first + p.second + std::get<0>(t) * std::get<1>(t) + a.size();\n}\n",
         [a + 3 + 2 * a + 3 + 14 + 3 for a in X],
     ),
+    "functions of complex numbers that std has of others, and pairs taken apart": (
+        "#include <c10/util/complex.h>\n#include <tuple>\n__global__ void f(const float* x, float* y) {\n"
+        "  c10::complex<float> a(3, 4), zero(0, 0);\n  auto [first, second] = std::make_pair(x[threadIdx.x], 2);\n"
+        "  auto [third, fourth] = std::make_tuple(second * 10, first * 100);\n"
+        "  y[threadIdx.x] = std::abs(a) + std::exp(zero).real() + std::sqrt(a * a).imag() + std::log(zero + 1.0f).real() +\n"
+        "                   third + fourth;\n}\n",
+        [5 + 1 + 4 + 0 + 20 + 100 * a for a in X],
+    ),
     "functions of the C++ library": (
         "#include <algorithm>\n#include <cmath>\n__global__ void f(const float* x, float* y) {\n"
         "  float whole, rest = std::modf(x[threadIdx.x], &whole), all[3];\n  std::fill(all, all + 3, 2.0f);\n"
