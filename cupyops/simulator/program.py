@@ -225,7 +225,8 @@ class Program:
         """The allocations that the kernel may write."""
         if code.written_parameters is None:
             return set(self.memory.allocations)
-        watched = set()
+        # the module's variables too: an instruction may name them without a register
+        watched = {one.number for name, one in self.variables.items() if self.module.variables[name].space == "global"}
         for argument in (arguments[number] for number in code.written_parameters):
             if isinstance(argument, (bytes, bytearray)):  # a struct, which may hold any pointer
                 return set(self.memory.allocations)
