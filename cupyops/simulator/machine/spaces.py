@@ -19,6 +19,7 @@ from .shared_shadow import SharedShadow
 from .space import ATOMIC, Access, Part, Space
 from .state import Reach, State
 
+_ATOMIC_ACCESS = frozenset(("relaxed", "acquire", "release"))
 _FAR = 1 << 36  # bytes from a tensor, more than an index that went astray leads: 8 bytes times 32 bits
 _WILD = "no tensor is near; a pointer inside a struct is cupyops.address(x), asked for inside simulate()"
 
@@ -229,11 +230,21 @@ class Shared(Space):
 
     def before_read(self, group: Group, access: Access) -> None:
         if self.shadow is not None:
-            self.shadow.read(group, access.position, access.width, access.pc)
+            read = self.shadow.atomic if self._is_atomic(access) else self.shadow.read
+            read(group, access.position, access.width, access.pc)
 
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
-        if self.shadow is not None:
+        if self.shadow is None:
+            return
+        # the first store to a place is one that others must not meet: what they would read is nothing
+        if self._is_atomic(access) and self.shadow.is_written(group, access.position, access.width):
+            self.shadow.atomic(group, access.position, access.width, access.pc)
+        else:
             self.shadow.write(group, access.position, access.width, access.pc, values)
+
+    def _is_atomic(self, access: Access) -> bool:
+        """Return True for relaxed, acquire and release, as of cuda::atomic; volatile orders no lanes of a warp."""
+        return access.strong and not _ATOMIC_ACCESS.isdisjoint(self.state.listing.instructions[access.pc].modifiers)
 
 
 class Local(Space):
