@@ -1,10 +1,16 @@
 """Errors that the simulator finds, and those of its limits. Each kind of fault is a class of its own."""
 
+from typing import Any
+
 from ..errors import SimulatorError as SimulatorError
 
 
 class UnsupportedInstruction(SimulatorError):
-    """An instruction that the simulator does not know; nothing was run."""
+    """An instruction that the simulator does not know; nothing was run. `at` is that instruction, where it is one."""
+
+    def __init__(self, what: str, at: Any = None) -> None:
+        super().__init__(what)
+        self.at = at
 
 
 class InvalidPtx(SimulatorError):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import InvalidPtx, LaunchRefused
+from .errors import InvalidPtx, LaunchRefused, UnsupportedInstruction
 from .machine.faults import Listing
 from .machine.machine import Machine
 from .machine.state import State
@@ -21,7 +21,7 @@ from .memory import Allocation, Memory
 from .profile import Profile
 from .translate import Compiled, compile_kernel, kept
 from .translate.calls import flatten
-from .translate.layout import function_addresses, lay_out
+from .translate.layout import function_addresses, in_source, lay_out
 from .translate.parser import parse
 from .translate.ptx import SIZES, Function, Module, Variable
 
@@ -110,10 +110,10 @@ class Program:
         """The names of the kernels."""
         return [name for name, function in self.module.functions.items() if function.entry and function.defined]
 
-    def kernel(self, name: str, clusters: bool = False, worst: bool = False) -> Compiled:
+    def kernel(self, name: str, clusters: bool = False, worst: bool = False, label: str = "") -> Compiled:
         """A kernel, translated at first use: for launches in `clusters`, or without. Raises `UnsupportedInstruction`.
 
-        `worst`: its approximate instructions have the error that the PTX manual allows.
+        `worst`: its approximate instructions have the error that the PTX manual allows. `label`: what messages call it.
         """
         key = name, clusters, worst
         kernels = self._translation.kernels
@@ -121,7 +121,7 @@ class Program:
             function = self._function(name, whole=True)
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
             try:
-                with _no_collection():
+                with _no_collection(), self._refusals(label or name):
                     kernels[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
@@ -136,9 +136,19 @@ class Program:
             layouts = [one.layout for (kernel, *_), one in self._translation.kernels.items() if kernel == name]
             if not layouts:
                 function = self._function(name, whole=True)
-                layouts = [lay_out(self.module, flatten(self.module, function), {})]
+                with self._refusals(in_source(name)):
+                    layouts = [lay_out(self.module, flatten(self.module, function), {})]
             self._static_shared[name] = layouts[0].static_shared
         return self._static_shared[name]
+
+    @contextmanager
+    def _refusals(self, kernel: str) -> Iterator[None]:
+        """Name kernel, line and PTX line in the error of what is not covered."""
+        try:
+            yield
+        except UnsupportedInstruction as error:
+            place = Listing(kernel, [error.at], self.module.files, self.sources).describe(0) if error.at else []
+            raise UnsupportedInstruction("\n".join([f"{kernel}: {error}", *place]), error.at) from None
 
     def launch(
         self,
@@ -186,7 +196,7 @@ class Program:
         """
         extents = _triple(grid), _triple(block)
         clusters = self._function(name).cluster if cluster is None else _triple(cluster)
-        code = self.kernel(name, clusters != (1, 1, 1), approximate == "worst")
+        code = self.kernel(name, clusters != (1, 1, 1), approximate == "worst", label)
         listing = Listing(label or name, code.instructions, self.module.files, self.sources)
         _check_launch(code.function, *extents, clusters, listing.kernel)
         collected = Profile(listing) if profile else None
@@ -225,7 +235,8 @@ class Program:
         """The allocations that the kernel may write."""
         if code.written_parameters is None:
             return set(self.memory.allocations)
-        watched = set()
+        # the module's variables too: an instruction may name them without a register
+        watched = {one.number for name, one in self.variables.items() if self.module.variables[name].space == "global"}
         for argument in (arguments[number] for number in code.written_parameters):
             if isinstance(argument, (bytes, bytearray)):  # a struct, which may hold any pointer
                 return set(self.memory.allocations)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from simulator.kit import fails, launch, program, run
+from simulator.kit import fails, launch, place, program, run
 
 from cupyops.simulator import BarrierFault, Deadlock, Misaligned, OutOfBounds, Race, TensorMap, Uninitialized
 
@@ -310,11 +310,14 @@ def test_tiles_in_and_out():
 )
 def test_where_a_gpu_stops_at_a_tile(old: str, new: str, error: type[Exception], says: str):
     """At an innermost coordinate that is at no multiple of 16 bytes; at a store to a negative coordinate."""
-    kernels, symbol = program(TILES.replace(old, new), "tiles", "sm_90a")
+    code = TILES.replace(old, new + "  // here")
+    kernels, symbol = program(code, "tiles", "sm_90a")
     one = kernels.memory.allocate(np.zeros((12, 28), np.float32), "x")
     map_ = TensorMap.of_array(one.buffer.view(np.float32).reshape(12, 28), one.base, (16, 8)).encode()
-    with pytest.raises(error, match=re.escape(says)):
+    with pytest.raises(error, match=re.escape(says)) as caught:
         launch((kernels, symbol), ["in", "out", "y"], (2, 2), 128, map_, map_, np.zeros((16, 32), np.float32))
+    for word in ["tiles", "thread (0,0,0) of block (0,0,0)", place(code, "// here"), "PTX line"]:
+        assert word in str(caught.value)
 
 
 def test_a_tile_through_what_is_no_map():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simulator.kit import fails, program, run
+from simulator.kit import fails, run
 
 from cupyops.simulator import Misaligned, OutOfBounds, Program, Trap, UnsupportedInstruction
 
@@ -203,24 +203,59 @@ TEMPLATE = """.version 8.5
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f6}];", "textures (tex.2d.v4.f32.f32) are not covered"),
-        ("suld.b.1d.b32.trap %r1, [%rd1, {%r2}];", "surfaces (suld.b.1d.b32.trap) are not covered"),
-        ("vadd.s32.s32.s32 %r1, %r2, %r3;", "video instructions (vadd.s32.s32.s32) are not covered"),
+        ("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f6}];", "textures"),
+        ("suld.b.1d.b32.trap %r1, [%rd1, {%r2}];", "surfaces"),
+        ("vadd.s32.s32.s32 %r1, %r2, %r3;", "video instructions"),
         ("tcgen05.commit.cta_group::1.b64 [%rd1];", "tensor cores of the fifth generation"),
+        ("mma.sp.sync.aligned.m16n8k16 %r1, %r2;", "sparse matrix products"),
+        ("atom.global.exch.b128 %rd1, [%rd2], %rd3;", "atomics and moves of 128 bits"),
+        ("cvt.rn.satfinite.e2m1x2.f32 %r1, %f1, %f2;", "conversions to fp4 and fp6"),
+        ("tensormap.replace.tile.rank.global.b1024.b32 [%rd1], 1;", "tensor maps that kernels change"),
         ("multimem.ld_reduce.global.add.f32 %f1, [%rd1];", "multicast objects of several GPUs"),
     ],
 )
 def test_what_is_refused_is_named(text, says):
     with pytest.raises(UnsupportedInstruction) as caught:
         Program(TEMPLATE.replace("TEXT", text)).kernel("k")
-    assert says in str(caught.value) and "PTX line 7: " in str(caught.value)
+    message = str(caught.value)
+    assert message.startswith(f"k: {says} ({text.split()[0]}) are not covered: ")
+    assert message.endswith(f"\n  PTX line 7: {text[:-1]}")
 
 
-def test_recursion_is_refused():
-    code = """
-        __device__ __noinline__ int down(int n) { return n < 2 ? n : down(n - 1) + down(n - 2); }
-        __global__ void fib(int* y) { y[0] = down(y[0]); }
-    """
-    kernels, symbol = program(code, "fib")
-    with pytest.raises(UnsupportedInstruction, match="recursive calls .*down.* are not covered"):
-        kernels.kernel(symbol)
+REFUSED = {
+    "textures (tex.2d.v4.f32.f32) are not covered: read the tensor through its pointer": """
+        __global__ void refused(unsigned long long t, float* y) {
+            y[threadIdx.x] = tex2D<float>(t, threadIdx.x, 0.5f);  // here
+        }
+    """,
+    "surfaces (sust.b.1d.b32.trap) are not covered: read and write the tensor": """
+        template <typename T> __device__ void put(unsigned long long t, T v) {
+            surf1Dwrite(v, t, threadIdx.x * sizeof(T));  // here
+        }
+        __global__ void refused(unsigned long long t, float* y) { put(t, y[0]); }
+    """,
+    "video instructions (vabsdiff4.u32.u32.u32.add) are not covered: write": """
+        __global__ void refused(unsigned long long t, unsigned* y) {
+            y[0] = __vsadu4(y[0], t);  // here
+        }
+    """,
+    "TMA tiles by im2col (": """
+        __global__ void refused(unsigned long long t, float* y) {
+            asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                " [%0], [%1, {%2, %2, %2}], [%0], {%3};" :: "r"(0), "l"(t), "r"(0), "h"((short)0));  // here
+        }
+    """,
+    "recursive calls (down) are not covered: write a loop": """
+        __device__ __noinline__ int down(int n) {
+            return n < 2 ? n : down(n - 1) + down(n - 2);  // here
+        }
+        __global__ void refused(unsigned long long t, float* y) { y[0] = down(t); }
+    """,
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_is_refused_is_told_with_kernel_line_and_what_to_do(says):
+    arch = "sm_90" if "TMA" in says else "sm_80"
+    message = fails(UnsupportedInstruction, REFUSED[says], "refused", 1, 32, 1, ints(), arch=arch, says=[says])
+    assert message.startswith(f"refused: {says}")

@@ -177,6 +177,17 @@ def test_registers_that_one_warpgroup_gives_and_others_take():
     fails(Deadlock, registers(40, 240), "registers", 1, 384, ints(384), arch="sm_90a", says=says)
 
 
+def test_registers_of_a_kernel_that_wants_several_blocks_side_by_side():
+    """`__launch_bounds__(384, 2)` leaves each thread 80 at launch, and one block must not take what the other needs."""
+    code = registers(40, 96).replace("(384)", "(384, 2)")
+    y = ints(384)
+    run(code, "registers", 1, 384, y, arch="sm_90a")
+    assert y.tolist() == [1] * 128 + [2] * 256
+    says = ["by warpgroup: 24, 112, 112; 80 at launch"]
+    wrong = registers(24, 112).replace("(384)", "(384, 2)")
+    fails(Deadlock, wrong, "registers", 1, 384, ints(384), arch="sm_90a", says=says)
+
+
 def test_registers_of_some_warps_of_a_warpgroup():
     code = registers(24, 240, "&& threadIdx.x < 32").replace("} else {", "} else if (warpgroup) {")
     code = code.replace("  // here", "").replace("// gives", "// here")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from simulator.kit import fails, program, run
 
-from cupyops.simulator import Race
+from cupyops.simulator import Race, Uninitialized
 
 N = 64
 
@@ -663,3 +663,32 @@ def test_pointers_in_a_struct_are_followed():
     views = np.array([(y.base, 32)], [("y", np.uint64), ("n", np.int64)]).tobytes()
     with pytest.raises(Race, match="read `y` where another block has written"):
         kernels.launch(symbol, (4,), (1,), [views])
+
+
+# --- flags in shared memory ---
+
+FLAG = """
+    #include <cuda/atomic>
+    __global__ void flag(int* y) {
+        __shared__ int f;
+        cuda::atomic_ref<int, cuda::thread_scope_block> ready(f);
+        if (threadIdx.x == 0) FIRST;
+        __syncthreads();
+        if (threadIdx.x == 0) ready.store(1, cuda::memory_order_release);
+        if (threadIdx.x == 32) { while (READ == 0) {} y[0] = 7; }
+    }
+"""
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("first", ["f = 0", "ready.store(0, cuda::memory_order_relaxed)"])
+def test_atomic_loads_and_stores_may_meet(first, seed):
+    """As cuda::atomic has them; a plain load beside such a store is a race, and so is a first store beside a load."""
+    y, code = np.zeros(1, np.int32), FLAG.replace("FIRST", first)
+    load = "ready.load(cuda::memory_order_acquire)"
+    run(code.replace("READ", load), "flag", 1, 64, y, seed=seed)
+    assert y[0] == 7
+    with pytest.raises(Race, match="shared memory that another thread has (written|updated|read)"):
+        run(code.replace("READ", "*(volatile int*)&f"), "flag", 1, 64, y, seed=seed)
+    with pytest.raises((Race, Uninitialized)):
+        run(code.replace("READ", load).replace("__syncthreads();", ""), "flag", 1, 64, y, seed=seed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simulator.kit import fails, program, run
+from simulator.kit import fails, launch, program, run
 
 from cupyops.simulator import Pointer, Race
 
@@ -32,6 +32,21 @@ def test_counting_without_atomics(seed):
     run(COUNT.replace("ADD", "c[x[i] + 8 * (i / 8)] += 1;"), "count", 1, N, x, ints(N), 8, seed=seed)
     says = ["race within a block: write `c` where another thread has read", "of block (0,0,0)", "offset 0 of `c`"]
     fails(Race, COUNT.replace("ADD", "c[x[i]] += 1;"), "count", 1, N, x, ints(8), 8, says=says, seed=seed)
+
+
+def test_counting_in_a_variable_of_the_file():
+    code = """
+        __device__ int counter;
+        __global__ void visit(int* y) {
+            ADD;  // here
+            y[threadIdx.x] = 1;
+        }
+    """
+    loaded = program(code.replace("ADD", "atomicAdd(&counter, 1)"), "visit")
+    launch(loaded, ["y"], 2, N, ints())
+    assert loaded[0].variables["counter"].view(np.int32)[0] == 2 * N
+    says = ["race within a block: write `counter` where another thread has read"]
+    fails(Race, code.replace("ADD", "counter++"), "visit", 1, N, ints(), says=says)
 
 
 SHIFT = """
@@ -244,3 +259,19 @@ def test_an_atomic_of_a_block_where_several_blocks_meet(first, second, right):
             Race, match="race between blocks: update atomically `total` where another block has updated"
         ):
             run(code.replace("AT", "0"), "add", 3, 32, ints(3), ints(1))
+
+
+@pytest.mark.parametrize("scope, right", [("gpu", True), ("cluster", False), ("cta", False)])
+def test_a_reduction_of_a_cluster_where_several_clusters_meet(scope, right):
+    """Without clusters each block is one by itself."""
+    code = """
+        __global__ void add(int* total) {
+            asm volatile("red.relaxed.SCOPE.global.add.s32 [%0], 1;" :: "l"(total + AT) : "memory");  // here
+        }
+    """.replace("SCOPE", scope)
+    run(code.replace("AT", "blockIdx.x"), "add", 3, 32, ints(3), arch="sm_90")
+    if right:
+        run(code.replace("AT", "0"), "add", 3, 32, ints(3), arch="sm_90")
+    else:
+        says = ["race between blocks: update atomically `total` where another block has updated atomically"]
+        fails(Race, code.replace("AT", "0"), "add", 3, 32, ints(3), arch="sm_90", says=says)

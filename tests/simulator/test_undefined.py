@@ -97,6 +97,33 @@ def test_local_memory_that_was_never_written():
     assert "local memory" in message
 
 
+GIVEN_AWAY = """
+    __device__ __noinline__ int get(const int* p, int i) { return p[i]; }
+    __device__ __noinline__ void copy(int* to, const int* from) { for (int i = 0; i < 8; i++) to[i] = from[i]; }
+    __global__ void away(int* y, int n) {
+        int a[8], b[8];
+        for (int i = 0; i < n; i++) a[i] = i;
+        USE  // here
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "use, verb",
+    [
+        ("if (get(a, threadIdx.x) > 2) y[threadIdx.x] = 1;", "branches on a value"),
+        ("copy(b, a); y[threadIdx.x] = get(b, threadIdx.x);", "stores a value"),
+        ("y[threadIdx.x] = get(threadIdx.x % 2 ? a : y, threadIdx.x);", "stores a value"),
+    ],
+)
+def test_local_memory_that_functions_read_through_pointers(use, verb):
+    """What they copy, and nobody asks for, may be undefined."""
+    code, y = GIVEN_AWAY.replace("USE", use), np.zeros(8, np.int32)
+    run(code, "away", 1, 8, y, 8)
+    run(code, "away", 1, 6, y, 6)
+    fails(Uninitialized, code, "away", 1, 8, y, 7, says=[verb, "thread (7,0,0)"])
+
+
 def test_local_memory_that_is_copied_and_not_used():
     at = np.arange(8, dtype=np.int32)
     y = floats(8)
@@ -134,6 +161,31 @@ def test_a_sum_that_takes_lanes_from_outside_of_the_mask():
     fails(Uninitialized, wrong, "outside", 1, 32, y, says=["stores a value that nothing has written", "thread (0,0,0)"])
     wrong = OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 < 2")
     fails(Uninitialized, wrong, "outside", 1, 32, y, says=["thread (1,0,0)"])
+
+
+EXCHANGES = [
+    "y[lane] = __any_sync(0xfffffffe, v > 3)",
+    "y[lane] = __popc(__ballot_sync(0xfffffffe, v > 3))",
+    "y[lane] = __reduce_max_sync(0xfffffffe, v)",
+    "y[lane] = __popc(__match_any_sync(0xfffffffe, v))",
+]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_what_a_warp_is_asked_about(exchange):
+    """Lane 0 is outside of the mask; the others read it, and vote on what they have got."""
+    code = """
+        __global__ void ask(float* y) {
+            int lane = threadIdx.x;
+            if (lane == 0) return;
+            int v = __shfl_sync(0xfffffffe, lane, FROM);
+            EXCHANGE;  // here
+        }
+    """.replace("EXCHANGE", exchange)
+    run(code.replace("FROM", "1"), "ask", 1, 32, floats(), exited_lanes=False)
+    run(code.replace("FROM", "lane - (lane > 1)").replace("v > 3", "lane > 1 && v > 3"), "ask", 1, 32, floats())
+    says = ["computes with a value that nothing has written", "30 more threads"]
+    fails(Uninitialized, code.replace("FROM", "0"), "ask", 1, 32, floats(), says=says)
 
 
 def test_a_vector_of_which_the_compiler_knows_a_part_and_stores_the_others_afterwards():

@@ -99,7 +99,8 @@ class Atomics:
         in_global, in_shared = self._spaces.global_.shadow, self._spaces.shared.shadow
         if isinstance(region, Allocation):
             if in_global is not None:
-                of_block = "cta" in self._state.listing.instructions[pc].modifiers
+                scopes = {"cta"} if self._state.cluster_size > 1 else {"cta", "cluster"}
+                of_block = not scopes.isdisjoint(self._state.listing.instructions[pc].modifiers)
                 in_global.atomic(group, region, position, size, pc, of_block)
         elif in_shared is not None:
             in_shared.atomic(group, position, size, pc)

@@ -184,6 +184,8 @@ class GlobalShadow:
             records[way].note(access.who, granule, self._state.now(access.pc))
             if values is not None:
                 self._one_writer(records[way], access, granule, value)
+            if way is Way.BLOCK_ATOMIC:
+                self._one_block(records[way], access, granule)
 
     def _granules(self, position: np.ndarray, width: int) -> list[np.ndarray]:
         first = position // self._granule
@@ -348,6 +350,14 @@ class GlobalShadow:
             other = int(last[int(np.argmax(lost))])
             party = f"block {_block_name(access.group, int(access.block[other]))} has"
             self._report(access, lost, granule, "written", party, access.pc)
+
+    def _one_block(self, record: BlockRecord, access: _Access, granule: np.ndarray) -> None:
+        """Check that threads that update one place with one instruction of the scope of a block are of one block."""
+        last = block_of(record.last(granule)[0])
+        bad = last != access.block
+        if bad.any():
+            party = f"block {_block_name(access.group, int(last[int(np.argmax(bad))]))} has"
+            self._report(access, bad, granule, _DONE[Way.BLOCK_ATOMIC], party, access.pc)
 
     def _report(self, access: _Access, bad: np.ndarray, granule: np.ndarray, done: str, party: str, also: int) -> None:
         name, first = access.allocation.name, int(np.argmax(bad))

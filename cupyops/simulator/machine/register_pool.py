@@ -17,13 +17,15 @@ _MOST = 255  # of a thread
 class RegisterPool:
     """Register pool of each block of a batch.
 
-    A block is launched with as many registers for each thread as .maxnreg says, or else with as many as there is room for.
+    A block is launched with as many registers for each thread as .maxnreg says, or else with as many as there is room
+    for: for the largest block of `__launch_bounds__`, and for as many of them as it wants on a multiprocessor.
     """
 
     def __init__(self, state: State, warps: Warps) -> None:
         self._state, self._warps = state, warps
-        threads = state.batch.warps_per_block * 32
-        self._first = state.code.function.registers_each or min(_MOST + 1, _REGISTERS // threads // 8 * 8)
+        function = state.code.function
+        threads = (function.max_threads or state.batch.warps_per_block * 32) * function.min_blocks
+        self._first = function.registers_each or min(_MOST + 1, _REGISTERS // threads // 8 * 8)
         self._held = np.full(state.batch.warps, self._first)
         self._since = np.zeros(state.batch.warps, np.int64)  # the instruction that said so
 

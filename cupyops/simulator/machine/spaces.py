@@ -19,6 +19,7 @@ from .shared_shadow import SharedShadow
 from .space import ATOMIC, Access, Part, Space
 from .state import Reach, State
 
+_ATOMIC_ACCESS = frozenset(("relaxed", "acquire", "release"))
 _FAR = 1 << 36  # bytes from a tensor, more than an index that went astray leads: 8 bytes times 32 bits
 _WILD = "no tensor is near; a pointer inside a struct is cupyops.address(x), asked for inside simulate()"
 
@@ -229,11 +230,21 @@ class Shared(Space):
 
     def before_read(self, group: Group, access: Access) -> None:
         if self.shadow is not None:
-            self.shadow.read(group, access.position, access.width, access.pc)
+            read = self.shadow.atomic if self._is_atomic(access) else self.shadow.read
+            read(group, access.position, access.width, access.pc)
 
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
-        if self.shadow is not None:
+        if self.shadow is None:
+            return
+        # the first store to a place is one that others must not meet: what they would read is nothing
+        if self._is_atomic(access) and self.shadow.is_written(group, access.position, access.width):
+            self.shadow.atomic(group, access.position, access.width, access.pc)
+        else:
             self.shadow.write(group, access.position, access.width, access.pc, values)
+
+    def _is_atomic(self, access: Access) -> bool:
+        """Return True for relaxed, acquire and release, as of cuda::atomic; volatile orders no lanes of a warp."""
+        return access.strong and not _ATOMIC_ACCESS.isdisjoint(self.state.listing.instructions[access.pc].modifiers)
 
 
 class Local(Space):
@@ -286,8 +297,9 @@ class Generic(Space):
 
     name = "generic"
 
-    def __init__(self, state: State, spaces: tuple[Space, ...]) -> None:
+    def __init__(self, state: State, spaces: tuple[Space, Space, Local, Space]) -> None:
         super().__init__(state)
+        self._local = spaces[2]
         self._spaces = spaces  # global, shared, local, parameters: by the number in the address
 
     def load(self, group: Group, address: Any, what: Load) -> Any:
@@ -309,6 +321,24 @@ class Generic(Space):
             else:
                 picked = Selection(group, mask, group).pick_all(values)
                 space.store(group.subset(mask), own, picked, dtype, size, pc, strong)
+
+    def is_local(self, group: Group, address: Any) -> np.ndarray:
+        """Mask of addresses of arrays of the thread."""
+        return memory.space_of(group.spread(address, np.uint64)) == memory.LOCAL_BASE >> 60
+
+    def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
+        """Mask of threads that have written none of the bytes of such an array from their addresses on."""
+        here = self.is_local(group, address)
+        return here & self._local.unwritten(group, self._own(group, address), width) if here.any() else here
+
+    def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
+        """Mark what these threads have stored in such arrays as undefined."""
+        chosen = self.is_local(group, address) & undefined
+        if chosen.any():
+            self._local.forget(group, self._own(group, address), start, width, chosen)
+
+    def _own(self, group: Group, address: Any) -> np.ndarray:
+        return group.spread(address, np.uint64) & np.uint64(memory.SHARED_BASE - 1)
 
     def split(self, group: Group, address: np.ndarray, pc: int) -> list[tuple[Space, np.ndarray | None, np.ndarray]]:
         """(space, lanes, address within the space); lanes are None where all go to one space."""

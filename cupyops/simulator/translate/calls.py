@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import UnsupportedInstruction
+from .layout import in_source
 from .ptx import (
     Address,
     Function,
@@ -48,8 +49,6 @@ class _Inliner:
 
     def append(self, function: Function, names: dict[str, str], suffix: str, end: str | None, depth: int) -> None:
         """The body of `function`, its names made unique by `suffix`; `ret` goes to the label `end`."""
-        if depth > _MAX_DEPTH:
-            raise UnsupportedInstruction(f"{self._flat.name}: recursive calls ({function.name}) are not covered")
         if suffix:
             names = {name: name + suffix for name in _own_names(function)} | names
         self._declare(function, names)
@@ -83,15 +82,18 @@ class _Inliner:
         if isinstance(callee, Register):
             self._call_by_pointer(call, results, callee, arguments, depth)
         elif callee.name not in self._module.functions:
-            raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: no such function")
+            raise UnsupportedInstruction("no such function", call)
         elif not self._module.functions[callee.name].defined:
             self._flat.body.append(replace(call, modifiers=(callee.name,), operands=(*results, *arguments), guard=None))
         else:
-            self._inline(self._module.functions[callee.name], (*arguments, *results), depth)
+            self._inline(call, self._module.functions[callee.name], (*arguments, *results), depth)
         if skip:
             self._flat.body.append(Label(skip))
 
-    def _inline(self, called: Function, given: tuple[Symbol, ...], depth: int) -> None:
+    def _inline(self, call: Instruction, called: Function, given: tuple[Symbol, ...], depth: int) -> None:
+        if depth == _MAX_DEPTH:
+            what = f"recursive calls ({in_source(called.name)}) are not covered: write a loop, with a stack in an array"
+            raise UnsupportedInstruction(what, call)
         self._calls += 1
         end = f"$L_return{self._calls}"
         names = {variable.name: symbol.name for variable, symbol in zip((*called.parameters, *called.results), given)}
@@ -117,9 +119,8 @@ class _Inliner:
                 continue
             self._calls += 1
             if self._calls > _MAX_CALLS:
-                raise UnsupportedInstruction(
-                    f"{self._flat.name}: more than {_MAX_CALLS} calls, through pointers, are not covered"
-                )
+                what = f"more than {_MAX_CALLS} calls, through pointers, are not covered: choose by a switch"
+                raise UnsupportedInstruction(what, call)
             chosen, other = f"$p_call{self._calls}", f"$L_other{self._calls}"
             self._flat.registers[chosen] = "pred"
             compare = (Register(chosen), pointer, Symbol(called.name))
@@ -127,7 +128,7 @@ class _Inliner:
                 replace(call, opcode="setp", modifiers=("eq", "u64"), operands=compare, guard=None),
                 replace(call, opcode="bra", modifiers=(), operands=(Symbol(other),), guard=Guard(chosen, True)),
             ]
-            self._inline(called, (*arguments, *results), depth)
+            self._inline(call, called, (*arguments, *results), depth)
             self._flat.body.append(
                 replace(call, opcode="bra", modifiers=(), operands=(Symbol(f"$L_called{number}"),), guard=None)
             )
@@ -163,7 +164,7 @@ def _call_parts(call: Instruction) -> tuple[tuple[Symbol, ...], Symbol | Registe
     callee = operands.pop(0)
     arguments = _symbols(operands.pop(0)) if operands and isinstance(operands[0], Vector) else []
     if not isinstance(callee, (Symbol, Register)) or results is None or arguments is None:
-        raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: a call of this form is not covered")
+        raise UnsupportedInstruction("a call of this form is not covered", call)
     return tuple(results), callee, tuple(arguments)
 
 

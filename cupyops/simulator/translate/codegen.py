@@ -8,6 +8,7 @@ threads agree; those that live across blocks are kept in `machine.registers`. Wh
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -47,17 +48,21 @@ STORAGE = {
     "b64": "u64", "u64": "u64", "s64": "u64", "f64": "f64",
 }  # fmt: skip
 DTYPES: dict[str, Any] = {kind: dtype.type for kind, dtype in NUMPY_DTYPES.items()}  # what the generated text names
-# what instructions that are not covered belong to, by the start of their opcodes
-_FEATURES = {
-    "tex": "textures", "tld4": "textures", "txq": "textures", "istypep": "textures",
-    "suld": "surfaces", "sust": "surfaces", "sured": "surfaces", "suq": "surfaces",
-    "tcgen05": "tensor cores of the fifth generation", "tensormap": "tensor maps that kernels change",
-    "multimem": "multicast objects of several GPUs", "clusterlaunchcontrol": "cluster launch controls",
-    "alloca": "arrays on the stack of variable size", "stacksave": "arrays on the stack of variable size",
-    "vadd": "video instructions", "vsub": "video instructions", "vabsdiff": "video instructions",
-    "vmin": "video instructions", "vmax": "video instructions", "vshl": "video instructions",
-    "vshr": "video instructions", "vmad": "video instructions", "vset": "video instructions",
-}  # fmt: skip
+# features that are not covered: how the names of their instructions begin, what manuals call them, and what to do instead
+_FEATURES = (
+    ("tex|tld4|txq|istypep", "textures", "read the tensor through its pointer"),
+    ("suld|sust|sured|suq", "surfaces", "read and write the tensor through its pointer"),
+    ("cp.*im2col", "TMA tiles by im2col", "bring the rows by tiles, or by cp.async"),
+    ("tensormap", "tensor maps that kernels change", "give the kernel one map for each tensor"),
+    ("multimem", "multicast objects of several GPUs", "there is one GPU here: load and add by its own address"),
+    ("clusterlaunchcontrol", "cluster launch controls", "take the next piece of work by atomicAdd()"),
+    ("alloca|stack", "arrays on the stack of variable size", "give the array a size that the compiler knows"),
+    ("v(add|sub|absdiff|min|max|shl|shr|mad|set)", "video instructions", "write __vabsdiff4() and its kin by bytes"),
+    (r"w?g?mma\.(mma_async\.)?sp", "sparse matrix products", "multiply the dense matrix"),
+    ("tcgen05", "tensor cores of the fifth generation", "take the path of an older architecture: wgmma or mma.sync"),
+    (r".*\.(e2m1|e2m3|e3m2)", "conversions to fp4 and fp6", "take fp8"),
+    (r".*\.b128", "atomics and moves of 128 bits", "take two of 64 bits under a lock"),
+)
 _PURE = frozenset(("mov", "cvta", "isspacep"))
 
 
@@ -150,7 +155,18 @@ def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Oper
     try:
         return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands), worst)
     except UnsupportedInstruction as error:
-        raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
+        raise _refused(error, instruction) from None
+
+
+def _refused(error: UnsupportedInstruction, instruction: Instruction) -> UnsupportedInstruction:
+    """The error of an instruction that is not covered, by the feature that it belongs to."""
+    if error.at is not None:
+        return error
+    for start, feature, instead in _FEATURES:
+        if re.match(start, instruction.name):
+            error = UnsupportedInstruction(f"{feature} ({instruction.name}) are not covered: {instead}")
+            break
+    return UnsupportedInstruction(str(error), instruction)
 
 
 def _computes(opcode: str, modifiers: tuple[str, ...], operands: int, worst: bool, first: bool) -> Callable[..., Any]:
@@ -306,9 +322,7 @@ class BlockWriter:
             if self._kernel.undefined:
                 TRACKERS["after"](self, instruction)
         except UnsupportedInstruction as error:
-            if "PTX line" in str(error):
-                raise
-            raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
+            raise _refused(error, instruction) from None
         except (AssertionError, AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
             raise InvalidPtx(f"PTX line {instruction.line}: cannot read {instruction.text!r} ({error!r})") from error
 
@@ -602,9 +616,7 @@ class BlockWriter:
     def _arithmetic(self, instruction: Instruction) -> None:
         operation = _operation(instruction, self._kernel.worst)
         if operation is None:
-            feature = next((name for start, name in _FEATURES.items() if instruction.opcode.startswith(start)), "")
-            what = f"the instruction {instruction.name} is not covered"
-            raise UnsupportedInstruction(f"{feature} ({instruction.name}) are not covered" if feature else what)
+            raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
         destinations = _destinations(instruction.operands[0])
         sources = instruction.operands[1:]
         taken = [self.read_scalar(operand, kind) for operand, kind in zip(sources, operation.takes)]

@@ -47,7 +47,7 @@ def _bulk(w: BlockWriter, instruction: Instruction) -> None:
         return
     # a cache policy may follow; it changes no result
     elif any(m.startswith("im2col") for m in modifiers):
-        raise UnsupportedInstruction(f"TMA tiles by im2col ({instruction.name}) are not covered")
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif "tensor" in modifiers:
         _tensor(w, instruction, spaces)
     elif spaces[0].startswith("shared"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from .codegen import TRACKERS, BlockWriter
 from .flow import destination_operands, registers
 from .ptx import Address, Instruction, Operand, registers_of
-from .undefined import loads_local
+from .undefined import is_generic
 
 _STORES = frozenset(("st", "atom", "red"))
 # what goes on with an undefined operand, and takes it for a value
-_TAKES_ANY = frozenset(("wgmma", "vote", "match", "redux", "elect", "call"))
+_TAKES_ANY = frozenset(("wgmma", "elect", "call"))
 
 
 def before(w: BlockWriter, instruction: Instruction) -> None:
@@ -34,14 +34,14 @@ def before(w: BlockWriter, instruction: Instruction) -> None:
 
 def after(w: BlockWriter, instruction: Instruction) -> None:
     """An undefined value in local memory is as if nothing were there."""
-    if instruction.opcode != "st" or "local" not in instruction.modifiers:
+    if instruction.opcode != "st" or not (space := _of_threads(instruction)):
         return
     address, value = instruction.operands
     for number, element in enumerate(getattr(value, "elements", (value,))):
         if flag := w.undefined(registers_of([element])):
             selected = f"({flag}) & {w.guard()}" if w.guard() else flag
             size = w.bytes_of(instruction)
-            w.emit(f"m.local_space.forget(g, {w.address(address)}, {number * size}, {size}, {selected})")
+            w.emit(f"m.{space}.forget(g, {w.address(address)}, {number * size}, {size}, {selected})")
 
 
 def branch(w: BlockWriter, instruction: Instruction) -> None:
@@ -63,17 +63,26 @@ def _use(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...])
     if instruction.opcode in ("ld", "ldu") or (instruction.opcode == "st" and "local" in instruction.modifiers):
         return None
     if flag := w.undefined(_parts(w, instruction, sources)):
+        if instruction.opcode == "st" and (space := _of_threads(instruction)):
+            flag = f"({flag}) & ~m.{space}.is_local(g, {w.address(instruction.operands[0])})"
         return ("stores" if instruction.opcode in _STORES else "computes with"), flag
     return None
+
+
+def _of_threads(instruction: Instruction) -> str:
+    """Name of the machine's space through which an instruction may reach an array of the thread; "" where it cannot."""
+    if "local" in instruction.modifiers:
+        return "local_space"
+    return "generic_space" if is_generic(instruction) else ""
 
 
 def _result(
     w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...], destinations: tuple[Operand, ...]
 ) -> str:
     """Return an expression that tells if the result of an instruction is undefined."""
-    if loads_local(instruction):
+    if instruction.opcode == "ld" and (space := _of_threads(instruction)):
         size = w.bytes_of(instruction) * len(registers_of(destinations))
-        return f"m.local_space.unwritten(g, {w.address(instruction.operands[1])}, {size})"
+        return f"m.{space}.unwritten(g, {w.address(instruction.operands[1])}, {size})"
     if not w.is_computed(instruction):
         return "False"
     if instruction.opcode == "selp":

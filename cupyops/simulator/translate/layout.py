@@ -166,15 +166,15 @@ class _Room:
         start = self.own + gaps
         self.own += size
         self.end = start + size
-        self.places.append(Extent(_in_source(name), start, self.end))
+        self.places.append(Extent(in_source(name), start, self.end))
         return start
 
 
-def _in_source(symbol: str) -> str:
-    """A variable's name in the source, of a mangled one such as `_ZZ4sumsPfE4tile`; "" for a thread's stack."""
+def in_source(symbol: str) -> str:
+    """A name in the source, of a mangled one such as `_Z3sumPf` or `_ZZ4sumsPfE4tile`; "" for a thread's stack."""
     if symbol.startswith("__local_depot"):
         return ""
-    local = re.fullmatch(r"_ZZ.*E(\d+)(\w+)", symbol)
+    local = re.fullmatch(r"_Z(?:Z.*E)?(\d+)(\w+)", symbol)
     return local.group(2)[: int(local.group(1))] if local else symbol
 
 

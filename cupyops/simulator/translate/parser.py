@@ -384,9 +384,11 @@ class _Parser:
 
 
 def _limits(function: Function, directives: str) -> None:
-    """.maxntid, .reqntid and .reqnctapercluster."""
+    """.maxntid, .reqntid, .reqnctapercluster, .maxnreg and .minnctapersm."""
     if limit := re.search(r"\.maxnreg\s+(\d+)", directives):
         function.registers_each = int(limit.group(1))
+    if blocks := re.search(r"\.minnctapersm\s+(\d+)", directives):
+        function.min_blocks = max(1, int(blocks.group(1)))
     for name, values in re.findall(r"\.(maxntid|reqntid|reqnctapercluster)\s+([\d, ]+)", directives):
         extents = tuple(int(value) for value in values.split(","))
         product = 1

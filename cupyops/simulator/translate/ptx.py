@@ -184,6 +184,7 @@ class Function:
     body: list[Instruction | Label] = field(default_factory=list)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of brx.idx
     max_threads: int | None = None
+    min_blocks: int = 1  # of a multiprocessor, for which registers must be enough
     registers_each: int | None = None  # of a thread at launch
     required_block: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] = (1, 1, 1)

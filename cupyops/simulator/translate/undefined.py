@@ -13,6 +13,7 @@ from .flow import Block, member_mask, registers
 from .ptx import Address, Immediate, Instruction, Register, Symbol
 
 _FULL = 0xFFFFFFFF
+_SPACES = frozenset(("global", "shared", "local", "param", "const"))
 
 
 def find(blocks: list[Block], early: set[str], is_computed: Callable[[Instruction], bool]) -> frozenset[str]:
@@ -21,12 +22,18 @@ def find(blocks: list[Block], early: set[str], is_computed: Callable[[Instructio
     `is_computed`: the result is one if an operand is.
     """
     found, full = set(early), _full_masks(blocks)
-    gives: dict[str, list[list[str]]] = {}  # what is computed from each register
+    generic = any(_gives_away(instruction) for block in blocks for instruction in block.instructions)
+    gives: dict[str, list[list[str]]] = {}  # what is computed from each register, or passed on by each variable
+    variables: set[str] = set()
     for block in blocks:
         for instruction in block.instructions:
             written, read = registers(instruction)
-            if _begins(instruction, full):
+            if _begins(instruction, full) or (generic and instruction.opcode == "ld" and is_generic(instruction)):
                 found.update(written)
+            elif variable := _passes(instruction):
+                variables.add(variable)
+                for name in [variable] if instruction.opcode == "ld" else read:
+                    gives.setdefault(name, []).append(written or [variable])
             elif written and (instruction.opcode == "shfl" or is_computed(instruction)):
                 for name in read:
                     gives.setdefault(name, []).append(written)
@@ -35,21 +42,31 @@ def find(blocks: list[Block], early: set[str], is_computed: Callable[[Instructio
         for written in gives.pop(waiting.pop(), ()):
             waiting += [name for name in written if name not in found]
             found.update(written)
-    return frozenset(found)
+    return frozenset(found - variables)
 
 
-def loads_local(instruction: Instruction) -> bool:
-    """Return True for a load from an array of the thread; local memory through which calls pass values is always written."""
-    if instruction.opcode != "ld" or "local" not in instruction.modifiers:
-        return False
-    source = instruction.operands[1]
-    return isinstance(source, Address) and not isinstance(source.base, Symbol)
+def _passes(instruction: Instruction) -> str:
+    """The variable in local memory by which a call passes a value: what is read of it is as what was stored; "" for none."""
+    if instruction.opcode not in ("ld", "st") or "local" not in instruction.modifiers:
+        return ""
+    address = instruction.operands[1 if instruction.opcode == "ld" else 0]
+    return address.base.name if isinstance(address, Address) and isinstance(address.base, Symbol) else ""
+
+
+def is_generic(instruction: Instruction) -> bool:
+    """Return True for an access by an address of any space, which may be that of an array of the thread."""
+    return not _SPACES.intersection(one.split("::")[0] for one in instruction.modifiers)
+
+
+def _gives_away(instruction: Instruction) -> bool:
+    """Return True if an array of the thread gets a generic address."""
+    return instruction.opcode == "cvta" and "local" in instruction.modifiers and "to" not in instruction.modifiers
 
 
 def _begins(instruction: Instruction, full: set[str]) -> bool:
     """Return True if the result may be undefined whatever the operands are. `full`: registers with the mask of all lanes."""
     if instruction.opcode != "shfl":
-        return loads_local(instruction)
+        return instruction.opcode == "ld" and "local" in instruction.modifiers and not _passes(instruction)
     mask = member_mask(instruction)
     if isinstance(mask, Register):
         return mask.name not in full
