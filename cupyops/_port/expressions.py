@@ -293,6 +293,12 @@ def _pointer(node: Node, scope: Scope) -> Value:
         if value.type.kind == "pointer" and value.type.of[0].bits:
             scope.read(node)
             return typed(f"_memory({value.code}, 0)[0].item()", value.type.of[0])
+    elif argument.type == "subscript_expression":  # `&p[n]`
+        of = python(argument.child_by_field_name("argument"), scope)
+        given = arguments(argument.child_by_field_name("indices"), scope)
+        if of.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer:
+            scope.read(node)
+            return replace(of, code=f"_memory({of.code}, {given[0].code})", binds=values.ATOM)
     raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
 
 

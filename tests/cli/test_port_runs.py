@@ -52,6 +52,7 @@ BODIES = {
     "a refusal off the GPU": ("if (!x.is_cuda()) return; " + LAUNCH % 1, [1] * 4),
     "both of two conditions": (f"if (!fast && x.is_cuda()) {{ {LAUNCH % 1} }} else {{ {LAUNCH % 2} }}", [2] * 4),
     "a pointer that moves": ("auto p = x.data_ptr<float>(); p += 1; add<<<1, 32>>>(p, 1, 2);", [0, 1, 1, 0]),
+    "the address of an element": ("auto p = x.data_ptr<float>(); add<<<1, 32>>>(&p[n - 1], 1, 1);", [0, 0, 1, 0]),
     "a member of a grid": ("dim3 grid(1), block(2); grid.y = 2; add<<<grid, block>>>(x.data_ptr<float>(), 1, 4);", [1] * 4),
     "a float of a double": ("double d = s; " + LAUNCH % "s * 3 == 0.3f && d != 0.1 ? 1 : 2", [1] * 4),
     "the size of a type": ("int bytes = sizeof(float) * 2 - sizeof(int64_t); " + LAUNCH % "bytes + 1", [1] * 4),
