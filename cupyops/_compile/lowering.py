@@ -232,7 +232,7 @@ class Lowering(Builder):
                 value = self.get(node.kwargs[argument.name])
             else:
                 continue
-            if name in accepted:
+            if name in accepted or "operands" in accepted:
                 named[name] = value
             elif name in IMPLIED:
                 continue
