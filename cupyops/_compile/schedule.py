@@ -149,7 +149,7 @@ class Schedule:
         return one.group
 
     def _place(self, store: Store) -> None:
-        before = {self._unit(b) for b in self._before(store)}
+        before = dict.fromkeys(self._unit(b) for b in self._before(store))  # a set in order: texts follow from it
         candidates = [u for u in before if isinstance(u, Group)]
         parts_of = self._parts_of(store)
         if parts_of is not None:
@@ -170,7 +170,7 @@ class Schedule:
             if store.target is not None:
                 self._place_now(self._copied_first(store))
             self._operands_first(store)
-            before = {self._unit(b) for b in self._before(store)}
+            before = dict.fromkeys(self._unit(b) for b in self._before(store))
             group.trace = Trace([store])
         self.groups.append(group)
         self._join(store, group, before)
@@ -212,7 +212,7 @@ class Schedule:
                 group.reads.add(name)
                 self.by_buffer.setdefault(name, []).append(group)
 
-    def _fits(self, store: Store, group: Group, before: set[Unit]) -> bool:
+    def _fits(self, store: Store, group: Group, before: Iterable[Unit]) -> bool:
         if len(group.stores) >= MOST_STORES or len(group.reads | set(self.reads[store])) > MOST_BUFFERS:
             return False
         if any(self._runs_after(unit, group) for unit in before if unit is not group):
