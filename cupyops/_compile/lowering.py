@@ -197,7 +197,9 @@ class Lowering(Builder):
         named = self._bind(node, rule)
         if isinstance(named, str):
             return None, named
-        results = [Result.of(one, self.sizes) if isinstance(one, torch.Tensor) else one for one in metas]
+        results = [
+            Result(self.sizes.numbers(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in metas
+        ]
         if not _writes(node) and all(isinstance(one, Result) and 0 in one.shape for one in results):
             empty = [Constant(0, one.shape, one.dtype) for one in results]
             for one, of in zip(empty, metas):

@@ -293,12 +293,17 @@ def broadcast(value: Value, shape: Sequence[int]) -> Value:
         return value
     if isinstance(value, Constant):
         return Constant(value.number, shape, value.dtype)
+    return expanded(value, shape)
+
+
+def expanded(value: Value, shape: Sequence[int], *, alias: bool = False) -> View:
+    """The value with dimensions of size 1 repeated and others in front."""
     lead = len(shape) - len(value.shape)
 
     def expand(index: Index, compute: Compute) -> Index:
         return tuple(Affine() if s == 1 else i for s, i in zip(value.shape, index[lead:]))
 
-    return View(value, shape, expand)
+    return View(value, shape, expand, alias=alias)
 
 
 def leaves(value: Value, seen: set[int] | None = None) -> Iterator[Buffer | Store]:

@@ -182,7 +182,7 @@ def _is(exponent: Any, number: float) -> bool:
 def as_stored(build: Builder, x: Any) -> Any:
     """Round a half type as reading it from memory would, so that comparisons give the same everywhere."""
     if isinstance(x, Value) and x.dtype in HALVES and x.store is None and isinstance(x, Pointwise) and not x.rounds:
-        found = Pointwise("{0}", [build.used(x, x.shape)], x.shape, x.dtype, rounds=True)
+        found = Pointwise("{0}", [build.used(x)], x.shape, x.dtype, rounds=True)
         found.meta, found.strides = x.meta, x.strides
         return found
     return x
