@@ -22,17 +22,7 @@ from .builder import Builder, Result
 from .kernel_group import Call
 from .reuse import DONATED
 from .sizes import SYMBOLIC, Sizes
-from .values import (
-    COMPUTED,
-    Buffer,
-    Constant,
-    Pointwise,
-    Value,
-    buffer_of,
-    leaves,
-    tensors,
-    viewed,
-)
+from .values import COMPUTED, Buffer, Constant, Pointwise, Value, names_of, tensors
 
 log = logging.getLogger("cupyops.compile")
 
@@ -344,9 +334,4 @@ def _aliased(node: Node, call: Call) -> frozenset[str]:
     schema = getattr(node.target, "_schema", None)
     if schema is None or not any(one.alias_info is not None for one in schema.returns):
         return frozenset()
-    found = set()
-    for one in tensors((call.args, call.kwargs)):
-        for leaf in leaves(viewed(one)):
-            buffer = buffer_of(leaf)
-            found |= {buffer.name, *buffer.aliases}
-    return frozenset(found)
+    return frozenset(name for leaf in call.leaves() for name in names_of(leaf))

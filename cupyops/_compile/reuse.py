@@ -16,7 +16,7 @@ from .kernel_group import Call, Group
 from .size import about
 from .trace import Trace
 from .unit import Unit
-from .values import Buffer, Reduction, Store, Value, buffer_of, leaves, tensors, viewed
+from .values import Buffer, Reduction, Store, Value, buffer_of, leaves, viewed
 
 DONATED = "cupyops_donated"  # in a graph's meta: names of placeholders whose memory the graph may overwrite
 LEAST = 1 << 20  # bytes from which on it is worth it
@@ -70,9 +70,8 @@ class Reuse:
                 for leaf in reads[store].values():
                     self._read(leaf, group)
         for call in calls:
-            for value in tensors((call.args, call.kwargs)):
-                for leaf in leaves(viewed(value)):
-                    self._read(leaf, call)
+            for leaf in call.leaves():
+                self._read(leaf, call)
             for made in call.outputs.values():
                 if isinstance(made, Buffer) and made.aliases:
                     self.shared |= {made.name, *made.aliases}

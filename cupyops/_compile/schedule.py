@@ -15,7 +15,20 @@ from .reuse import Reuse
 from .size import about
 from .trace import Trace
 from .unit import Unit
-from .values import Buffer, Constant, Pointwise, Range, Reduction, Store, buffer_of, leaves, tensors, viewed
+from .values import (
+    Buffer,
+    Constant,
+    Pointwise,
+    Range,
+    Reduction,
+    Store,
+    Value,
+    buffer_of,
+    is_read,
+    leaves,
+    names_of,
+    viewed,
+)
 
 log = logging.getLogger("cupyops.compile")
 
@@ -41,7 +54,8 @@ class Schedule:
         for store in lowering.stores:
             self._note_reads(store)
         for call in lowering.calls:
-            self._note_call(call)
+            for leaf in call.leaves():
+                self._note_reader(leaf, call)
         steps: list[Store | Call] = [*lowering.stores, *lowering.calls]
         for one in sorted(steps, key=lambda one: one.order):
             self._visit(one)
@@ -65,7 +79,7 @@ class Schedule:
             if store.target is None:
                 continue
             value = store.value.inputs[0]
-            read = {name for leaf in leaves(value) for name in (buffer_of(leaf).name, *buffer_of(leaf).aliases)}
+            read = {name for leaf in leaves(value) for name in names_of(leaf)}
             if read & (written - {store.target.name}):
                 self._copied_first(store)
 
@@ -74,32 +88,29 @@ class Schedule:
         value = store.value.inputs[0]
         between = Pointwise("{0}", [value], value.shape, value.dtype)
         between.strides = store.buffer.strides
-        first = Store(between, store.order, self.lowering.name("b"), self.lowering.device)
         store.value.operands = [between]
-        self.lowering.stores.append(first)
-        self.store_of[first.buffer.name] = first
-        return first
+        return self._stored(between, store.order)
+
+    def _stored(self, value: Value, order: int) -> Store:
+        store = Store(value, order, self.lowering.name("b"), self.lowering.device)
+        self.lowering.stores.append(store)
+        self.store_of[store.buffer.name] = store
+        return store
 
     def _note_reads(self, store: Store) -> None:
-        found = {}
-        for one in store.value.inputs:
-            for leaf in leaves(one):
-                found[buffer_of(leaf).name] = leaf
+        found = {buffer_of(leaf).name: leaf for one in store.value.inputs for leaf in leaves(one)}
         self.reads[store] = found
         for leaf in found.values():
-            for name in (buffer_of(leaf).name, *buffer_of(leaf).aliases):
-                self.readers.setdefault(name, []).append(store)
+            self._note_reader(leaf, store)
 
-    def _note_call(self, call: Call) -> None:
-        for one in tensors((call.args, call.kwargs)):
-            for leaf in leaves(viewed(one)):
-                for name in (buffer_of(leaf).name, *buffer_of(leaf).aliases):
-                    self.readers.setdefault(name, []).append(call)
+    def _note_reader(self, leaf: Buffer | Store, reader: Store | Call) -> None:
+        for name in names_of(leaf):
+            self.readers.setdefault(name, []).append(reader)
 
     def _before(self, one: Store | Call) -> list[Store | Call]:
         """Stores and calls that run before one."""
         if isinstance(one, Call):
-            found = [self._maker(leaf) for v in tensors((one.args, one.kwargs)) for leaf in leaves(viewed(v))]
+            found = [self._maker(leaf) for leaf in one.leaves()]
             found += [self._name_maker(name) for name in _names((one.args, one.kwargs))]
             if one.serial:
                 at = [c for c in self.lowering.calls if c.serial]
@@ -190,12 +201,8 @@ class Schedule:
         """Store the operands of a value first, which is too much for one kernel."""
         for one in store.value.inputs:
             base = viewed(one)
-            if isinstance(base, (Buffer, Constant, Range)) or base.store is not None:
-                continue
-            first = Store(base, store.order, self.lowering.name("b"), self.lowering.device)
-            self.lowering.stores.append(first)
-            self.store_of[first.buffer.name] = first
-            self._place_now(first)
+            if not isinstance(base, (Constant, Range)) and not is_read(base):
+                self._place_now(self._stored(base, store.order))
         self._note_reads(store)
 
     def _place_now(self, store: Store) -> None:
@@ -323,25 +330,22 @@ class Schedule:
 
     def _sorted(self) -> list[Unit]:
         """Sort units in the order of the graph, as far as their dependencies allow."""
-        units: list[Unit] = [*self.lowering.calls, *self.groups]
-        alive = set(units)
-        number = {u: k for k, u in enumerate(sorted(units, key=lambda u: u.order))}
-        waiting = {u: len(u.after & alive) for u in units}
-        then: dict[Unit, list[Unit]] = {}
-        for unit in units:
-            for one in unit.after & alive:
-                then.setdefault(one, []).append(unit)
-        by_number = {k: u for u, k in number.items()}
-        heap = [number[u] for u in units if not waiting[u]]
-        heapq.heapify(heap)
+        units: list[Unit] = sorted([*self.lowering.calls, *self.groups], key=lambda u: u.order)
+        number: dict[Unit, int] = {u: k for k, u in enumerate(units)}
+        waiting = [len(u.after & number.keys()) for u in units]
+        then: dict[Unit, list[int]] = {}
+        for k, unit in enumerate(units):
+            for one in unit.after & number.keys():
+                then.setdefault(one, []).append(k)
+        heap = [k for k, count in enumerate(waiting) if not count]  # in order, so a heap
         found: list[Unit] = []
         while heap:
-            unit = by_number[heapq.heappop(heap)]
+            unit = units[heapq.heappop(heap)]
             found.append(unit)
-            for one in then.get(unit, ()):
-                waiting[one] -= 1
-                if not waiting[one]:
-                    heapq.heappush(heap, number[one])
+            for k in then.get(unit, ()):
+                waiting[k] -= 1
+                if not waiting[k]:
+                    heapq.heappush(heap, k)
         if len(found) != len(units):
             raise AssertionError("steps of the program wait for each other")
         return found

@@ -36,9 +36,11 @@ from .values import (
     Value,
     View,
     is_column,
+    is_read,
     layout,
     memory_order,
     new_variable,
+    walked,
 )
 
 MOST_SPLITS = 24  # of loop variables in one kernel
@@ -91,15 +93,9 @@ class Trace:
 
     def _precise(self) -> set[Value]:
         """Values of more precision than a half that a store of such precision is computed from."""
-        found: set[Value] = set()
-        stack = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
-        stack += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
-        while stack:
-            one = stack.pop()
-            if one not in found and one.dtype not in HALVES and not isinstance(one, Buffer):
-                found.add(one)
-                stack += one.inputs
-        return found
+        stored = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
+        stored += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
+        return {value for value in walked(stored, _is_precise) if _is_precise(value)}
 
     def _run(self) -> None:
         for _ in range(MOST_SPLITS):
@@ -331,18 +327,12 @@ class Trace:
 
     def _reductions_of(self, value: Value) -> set[Reduction]:
         """The reductions of this kernel that a value needs, not counting those that these need."""
-        found: set[Reduction] = set()
-        stack, seen = value.inputs, set()
-        while stack:
-            one = stack.pop()
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            if isinstance(one, Reduction) and one in self.inside:
-                found.add(one)
-            elif not isinstance(one, Buffer) and (one.store is None or one in self.inside):
-                stack += one.inputs
-        return found
+
+        def is_own(one: Value) -> bool:
+            return isinstance(one, Reduction) and one in self.inside
+
+        reached = walked(value.inputs, lambda one: not is_own(one) and (one in self.inside or not is_read(one)))
+        return {one for one in reached if isinstance(one, Reduction) and one in self.inside}
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
@@ -559,6 +549,10 @@ class Trace:
         if name in self.bf16 and store.buffer.dtype is torch.bfloat16:
             name = f"Exact{{{name}}}"
         self._emit("store", {"full": 3, "row": 1, "after": 2}[place], (store, offset, name))
+
+
+def _is_precise(value: Value) -> bool:
+    return value.dtype not in HALVES and not isinstance(value, Buffer)
 
 
 def _offset(buffer: Buffer, index: Index) -> Affine:

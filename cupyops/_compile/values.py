@@ -7,7 +7,7 @@ that a kernel writes to memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -306,19 +306,30 @@ def expanded(value: Value, shape: Sequence[int], *, alias: bool = False) -> View
     return View(value, shape, expand, alias=alias)
 
 
-def leaves(value: Value, seen: set[int] | None = None) -> Iterator[Buffer | Store]:
+def walked(values: Iterable[Value], enters: Callable[[Value], bool]) -> Iterator[Value]:
+    """Yield each value once, and what those that `enters` holds for are computed from, operands in order."""
+    stack, seen = list(values)[::-1], set()
+    while stack:
+        one = stack.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            if enters(one):
+                stack += reversed(one.inputs)
+
+
+def is_read(value: Value) -> bool:
+    """Return True if a value lies in memory: it is an input, or something stores it."""
+    return isinstance(value, Buffer) or value.store is not None
+
+
+def leaves(value: Value) -> Iterator[Buffer | Store]:
     """The buffers and stores whose memory is read to compute a value."""
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, Buffer):
-        yield value
-    elif value.store is not None:
-        yield value.store
-    else:
-        for one in value.inputs:
-            yield from leaves(one, seen)
+    for one in walked([value], lambda one: not is_read(one)):
+        if isinstance(one, Buffer):
+            yield one
+        elif one.store is not None:
+            yield one.store
 
 
 def buffer_of(leaf: Buffer | Store) -> Buffer:
@@ -326,19 +337,17 @@ def buffer_of(leaf: Buffer | Store) -> Buffer:
     return leaf if isinstance(leaf, Buffer) else leaf.buffer
 
 
-def cost(value: Value, elements: int, seen: set[int] | None = None) -> tuple[int, bool]:
+def names_of(leaf: Buffer | Store) -> tuple[str, ...]:
+    """Names of the buffers that a leaf may share memory with, its own first."""
+    buffer = buffer_of(leaf)
+    return (buffer.name, *buffer.aliases)
+
+
+def cost(value: Value, elements: int) -> tuple[int, bool]:
     """(number of tensors of at least half of `elements` that are read, whether something heavy is computed)."""
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return 0, False
-    seen.add(id(value))
-    if isinstance(value, Buffer) or value.store is not None:
-        return int(about(value.numel) * 2 > elements), False
-    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and about(value.numel) * 2 > elements
-    for one in value.inputs:
-        more, also = cost(one, elements, seen)
-        reads, heavy = reads + more, heavy or also
-    return reads, heavy
+    large = [v for v in walked([value], lambda one: not is_read(one)) if about(v.numel) * 2 > elements]
+    computed = [v for v in large if not is_read(v)]
+    return len(large) - len(computed), any(isinstance(v, Pointwise) and v.heavy for v in computed)
 
 
 def tensors(tree: Any) -> Iterator[Value]:
