@@ -237,12 +237,10 @@ def _bytes(trace: Trace) -> int:
 def _loaded(trace: Trace, name: str) -> int:
     """Return the largest number of elements loaded from a buffer: as many as the indices of its loads have values."""
     run = value_of(math.prod(trace.space.shape))
-    most = 0
-    for code in trace.code.values():
-        for one in code:
-            if one.what == "load" and one.data[1].name == name:
-                most += min(run, math.prod(value_of(variable.size) for variable in one.data[2].terms))
-    return min(most, value_of(trace.buffers[name].numel))
+    loads = [one.data for code in trace.code.values() for one in code if one.what == "load"]
+    offsets = [offset for _, buffer, offset, _ in loads if buffer.name == name]
+    loaded = sum(min(run, math.prod(value_of(variable.size) for variable in offset.terms)) for offset in offsets)
+    return min(loaded, value_of(trace.buffers[name].numel))
 
 
 def _megabytes(count: int) -> str:

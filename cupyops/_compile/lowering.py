@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from .._util.torch_private import tree_leaves
 from . import inplace, rules
 from .builder import Builder, Result
 from .kernel_group import Call
@@ -306,11 +307,7 @@ def described(node: Node) -> str:
 
 
 def _flat(meta: Any) -> list[torch.Tensor]:
-    if isinstance(meta, torch.Tensor):
-        return [meta]
-    if isinstance(meta, (tuple, list)):
-        return [tensor for one in meta for tensor in _flat(one)]
-    return []
+    return [one for one in tree_leaves(meta) if isinstance(one, torch.Tensor)]
 
 
 def _writes(node: Node) -> bool:

@@ -7,9 +7,10 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 
+from .._util.torch_private import tree_leaves
 from .index import Reject
 from .kernel_group import Call, Group
-from .lowering import Lowering
+from .lowering import Lowering, Name
 from .render import MOST_ARGUMENTS, Bundle, Rendered
 from .reuse import Reuse
 from .size import about
@@ -61,8 +62,7 @@ class Schedule:
             self._visit(one)
         self._drop_unneeded()
         self._fix_parts()
-        exact, names = lowering.exact, lowering.donated
-        Reuse(self.groups, lowering.calls, self.reads, lowering.outputs, names, self._runs_after, exact)
+        Reuse(lowering, self.groups, self.reads, self._runs_after)
         for group in self.groups:
             trace = Trace(group.stores, exact=lowering.exact)
             trace.by_rows()
@@ -352,15 +352,8 @@ class Schedule:
 
 
 def _names(tree: object) -> Iterator[str]:
-    from .lowering import Name
-
-    if isinstance(tree, Name):
-        yield str(tree)
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from _names(one)
-    elif isinstance(tree, dict):
-        for one in tree.values():
-            yield from _names(one)
-    elif isinstance(tree, slice):
-        yield from _names((tree.start, tree.stop, tree.step))
+    for one in tree_leaves(tree):
+        if isinstance(one, Name):
+            yield str(one)
+        elif isinstance(one, slice):
+            yield from _names((one.start, one.stop, one.step))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -56,13 +56,12 @@ Stage = int | Literal["after"]
 LEVEL = {"b": 0, "p": 0, "r": 1, "c": 2}
 
 
-class Instruction:
-    """One step of a thread. `what` says which of the methods of `Renderer` writes it; `data` is its own."""
+class Instruction(NamedTuple):
+    """One step of a thread. `what` says which of the methods of `Rendered` writes it; `data` is its own."""
 
-    __slots__ = ("data", "level", "what")
-
-    def __init__(self, what: str, level: int, data: tuple[Any, ...]) -> None:
-        self.what, self.level, self.data = what, level, data
+    what: str
+    level: int
+    data: tuple[Any, ...]
 
 
 def joined(a: int, b: int) -> int:
@@ -124,16 +123,14 @@ class Trace:
             return None
         order = self.space.columns
         place = {v: order.index(d) for d, digits in self.digits.items() for v in digits}
-        first = None
-        for code in self.code.values():
-            for one in code:
-                if one.what != "load":
-                    continue
-                _, _, offset, mask = one.data
-                if not mask and offset.terms and all(v in place for v in offset.terms):
-                    at = min(place[v] for v in offset.terms)
-                    if at > 0 and len(offset.terms) <= len(order) - at:
-                        first = at if first is None else min(first, at)
+        loads = [one.data for code in self.code.values() for one in code if one.what == "load"]
+        found = [
+            offset.terms
+            for _, _, offset, mask in loads
+            if not mask and offset.terms and offset.terms.keys() <= place.keys()
+        ]
+        starts = [(min(place[v] for v in terms), len(terms)) for terms in found]
+        first = min((at for at, count in starts if at > 0 and count <= len(order) - at), default=None)
         if first is None:
             return None
         space = Space("row", self.space.shape, [], order[:first], order[first:])
@@ -220,8 +217,6 @@ class Trace:
             elif value.numel == math.prod(kept_shape) and space.kind != "flat":
                 if space.kind == "row" and not any(isinstance(s.value, Reduction) for s in self.stores):
                     raise Reject("no rows")
-                if space.kind == "column" and parted:
-                    raise Reject("sums in parts have no result yet")
                 place = "row" if space.kind == "row" else "after"
                 plan.append((store, place, self._once_for_each(store, kept_dims, kept_shape)))
             else:
@@ -383,8 +378,7 @@ class Trace:
         found = self._known(key)
         if found is None:
             found = self._keep(key, self._element(value, index, mask))
-        name, level = found
-        return name, level
+        return found  # type: ignore[no-any-return]
 
     def _element(self, value: Value, index: Index, mask: Mask) -> tuple[str, int]:
         if isinstance(value, Buffer):

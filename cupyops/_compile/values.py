@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._util.torch_private import tree_leaves
 from .index import Affine, Compute, Variable
 from .size import Number, about
 from .unit import Unit
@@ -352,14 +353,7 @@ def cost(value: Value, elements: int) -> tuple[int, bool]:
 
 def tensors(tree: Any) -> Iterator[Value]:
     """The values in nested arguments of a call."""
-    if isinstance(tree, Value):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from tensors(one)
-    elif isinstance(tree, dict):
-        for one in tree.values():
-            yield from tensors(one)
+    return (one for one in tree_leaves(tree) if isinstance(one, Value))
 
 
 def viewed(value: Value) -> Value:
