@@ -133,8 +133,6 @@ def _compile(
     exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
     runner = Runner(graph, kind, exact=exact)
     runner.prepare_early()
-    run: Callable[..., Any] = runner
-    if held is not None:
-        run = held.wrap(runner, graph, kind=kind)
+    run: Callable[..., Any] = runner if held is None else held.wrap(runner, graph, kind=kind)
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

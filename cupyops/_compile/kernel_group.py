@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .unit import Unit
-from .values import Buffer, Store, leaves, tensors, viewed
+from .values import Buffer, Store, Unit, leaves, tensors, viewed
 
 if TYPE_CHECKING:
     from .render import Bundle, Rendered

@@ -191,12 +191,12 @@ class Lowering(Builder):
         results = [
             Result(self.sizes.numbers(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in metas
         ]
+        several = isinstance(meta, (tuple, list))
         if not _writes(node) and all(isinstance(one, Result) and 0 in one.shape for one in results):
-            empty = [Constant(0, one.shape, one.dtype) for one in results]
-            for one, of in zip(empty, metas):
-                self._check(node, one, of)
-            return empty if isinstance(meta, (tuple, list)) else empty[0], ""
-        found = rule(self, results if isinstance(meta, (tuple, list)) else results[0], **named)
+            found: Any = [Constant(0, one.shape, one.dtype) for one in results]
+            found = found if several else found[0]
+        else:
+            found = rule(self, results if several else results[0], **named)
         if found is NotImplemented:
             return None, "arguments that its rule does not take"
         for one, of in zip(found if isinstance(found, list) else [found], metas):

@@ -15,8 +15,7 @@ from .index import Reject
 from .kernel_group import Group
 from .size import about
 from .trace import Trace
-from .unit import Unit
-from .values import Buffer, Reduction, Store, Value, buffer_of, leaves, viewed
+from .values import Buffer, Reduction, Store, Unit, Value, buffer_of, leaves, viewed
 
 if TYPE_CHECKING:
     from .lowering import Lowering

@@ -15,7 +15,6 @@ from .render import MOST_ARGUMENTS, Bundle, Rendered
 from .reuse import Reuse
 from .size import about
 from .trace import Trace
-from .unit import Unit
 from .values import (
     Buffer,
     Constant,
@@ -23,6 +22,7 @@ from .values import (
     Range,
     Reduction,
     Store,
+    Unit,
     Value,
     buffer_of,
     is_read,

@@ -39,7 +39,6 @@ from .values import (
     is_read,
     layout,
     memory_order,
-    new_variable,
     walked,
 )
 
@@ -353,7 +352,7 @@ class Trace:
         key = ("integer", expression, operator, divisor)
         found = self._known(key)
         if found is None:
-            v = new_variable(self._new("o"), bound)
+            v = Variable(self._new("o"), bound, "o")
             self.level_of[v] = self._level(expression)
             self.divisions += self.level_of[v] >= 2
             self._emit("integer", self.level_of[v], (v, expression, operator, divisor))
@@ -491,7 +490,7 @@ class Trace:
         key = ("index", at, value.size, value.wraps)
         found = self._known(key)
         if found is None:
-            v = new_variable(self._new("o"), value.size)
+            v = Variable(self._new("o"), value.size, "o")
             self.level_of[v] = level
             self._emit("index", level, (v, at, value.size, value.wraps))
             found = self._keep(key, (v, level))

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from .._util.torch_private import tree_leaves
-from .index import Affine, Compute, Variable
-from .size import Number, about
-from .unit import Unit
+from .index import Affine, Compute
+from .size import about
 
 Index = tuple[Affine, ...]
 IndexMap = Callable[[Index, Compute], Index]
@@ -49,6 +48,14 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+class Unit:
+    """A step of a program. `order` is its place in the graph, `after` the steps that run before it."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.after: set[Unit] = set()
 
 
 class Value:
@@ -361,8 +368,3 @@ def viewed(value: Value) -> Value:
     while isinstance(value, View) and value.store is None:
         value = value.base
     return value
-
-
-def new_variable(name: str, size: Number) -> Variable:
-    """A variable that the kernel computes."""
-    return Variable(name, size, "o")

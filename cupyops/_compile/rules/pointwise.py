@@ -8,7 +8,7 @@ import torch
 
 from ..builder import Builder, Result
 from ..size import Real, Size
-from ..values import HALVES, Constant, Pointwise, Range, Value
+from ..values import HALVES, Buffer, Constant, Pointwise, Range, Value, broadcast, is_dense
 from .numbers import promoted
 from .registry import rule
 
@@ -282,6 +282,18 @@ def copy(build: Builder, result: Result, x: Any, src: Any) -> Any:
     if not isinstance(src, Value):
         return NotImplemented
     return build.pointwise(result, "{0}", [src], src.dtype, rounds=src.dtype != result.dtype and result.dtype in HALVES)
+
+
+@rule(aten.copy_.default)
+def copy_(build: Builder, result: Result, x: Value, src: Any, non_blocking: bool = False) -> Any:
+    """Overwrite an input."""
+    if not isinstance(src, Value) or not isinstance(x, Buffer) or x.unit is not None or not is_dense(x):
+        return NotImplemented
+    value = converted(build, result, broadcast(src, x.shape), rounds=False)
+    if value is NotImplemented:
+        return NotImplemented
+    build.write(x, value)
+    return x
 
 
 @rule(aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, aten.scalar_tensor.default)
