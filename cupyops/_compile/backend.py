@@ -24,8 +24,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .._util import settings
 from . import cudagraphs, inplace, patterns
 from .decompositions import decompositions
+from .lowering import DONATED
 from .options import Options
-from .reuse import DONATED, donated
+from .reuse import donated
 from .runner import Kind, Runner
 from .runner import programs as programs
 

@@ -21,7 +21,6 @@ from .._util.torch_private import tree_leaves
 from . import inplace, rules
 from .builder import Builder, Result
 from .kernel_group import Call
-from .reuse import DONATED
 from .sizes import SYMBOLIC, Sizes
 from .values import COMPUTED, Buffer, Constant, Pointwise, Value, names_of, tensors
 
@@ -32,6 +31,7 @@ class Unsupported(Exception):
     """The whole graph is left to PyTorch; the text says why."""
 
 
+DONATED = "cupyops_donated"  # in a graph's meta: names of placeholders whose memory the graph may overwrite
 LIBRARIES = frozenset(
     f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
 )

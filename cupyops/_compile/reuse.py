@@ -6,21 +6,17 @@ The gradient of logits, for one, takes the place of the logits, which are as lar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule, Node
 
 from .index import Reject
 from .kernel_group import Group
+from .lowering import Lowering
 from .size import about
 from .trace import Trace
 from .values import Buffer, Reduction, Store, Unit, Value, buffer_of, leaves, viewed
 
-if TYPE_CHECKING:
-    from .lowering import Lowering
-
-DONATED = "cupyops_donated"  # in a graph's meta: names of placeholders whose memory the graph may overwrite
 LEAST = 1 << 20  # bytes from which on it is worth it
 
 
