@@ -24,8 +24,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .._util import settings
 from . import cudagraphs, inplace, patterns
 from .decompositions import decompositions
+from .lowering import DONATED
 from .options import Options
-from .reuse import DONATED, donated
+from .reuse import donated
 from .runner import Kind, Runner
 from .runner import programs as programs
 
@@ -133,8 +134,6 @@ def _compile(
     exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
     runner = Runner(graph, kind, exact=exact)
     runner.prepare_early()
-    run: Callable[..., Any] = runner
-    if held is not None:
-        run = held.wrap(runner, graph, kind=kind)
+    run: Callable[..., Any] = runner if held is None else held.wrap(runner, graph, kind=kind)
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -27,22 +27,10 @@ from .values import (
 
 
 class Result(NamedTuple):
-    """Shape, dtype and strides of a result that a rule has to give."""
+    """Shape and dtype of a result that a rule has to give."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    strides: tuple[int, ...]
-    meta: Any = None
-
-    @classmethod
-    def of(cls, meta: torch.Tensor, sizes: Sizes) -> Result:
-        """Describe a result by the FakeTensor of its node."""
-        return cls(sizes.numbers(meta.shape), meta.dtype, sizes.numbers(meta.stride()), meta)
-
-    @classmethod
-    def like(cls, shape: Sequence[int], dtype: torch.dtype) -> Result:
-        """A contiguous one, which the graph does not have."""
-        return cls(tuple(shape), dtype, ())
 
 
 class Builder:
@@ -115,8 +103,11 @@ class Builder:
                     return NotImplemented
         return value
 
-    def used(self, value: Value, shape: Sequence[int]) -> Value:
-        """Note that elements of a value are used; store it where computing it again would cost more than reading it."""
+    def used(self, value: Value, shape: Sequence[int] | None = None) -> Value:
+        """Note that elements of a value are used, for each element of `shape`, by default its own.
+
+        It is stored where computing it again would cost more than reading it.
+        """
         base = value
         while isinstance(base, View) or (isinstance(base, Pointwise) and base.widens and base.store is None):
             base = base.inputs[0]  # what is stored is the narrow value
@@ -125,7 +116,7 @@ class Builder:
         base.uses += 1
         if isinstance(base, Reduction):
             self.store(base)
-        elif about(math.prod(shape)) > about(base.numel):
+        elif about(math.prod(value.shape if shape is None else shape)) > about(base.numel):
             reads, heavy = cost(base, about(base.numel))
             if heavy or reads >= 3:
                 self.store(base)

@@ -20,16 +20,16 @@ from .values import Value
 
 def function_of(call: Call) -> Callable[..., Any]:
     """Return the function for a call of the graph: the operator, or for one of ours a function that replays plans."""
-    inside = registration.inside(call.node.target)
-    if inside is None or call.kwargs:
-        return call.node.target  # type: ignore[no-any-return]
+    target: Callable[..., Any] = call.node.target
     form, tensors = _form(call.args)
-    if _has_size(call.args) or not tensors or any(one.numel == 0 for one in tensors):
-        return call.node.target  # type: ignore[no-any-return]
+    if registration.inside(target) is None or call.kwargs or not tensors:
+        return target
+    if _has_size(call.args) or any(one.numel == 0 for one in tensors):
+        return target
     try:
-        planned = _planned(call.node.target, form, len(tensors))
+        planned = _planned(target, form, len(tensors))
     except TypeError:  # an argument without a hash
-        return call.node.target  # type: ignore[no-any-return]
+        return target
     return lambda *args: planned(*_tensors(args))
 
 

@@ -40,7 +40,6 @@ class Held:
         backward = kind == "backward"
         if backward and self.device is None:
             return run
-        static = saved(graph) if backward else stationary(graph)
         reason = unfit(graph)
         if reason:
             log.warning("no CUDA graph of the %s graph: %s", kind, reason)
@@ -48,13 +47,16 @@ class Held:
 
         from torch._inductor.compile_fx import cudagraphify
         from torch._inductor.cudagraph_utils import get_placeholder_info
+        from torch._inductor.utils import count_tangents
 
         device = dynamo.get_device_index(graph)
         if not backward:
             self.device = device
         return cudagraphify(  # type: ignore[no-any-return]
             run,
-            static,
+            range(count_tangents(graph))
+            if backward
+            else stationary(graph),  # what forward saved lies in its CUDA graph
             device_index=device,
             is_backward=backward,
             is_inference=kind == "inference",
@@ -98,13 +100,6 @@ def stationary(graph: GraphModule) -> Sequence[int]:
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(metadata.static_input_indices) if metadata is not None else ()
-
-
-def saved(graph: GraphModule) -> Sequence[int]:
-    """The inputs of a backward graph that forward saved: they lie in the memory of its CUDA graph, or stay as there."""
-    from torch._inductor.utils import count_tangents
-
-    return range(count_tangents(graph))
 
 
 def constants(graph: GraphModule) -> tuple[torch.Tensor, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ def compared(label: str, graph: GraphModule, program: Program, args: list[Any]) 
     """
     given = list(args)
     copies = [_copy(one) for one in given]
-    with _random_numbers_kept(program.lowering.device):
+    device = program.lowering.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         expected = list(graph(*copies))
     found = program.run(args)
     floats = any(isinstance(one, Tensor) and one.is_floating_point() for one in given)
@@ -52,12 +52,6 @@ def _copy(value: Any) -> Any:
     if value.layout is not torch.strided or torch._debug_has_internal_overlap(value):
         return value.detach().clone()
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
-
-@contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
 
 
 def _difference(want: Any, got: Any, floats: bool) -> str:

@@ -15,23 +15,21 @@ NAMES = """
     _batch_norm_with_update _batch_norm_with_update_functional _fused_rms_norm _fused_rms_norm_backward _log_softmax
     _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
     _native_batch_norm_legit_no_training _softmax _softmax_backward_data addcdiv addcmul batch_norm_backward
-    binary_cross_entropy binary_cross_entropy_with_logits chunk deg2rad elu elu_backward fill frac glu glu_backward
+    binary_cross_entropy binary_cross_entropy_with_logits chunk deg2rad elu elu_backward frac glu glu_backward
     hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss isfinite l1_loss
     leaky_relu leaky_relu_backward lerp log_sigmoid_backward log_sigmoid_forward logit logsumexp masked_fill mish
     mish_backward mse_loss mse_loss_backward nansum native_batch_norm native_batch_norm_backward native_dropout_backward
     native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward new_ones new_zeros
     nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm rad2deg rms_norm silu_ smooth_l1_loss
-    smooth_l1_loss_backward softplus softplus_backward square stack std std_mean tril triu unbind unsafe_chunk unsafe_split
+    smooth_l1_loss_backward softplus softplus_backward stack std std_mean tril triu unbind unsafe_chunk unsafe_split
     xlogy zero_
 """
-WHOLE = ("fill", "square")  # have rules
 
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Overload -> its decomposition."""
-    names = [name for name in NAMES.split() if name not in WHOLE and hasattr(aten, name)]
-    table = dict(get_decompositions([getattr(aten, name) for name in names]))
+    table = dict(get_decompositions([getattr(aten, name) for name in NAMES.split() if hasattr(aten, name)]))
     table[aten.detach.default] = _detach
     return table
 

@@ -15,7 +15,7 @@ import torch
 from .._util.torch_private import tree_leaves
 from ..errors import InputError
 from .size import value_of
-from .values import Buffer
+from .values import Value, is_read, walked
 
 if TYPE_CHECKING:
     from .program import Program
@@ -220,17 +220,12 @@ def _shown(node: torch.fx.Node) -> str:
 
 def _nodes(trace: Trace, by_meta: Mapping[int, torch.fx.Node]) -> set[torch.fx.Node]:
     """The nodes whose values a kernel computes."""
-    found, seen = set(), set()
-    stack = [store.value for store in trace.stores]
-    while stack:
-        one = stack.pop()
-        if id(one) in seen or isinstance(one, Buffer) or (one.store is not None and one not in trace.inside):
-            continue
-        seen.add(id(one))
-        if id(one.meta) in by_meta:
-            found.add(by_meta[id(one.meta)])
-        stack += one.inputs
-    return found
+
+    def computed(one: Value) -> bool:
+        return one in trace.inside or not is_read(one)
+
+    values = walked([store.value for store in trace.stores], computed)
+    return {by_meta[id(one.meta)] for one in values if computed(one) and id(one.meta) in by_meta}
 
 
 def _bytes(trace: Trace) -> int:
@@ -242,12 +237,10 @@ def _bytes(trace: Trace) -> int:
 def _loaded(trace: Trace, name: str) -> int:
     """Return the largest number of elements loaded from a buffer: as many as the indices of its loads have values."""
     run = value_of(math.prod(trace.space.shape))
-    most = 0
-    for code in trace.code.values():
-        for one in code:
-            if one.what == "load" and one.data[1].name == name:
-                most += min(run, math.prod(value_of(variable.size) for variable in one.data[2].terms))
-    return min(most, value_of(trace.buffers[name].numel))
+    loads = [one.data for code in trace.code.values() for one in code if one.what == "load"]
+    offsets = [offset for _, buffer, offset, _ in loads if buffer.name == name]
+    loaded = sum(min(run, math.prod(value_of(variable.size) for variable in offset.terms)) for offset in offsets)
+    return min(loaded, value_of(trace.buffers[name].numel))
 
 
 def _megabytes(count: int) -> str:

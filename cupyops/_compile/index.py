@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from .size import Number, Size, about, at_most, over
+from .size import Number, about, at_most, divides, over, same
 
 VariableKind = Literal["b", "r", "c", "p", "o"]  # batch, row, column, number of the part, computed by the kernel
 Compute = Callable[["Affine", str, Number, Number], "Variable"]  # (expression, "/" or "%", divisor, bound) -> its value
@@ -45,7 +45,7 @@ class Affine:
     __slots__ = ("_hash", "const", "terms")
 
     def __init__(self, terms: dict[Variable, Number] | None = None, const: Number = 0) -> None:
-        self.terms = {v: c for v, c in (terms or {}).items() if not _is_zero(c)}
+        self.terms = {v: c for v, c in (terms or {}).items() if not same(c, 0)}
         self.const = const
         self._hash = hash((const, frozenset((id(v), c) for v, c in self.terms.items())))
 
@@ -95,12 +95,7 @@ class Affine:
             return Affine({v: c for v, c in multiple.items() if c is not None}, quotient), least
         for v, c in rest.items():
             inner = over(divisor, c) if v.kind != "o" and at_most(1, c) else None
-            if (
-                inner is not None
-                and over(v.size, inner) is not None
-                and at_most(2, inner)
-                and at_most(inner + 1, v.size)
-            ):
+            if inner is not None and divides(inner, v.size) and at_most(2, inner) and at_most(inner + 1, v.size):
                 raise Split(v, inner)
         bound = self.most // divisor + 1 if self.most >= 0 else 1
         return Affine({compute(self, "/", divisor, bound): 1}), Affine({compute(self, "%", divisor, divisor): 1})
@@ -110,21 +105,13 @@ class Affine:
         parts = []
         for v, c in sorted(self.terms.items(), key=lambda term: -abs(about(term[1]))):
             name = (names or {}).get(v, v.name)
-            parts.append(name if _is_one(c) else f"{name} * {c}")
-        if not (parts and _is_zero(self.const)):
+            parts.append(name if same(c, 1) else f"{name} * {c}")
+        if not (parts and same(self.const, 0)):
             parts.append(str(self.const))
         return " + ".join(parts)
 
     def __repr__(self) -> str:
         return self.text()
-
-
-def _is_zero(number: Number) -> bool:
-    return not isinstance(number, Size) and number == 0
-
-
-def _is_one(number: Number) -> bool:
-    return not isinstance(number, Size) and number == 1
 
 
 def flatten(index: Sequence[Affine], shape: Sequence[Number]) -> Affine:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .unit import Unit
-from .values import Buffer, Store
+from .values import Buffer, Store, Unit, leaves, tensors, viewed
 
 if TYPE_CHECKING:
     from .render import Bundle, Rendered
@@ -25,6 +25,11 @@ class Call(Unit):
         super().__init__(order)
         self.node, self.args, self.kwargs, self.serial, self.target = node, args, kwargs, serial, target
         self.outputs: dict[tuple[int, ...], Buffer | str] = {}
+
+    def leaves(self) -> Iterator[Buffer | Store]:
+        """The buffers and stores whose memory its arguments show."""
+        for one in tensors((self.args, self.kwargs)):
+            yield from leaves(viewed(one))
 
 
 class Group(Unit):

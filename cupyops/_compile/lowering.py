@@ -17,22 +17,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from .._util.torch_private import tree_leaves
 from . import inplace, rules
 from .builder import Builder, Result
 from .kernel_group import Call
-from .reuse import DONATED
 from .sizes import SYMBOLIC, Sizes
-from .values import (
-    COMPUTED,
-    Buffer,
-    Constant,
-    Pointwise,
-    Value,
-    buffer_of,
-    leaves,
-    tensors,
-    viewed,
-)
+from .values import COMPUTED, Buffer, Constant, Pointwise, Value, names_of, tensors
 
 log = logging.getLogger("cupyops.compile")
 
@@ -41,6 +31,7 @@ class Unsupported(Exception):
     """The whole graph is left to PyTorch; the text says why."""
 
 
+DONATED = "cupyops_donated"  # in a graph's meta: names of placeholders whose memory the graph may overwrite
 LIBRARIES = frozenset(
     f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
 )
@@ -200,13 +191,15 @@ class Lowering(Builder):
         named = self._bind(node, rule)
         if isinstance(named, str):
             return None, named
-        results = [Result.of(one, self.sizes) if isinstance(one, torch.Tensor) else one for one in metas]
+        results = [
+            Result(self.sizes.numbers(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in metas
+        ]
+        several = isinstance(meta, (tuple, list))
         if not _writes(node) and all(isinstance(one, Result) and 0 in one.shape for one in results):
-            empty = [Constant(0, one.shape, one.dtype) for one in results]
-            for one, of in zip(empty, metas):
-                self._check(node, one, of)
-            return empty if isinstance(meta, (tuple, list)) else empty[0], ""
-        found = rule(self, results if isinstance(meta, (tuple, list)) else results[0], **named)
+            found: Any = [Constant(0, one.shape, one.dtype) for one in results]
+            found = found if several else found[0]
+        else:
+            found = rule(self, results if several else results[0], **named)
         if found is NotImplemented:
             return None, "arguments that its rule does not take"
         for one, of in zip(found if isinstance(found, list) else [found], metas):
@@ -235,7 +228,7 @@ class Lowering(Builder):
                 value = self.get(node.kwargs[argument.name])
             else:
                 continue
-            if name in accepted:
+            if name in accepted or "operands" in accepted:
                 named[name] = value
             elif name in IMPLIED:
                 continue
@@ -317,11 +310,7 @@ def described(node: Node) -> str:
 
 
 def _flat(meta: Any) -> list[torch.Tensor]:
-    if isinstance(meta, torch.Tensor):
-        return [meta]
-    if isinstance(meta, (tuple, list)):
-        return [tensor for one in meta for tensor in _flat(one)]
-    return []
+    return [one for one in tree_leaves(meta) if isinstance(one, torch.Tensor)]
 
 
 def _writes(node: Node) -> bool:
@@ -345,9 +334,4 @@ def _aliased(node: Node, call: Call) -> frozenset[str]:
     schema = getattr(node.target, "_schema", None)
     if schema is None or not any(one.alias_info is not None for one in schema.returns):
         return frozenset()
-    found = set()
-    for one in tensors((call.args, call.kwargs)):
-        for leaf in leaves(viewed(one)):
-            buffer = buffer_of(leaf)
-            found |= {buffer.name, *buffer.aliases}
-    return frozenset(found)
+    return frozenset(name for leaf in call.leaves() for name in names_of(leaf))

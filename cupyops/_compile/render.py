@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .index import Affine, Reject, Variable
 from .rules.numbers import literal
-from .size import Number, Real, Size, about, at_most, ceiling, divides, named
+from .size import Number, Real, Size, about, at_most, ceiling, divides, named, same
 from .trace import Instruction, Mask, Trace
-from .values import COMPUTED, STORED, Buffer, Reduction, Store, is_column
+from .values import COMPUTED, STORED, Buffer, Range, Reduction, Store, is_column
 
 # Blocks are counted for one number of multiprocessors, that of an H100 or H200, on every GPU: so sums have the same bits.
 MULTIPROCESSORS = 132
@@ -23,25 +23,8 @@ WARP_ROW = 1024  # columns up to which a warp has a row
 MOST_ARGUMENTS = 40  # pointers that a launch of bundled kernels takes
 OPERATION = {"sum": "Sum", "max": "Max", "min": "Min"}
 INDENT = "  "
-UNNAMED = {
-    "for",
-    "if",
-    "load",
-    "store",
-    "to_shared",
-    "alignas",
-    "gridDim",
-    "sizeof",
-    "of",
-    "add",
-    "mul",
-    "sub",
-}  # say little
-
-
-def _equal(a: Number, b: Number) -> bool:
-    """Return True if two numbers are the same for all values of the symbols."""
-    return isinstance(a, Size) == isinstance(b, Size) and a == b
+# functions that say little in the name of a kernel
+UNNAMED = {"for", "if", "load", "store", "to_shared", "alignas", "gridDim", "sizeof", "of", "add", "mul", "sub"}
 
 
 def start(reduction: Reduction) -> str:
@@ -55,6 +38,7 @@ class Rendered:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.total_of = {top: total for total, top in trace.online.items()}
         self._merge_loops()
         self.inner: Variable | None = self.order["c"][-1] if self.order["c"] else None
         self.outputs = [s for s in trace.stores if s.needed]
@@ -72,7 +56,7 @@ class Rendered:
             variables, k = list(given), 0
             while k + 1 < len(variables):
                 outer, inner = variables[k], variables[k + 1]
-                if any(not _equal(e.terms.get(outer, 0), e.terms.get(inner, 0) * inner.size) for e in expressions):
+                if any(not same(e.terms.get(outer, 0), e.terms.get(inner, 0) * inner.size) for e in expressions):
                     k += 1
                     continue
                 both = Variable(f"{outer.name}{inner.name}", outer.size * inner.size, outer.kind)
@@ -224,9 +208,7 @@ class Rendered:
             row, inner = (trace.code.get((stage, part), []) for part in ("row", "inner"))
             once = self._row_section(row)
             if kind == "flat" and any(one.what == "load" and one.data[1].name in self.written for one in row):
-                body += self._inner_section(
-                    inner, once
-                )  # threads beyond the end read nothing that another one overwrites
+                body += self._inner_section(inner, once)  # threads beyond the end read nothing that others overwrite
                 continue
             body += once
             if inner:
@@ -243,18 +225,16 @@ class Rendered:
         trace = self.trace
         axis = self._axis()
         out = []
+        cast = "(long long)" if self.wide else ""
+        begin = f"{cast}blockIdx.{axis} * {self.rows_of_block}"
         if self.many_rows:
             out.append("int turn = 0;")
             if trace.space.kind == "column":
                 out.append("#pragma unroll 4" if len(trace.buffers) <= 3 else "#pragma unroll 2")
-            step = f"gridDim.{axis} * {self.rows_of_block}"
-            begin = f"blockIdx.{axis} * {self.rows_of_block}"
-            if self.wide:
-                begin, step = f"(long long){begin}", f"(long long){step}"
+            step = f"{cast}gridDim.{axis} * {self.rows_of_block}"
             out.append(f"for ({self.integer} row0 = {begin}; row0 < {trace.rows}; row0 += {step}, turn++) {{")
         else:
-            cast = "(long long)" if self.wide else ""
-            out.append(f"{{ const {self.integer} row0 = {cast}blockIdx.x * {self.rows_of_block};")
+            out.append(f"{{ const {self.integer} row0 = {begin};")
         if self._ragged():
             out.append(f"const bool live = row0 + team < {trace.rows};")
             out.append(f"const {self.integer} row = live ? row0 + team : {trace.rows - 1};")
@@ -287,9 +267,8 @@ class Rendered:
         threads = self.threads
         if threads <= 32:
             return [f"const {kind} {name} = reduce<{op}, {threads}>({name}_t);" for name, kind, op in names]
-        sums = {top: total for total, top in self.trace.online.items()}
-        if any(r in sums for r in reductions):
-            return [line for r in reductions for line in self._reduce_online(r, sums.get(r))]
+        if any(r in self.total_of for r in reductions):
+            return [line for r in reductions for line in self._reduce_online(r)]
         turn = "turn & 1" if self.many_rows else "0"
         lines = [
             f"{kind}* {name}_h = ({kind}*)held[{turn}][{stage}][{k}]; to_shared<{op}>({name}_t, {name}_h);"
@@ -298,15 +277,15 @@ class Rendered:
         lines += ["__syncthreads();"] if names else []
         return lines + [f"const {kind} {name} = from_shared<{op}, {threads}>({name}_h);" for name, kind, op in names]
 
-    def _reduce_online(self, top: Reduction, total: Reduction | None) -> list[str]:
+    def _reduce_online(self, top: Reduction) -> list[str]:
         """The maximum of a row, and the sum of exponentials that each thread has about its own maximum."""
         name, kind, op, threads = self.trace.reductions[top], COMPUTED[top.dtype], OPERATION[top.op], self.threads
         lines = [
             f"__shared__ {kind} {name}_h[32]; __syncthreads(); to_shared<{op}>({name}_t, {name}_h); __syncthreads();",
             f"const {kind} {name} = from_shared<{op}, {threads}>({name}_h);",
         ]
-        if total is not None:
-            s = self.trace.reductions[total]
+        if top in self.total_of:
+            s = self.trace.reductions[self.total_of[top]]
             lines += [
                 f"__shared__ {kind} {s}_h[32];",
                 f"{s}_t = {name}_t == {name} ? {s}_t : {s}_t * exp({name}_t - {name});",
@@ -343,7 +322,7 @@ class Rendered:
     def _same_for_all(self, plain: Affine, low: Number, high: Number) -> bool:
         """Return True if a condition holds for all columns of a thread or for none."""
         v, inner = self.vector, self.inner
-        if inner is None or not _equal(plain.terms.get(inner, 0), 1) or any(t.kind == "o" for t in plain.terms):
+        if inner is None or not same(plain.terms.get(inner, 0), 1) or any(t.kind == "o" for t in plain.terms):
             return False
         whole = [plain.const, low, high, *(c for t, c in plain.terms.items() if t is not inner)]
         return all(divides(v, one) for one in whole)
@@ -360,27 +339,18 @@ class Rendered:
 
     def _statement(self, one: Instruction, each: bool) -> str:
         """An instruction for a single element."""
-        writers: dict[str, Callable[..., str]] = {
-            "expression": self._write_expression,
-            "range": self._write_range,
-            "integer": self._write_integer,
-            "index": self._write_index,
-            "load": self._write_load,
-        }
-        return writers[one.what](one.data, each)
+        text: str = getattr(self, f"_write_{one.what}")(*one.data, each)
+        return text
 
-    def _write_expression(self, data: Any, each: bool) -> str:
-        kind, name, text = data
+    def _write_expression(self, kind: str, name: str, text: Any, each: bool) -> str:
         return f"const {kind} {name} = {self._expression(text, each)};"
 
-    def _write_range(self, data: Any, each: bool) -> str:
-        name, value, expression = data
+    def _write_range(self, name: str, value: Range, expression: Affine, each: bool) -> str:
         kind, at = value.computed, self._c(expression, each)
-        start_, step = literal(value.start, value.dtype), literal(value.step, value.dtype)
-        return f"const {kind} {name} = {start_} + ({kind})({at}) * {step};"
+        begin, step = literal(value.start, value.dtype), literal(value.step, value.dtype)
+        return f"const {kind} {name} = {begin} + ({kind})({at}) * {step};"
 
-    def _write_integer(self, data: Any, each: bool) -> str:
-        v, expression, operator, divisor = data
+    def _write_integer(self, v: Variable, expression: Affine, operator: str, divisor: Number, each: bool) -> str:
         text = self._c(expression, each)
         if not at_most(0, expression.least):  # in what a mask hides
             if isinstance(divisor, Size) and not _narrow(divisor):
@@ -389,19 +359,16 @@ class Rendered:
             return f"const {self.integer} {v.name} = {name}(({self.integer})({text}), {divisor});"
         return f"const {self.integer} {v.name} = ({text}) {operator} {divisor};"
 
-    def _write_index(self, data: Any, each: bool) -> str:
-        v, at, size, wraps = data
-        return (
-            f"const {self.integer} {v.name} = checked_index<{str(wraps).lower()}>({at}, {literal(size, torch.int64)});"
-        )
+    def _write_index(self, v: Variable, at: str, size: Number, wraps: bool, each: bool) -> str:
+        checked = f"checked_index<{str(wraps).lower()}>({at}, {literal(size, torch.int64)})"
+        return f"const {self.integer} {v.name} = {checked};"
 
-    def _write_load(self, data: Any, each: bool) -> str:
-        name, buffer, offset, mask = data
-        kind, condition = COMPUTED[buffer.dtype], self._reads_where(buffer, mask, each)
+    def _write_load(self, name: str, buffer: Buffer, offset: Affine, mask: Mask, each: bool) -> str:
+        condition = self._reads_where(buffer, mask, each)
         value = f"load({self.pointer[buffer.name]}[{self._c(offset, each)}])"
         if condition:
-            value = f"({condition}) ? {value} : ({kind})0"
-        return f"const {kind} {name} = {value};"
+            value = f"({condition}) ? {value} : ({COMPUTED[buffer.dtype]})0"
+        return f"const {COMPUTED[buffer.dtype]} {name} = {value};"
 
     # -- sections ------------------------------------------------------------------------------------------------------
 
@@ -430,11 +397,10 @@ class Rendered:
         own = [m for m in masks if inner in m[0].terms]  # type: ignore[arg-type]
         if not all(self._same_for_all(*m) for m in own):
             return "each"
-        coefficient = plain.terms.get(inner, 0)  # type: ignore[arg-type]
-        if inner not in plain.terms:
+        if inner is None or inner not in plain.terms:
             return "each" if own else "one"
         aligned = all(divides(v, c) for c in (plain.const, *(c for t, c in plain.terms.items() if t is not inner)))
-        return "vector" if _equal(coefficient, 1) and v > 1 and aligned else "each"
+        return "vector" if same(plain.terms[inner], 1) and v > 1 and aligned else "each"
 
     def _inner_section(self, code: Sequence[Instruction], once: Sequence[str] = ()) -> list[str]:
         """A loop over the columns of a row; `once` begins it."""
@@ -477,16 +443,13 @@ class Rendered:
 
     def _online(self, code: Sequence[Instruction]) -> tuple[list[str], list[str]]:
         """(room for the columns that a thread has now, its maximum and sum of exponentials with these)."""
-        room, after = [], []
+        room, after, names = [], [], self.trace.reductions
         for one in code:
-            total = next(
-                (t for t, top in self.trace.online.items() if one.what == "accumulate" and top is one.data[0]), None
-            )
-            if total is not None:
-                name, sum_ = self.trace.reductions[one.data[0]], self.trace.reductions[total]
+            if one.what == "accumulate" and one.data[0] in self.total_of:
+                name, total = names[one.data[0]], self.total_of[one.data[0]]
                 exactness = "Precise" if self.trace.exact or total in self.trace.precise else "Fast"
                 room.append(f"{COMPUTED[total.dtype]} {name}_x[{self.vector}];")
-                after.append(f"online<{exactness}>({name}_t, {sum_}_t, {name}_x);")
+                after.append(f"online<{exactness}>({name}_t, {names[total]}_t, {name}_x);")
         return room, after
 
     def _accumulators(self, code: Sequence[Instruction]) -> list[str]:
@@ -495,19 +458,18 @@ class Rendered:
             if one.what == "accumulate" and not is_column(one.data[0]):
                 reduction = one.data[0]
                 out.append(f"{COMPUTED[reduction.dtype]} {names[reduction]}_t = {start(reduction)};")
-                for total, top in self.trace.online.items():
-                    if top is reduction:
-                        out.append(f"{COMPUTED[reduction.dtype]} {names[total]}_t = 0;")
+                if reduction in self.total_of:
+                    out.append(f"{COMPUTED[reduction.dtype]} {names[self.total_of[reduction]]}_t = 0;")
         return out
 
     def _accumulate(self, reduction: Reduction, name: str, live: str) -> str:
-        kind, names = COMPUTED[reduction.dtype], self.trace.reductions
-        to = f"{names[reduction]}_a[it][j]" if is_column(reduction) else f"{names[reduction]}_t"
-        total = next((names[t] for t, top in self.trace.online.items() if top is reduction), None)
-        if total is not None:
-            return f"{names[reduction]}_x[j] = {name};"
-        guard = live if is_column(reduction) else ""
-        return f"{guard}{to} = {OPERATION[reduction.op]}::of({to}, ({kind}){name});"
+        own, column = self.trace.reductions[reduction], is_column(reduction)
+        if reduction in self.total_of:
+            return f"{own}_x[j] = {name};"
+        to = f"{own}_a[it][j]" if column else f"{own}_t"
+        return (
+            f"{live if column else ''}{to} = {OPERATION[reduction.op]}::of({to}, ({COMPUTED[reduction.dtype]}){name});"
+        )
 
     def _inner_load(self, one: Instruction, before: list[str], loads: list[str], inner: list[str]) -> None:
         name, buffer, offset, mask = one.data
@@ -522,10 +484,10 @@ class Rendered:
         keeps = self.static and (trace.space.kind == "row" or (trace.space.kind == "column" and one.level == 2))
         keeps = keeps and self.within_rows  # what is read afterwards is read for the first time
         if not keeps:
-            filled = (
-                f"if ({condition}) {name}_v = {read}; else {name}_v = {{}};" if condition else f"{name}_v = {read};"
+            line = f"{name}_v = {read};"
+            loads.append(
+                f"{vector} {name}_v; " + (f"if ({condition}) {line} else {name}_v = {{}};" if condition else line)
             )
-            loads.append(f"{vector} {name}_v; {filled}")
             inner.append(f"const {computed} {name} = load({name}_v.v[j]);")
             return
         key = (buffer.name, self._plain(offset), tuple((self._plain(e), low, high) for e, low, high in mask))
@@ -542,17 +504,12 @@ class Rendered:
     def _over_columns(self, lines: Sequence[str]) -> list[str]:
         """A loop over the groups of columns that a thread has."""
         kind, t, v, columns = self.trace.space.kind, self.threads, self.vector, self.trace.columns
-        cast = "(long long)" if self.wide else "(int)"
-        first = {
-            "flat": f"({cast}blockIdx.x * {t} + lane)",
-            "column": f"({cast}tile * {t} + lane)",
-            "row": f"({cast}it * {t} + lane)",
-        }[kind]
-        covered = {"flat": self.grid[0] * t * v, "column": self.tiles * t * v, "row": self.iterations * t * v}[kind]
-        at = f"const {self.integer} at = {first} * {v};"
+        groups = {"flat": ("blockIdx.x", self.grid[0]), "column": ("tile", self.tiles), "row": ("it", self.iterations)}
+        number, count = groups[kind]
+        at = f"const {self.integer} at = (({self.integer}){number} * {t} + lane) * {v};"
         body = [*self._coordinates("c", "at"), *lines]
-        body = [at, *body] if _equal(covered, columns) else [at, f"if (at < {columns}) {{", *body, "}"]
-        if kind == "row" and not _equal(self.iterations, 1):
+        body = [at, *body] if same(count * t * v, columns) else [at, f"if (at < {columns}) {{", *body, "}"]
+        if kind == "row" and not same(self.iterations, 1):
             unroll = "#pragma unroll" if self.static else "#pragma unroll 4"
             return [unroll, f"for (int it = 0; it < {self.iterations}; it++) {{", *body, "}"]
         return ["{ const int it = 0;", *body, "}"]
@@ -566,9 +523,8 @@ class Rendered:
                 op, name = OPERATION[one.op], trace.reductions[one]
                 out.append(f"over_rows<{op}, {t}, {v}, {rows}, {self.iterations}>({name}_a);")
         self.within_rows = False
-        first = [
-            f"const {COMPUTED[r.dtype]} {trace.reductions[r]} = {trace.reductions[r]}_a[it][j];" for r in self.sums
-        ]
+        names = [(COMPUTED[r.dtype], trace.reductions[r]) for r in self.sums]
+        first = [f"const {computed} {name} = {name}_a[it][j];" for computed, name in names]
         lines = self._elements(trace.code.get(("after", "after"), []), [], first, live="")
         return [*out, "if (team == 0) {", *self._over_columns(lines), "}"]
 
@@ -647,15 +603,11 @@ class Bundle:
             blocks = math.ceil(kernel.trace.columns / (BUNDLED * kernel.vector))
             parameters += [f"{p.rsplit(' ', 1)[0]} p{n}_{k}" for k, p in enumerate(kernel.parameters)]
             given = " ".join(f"{name} = p{n}_{k};" for k, name in enumerate(names))
-            which = f"if (block < {begin + blocks})" if n + 1 < len(kernels) else ""
-            lines.append(
-                f"{'else ' if n else ''}{which} {{ block -= {begin}; length = {kernel.trace.columns}; {given} }}"
-            )
+            which = ("else " if n else "") + (f"if (block < {begin + blocks})" if n + 1 < len(kernels) else "")
+            lines.append(f"{which} {{ block -= {begin}; length = {kernel.trace.columns}; {given} }}")
             begin += blocks
         self.numbers: list[Any] = []  # of which sums over memory have none
-        declared = [
-            f"{p.replace(' __restrict__', '').rsplit(' ', 1)[0]} {p.rsplit(' ', 1)[1]};" for p in first.parameters
-        ]
+        declared = [p.replace(" __restrict__", "") + ";" for p in first.parameters]
         body = ["int block = blockIdx.x, length;", *declared, *lines, *first._run()]
         self.grid = (begin, 1)
         self.name = _name("runs", body)

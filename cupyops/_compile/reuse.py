@@ -6,19 +6,17 @@ The gradient of logits, for one, takes the place of the logits, which are as lar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from .index import Reject
-from .kernel_group import Call, Group
+from .kernel_group import Group
+from .lowering import Lowering
 from .size import about
 from .trace import Trace
-from .unit import Unit
-from .values import Buffer, Reduction, Store, Value, buffer_of, leaves, tensors, viewed
+from .values import Buffer, Reduction, Store, Unit, Value, buffer_of, leaves, viewed
 
-DONATED = "cupyops_donated"  # in a graph's meta: names of placeholders whose memory the graph may overwrite
 LEAST = 1 << 20  # bytes from which on it is worth it
 
 
@@ -46,43 +44,38 @@ class Reuse:
     """Decides for each group which stores overwrite which dead buffers.
 
     Args:
-        groups, calls: the units of the program, whose order `runs_after` knows.
+        lowering: of the graph.
+        groups: the kernels of the program, whose order with other steps `runs_after` knows.
         reads: what each store reads.
-        outputs: what the graph returns.
-        donated: names of inputs that may be overwritten.
     """
 
     def __init__(
         self,
+        lowering: Lowering,
         groups: list[Group],
-        calls: list[Call],
-        reads: dict[Store, dict[str, Any]],
-        outputs: list[Any],
-        donated: set[str],
+        reads: dict[Store, dict[str, Buffer | Store]],
         runs_after: Callable[[Unit, Unit], bool],
-        exact: bool,
     ) -> None:
-        self.reads, self.donated, self.runs_after, self.exact = reads, donated, runs_after, exact
+        self.lowering, self.reads, self.runs_after = lowering, reads, runs_after
         self.readers: dict[str, set[Unit]] = {}
         self.shared: set[str] = set()  # buffers that something else shares memory with, or that are returned
         for group in groups:
             for store in group.stores:
                 for leaf in reads[store].values():
                     self._read(leaf, group)
-        for call in calls:
-            for value in tensors((call.args, call.kwargs)):
-                for leaf in leaves(viewed(value)):
-                    self._read(leaf, call)
+        for call in lowering.calls:
+            for leaf in call.leaves():
+                self._read(leaf, call)
             for made in call.outputs.values():
                 if isinstance(made, Buffer) and made.aliases:
                     self.shared |= {made.name, *made.aliases}
-        for one in outputs:
+        for one in lowering.outputs:
             if isinstance(one, Value):
                 self.shared |= {buffer_of(leaf).name for leaf in leaves(viewed(one))}
         for group in sorted(groups, key=lambda g: g.order):
             self._group(group)
 
-    def _read(self, leaf: Any, unit: Unit) -> None:
+    def _read(self, leaf: Buffer | Store, unit: Unit) -> None:
         self.readers.setdefault(buffer_of(leaf).name, set()).add(unit)
 
     def _group(self, group: Group) -> None:
@@ -98,14 +91,10 @@ class Reuse:
                     break
 
     def _is_dead_after(self, buffer: Buffer, group: Group) -> bool:
-        if buffer.name in self.shared or (buffer.unit is None and self._is_input(buffer)):
+        kept = buffer.unit is None and buffer.meta is not None  # an input; what kernels make has no unit either
+        if buffer.name in self.shared or (kept and buffer.name not in self.lowering.donated):
             return False
-        others = self.readers[buffer.name] - {group}
-        return all(self.runs_after(group, unit) for unit in others)
-
-    def _is_input(self, buffer: Buffer) -> bool:
-        """Return True for an input that is not donated; what kernels make has no unit either, but a name of its own."""
-        return buffer.meta is not None and buffer.name not in self.donated
+        return all(self.runs_after(group, unit) for unit in self.readers[buffer.name] - {group})
 
     def _overwrites(self, group: Group, store: Store, buffer: Buffer) -> bool:
         own = store.buffer
@@ -114,7 +103,7 @@ class Reuse:
             return False
         store.buffer, store.overwrites = buffer, True
         try:
-            Trace(group.stores, exact=self.exact)
+            Trace(group.stores, exact=self.lowering.exact)
         except Reject:
             store.buffer, store.overwrites = own, False
             return False

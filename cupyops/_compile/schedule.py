@@ -7,15 +7,29 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 
+from .._util.torch_private import tree_leaves
 from .index import Reject
 from .kernel_group import Call, Group
-from .lowering import Lowering
+from .lowering import Lowering, Name
 from .render import MOST_ARGUMENTS, Bundle, Rendered
 from .reuse import Reuse
 from .size import about
 from .trace import Trace
-from .unit import Unit
-from .values import Buffer, Constant, Pointwise, Range, Reduction, Store, buffer_of, leaves, tensors, viewed
+from .values import (
+    Buffer,
+    Constant,
+    Pointwise,
+    Range,
+    Reduction,
+    Store,
+    Unit,
+    Value,
+    buffer_of,
+    is_read,
+    leaves,
+    names_of,
+    viewed,
+)
 
 log = logging.getLogger("cupyops.compile")
 
@@ -41,14 +55,14 @@ class Schedule:
         for store in lowering.stores:
             self._note_reads(store)
         for call in lowering.calls:
-            self._note_call(call)
+            for leaf in call.leaves():
+                self._note_reader(leaf, call)
         steps: list[Store | Call] = [*lowering.stores, *lowering.calls]
         for one in sorted(steps, key=lambda one: one.order):
             self._visit(one)
         self._drop_unneeded()
         self._fix_parts()
-        exact, names = lowering.exact, lowering.donated
-        Reuse(self.groups, lowering.calls, self.reads, lowering.outputs, names, self._runs_after, exact)
+        Reuse(lowering, self.groups, self.reads, self._runs_after)
         for group in self.groups:
             trace = Trace(group.stores, exact=lowering.exact)
             trace.by_rows()
@@ -65,7 +79,7 @@ class Schedule:
             if store.target is None:
                 continue
             value = store.value.inputs[0]
-            read = {name for leaf in leaves(value) for name in (buffer_of(leaf).name, *buffer_of(leaf).aliases)}
+            read = {name for leaf in leaves(value) for name in names_of(leaf)}
             if read & (written - {store.target.name}):
                 self._copied_first(store)
 
@@ -74,32 +88,29 @@ class Schedule:
         value = store.value.inputs[0]
         between = Pointwise("{0}", [value], value.shape, value.dtype)
         between.strides = store.buffer.strides
-        first = Store(between, store.order, self.lowering.name("b"), self.lowering.device)
         store.value.operands = [between]
-        self.lowering.stores.append(first)
-        self.store_of[first.buffer.name] = first
-        return first
+        return self._stored(between, store.order)
+
+    def _stored(self, value: Value, order: int) -> Store:
+        store = Store(value, order, self.lowering.name("b"), self.lowering.device)
+        self.lowering.stores.append(store)
+        self.store_of[store.buffer.name] = store
+        return store
 
     def _note_reads(self, store: Store) -> None:
-        found = {}
-        for one in store.value.inputs:
-            for leaf in leaves(one):
-                found[buffer_of(leaf).name] = leaf
+        found = {buffer_of(leaf).name: leaf for one in store.value.inputs for leaf in leaves(one)}
         self.reads[store] = found
         for leaf in found.values():
-            for name in (buffer_of(leaf).name, *buffer_of(leaf).aliases):
-                self.readers.setdefault(name, []).append(store)
+            self._note_reader(leaf, store)
 
-    def _note_call(self, call: Call) -> None:
-        for one in tensors((call.args, call.kwargs)):
-            for leaf in leaves(viewed(one)):
-                for name in (buffer_of(leaf).name, *buffer_of(leaf).aliases):
-                    self.readers.setdefault(name, []).append(call)
+    def _note_reader(self, leaf: Buffer | Store, reader: Store | Call) -> None:
+        for name in names_of(leaf):
+            self.readers.setdefault(name, []).append(reader)
 
     def _before(self, one: Store | Call) -> list[Store | Call]:
         """Stores and calls that run before one."""
         if isinstance(one, Call):
-            found = [self._maker(leaf) for v in tensors((one.args, one.kwargs)) for leaf in leaves(viewed(v))]
+            found = [self._maker(leaf) for leaf in one.leaves()]
             found += [self._name_maker(name) for name in _names((one.args, one.kwargs))]
             if one.serial:
                 at = [c for c in self.lowering.calls if c.serial]
@@ -149,7 +160,7 @@ class Schedule:
         return one.group
 
     def _place(self, store: Store) -> None:
-        before = {self._unit(b) for b in self._before(store)}
+        before = dict.fromkeys(self._unit(b) for b in self._before(store))  # a set in order: texts follow from it
         candidates = [u for u in before if isinstance(u, Group)]
         parts_of = self._parts_of(store)
         if parts_of is not None:
@@ -170,7 +181,7 @@ class Schedule:
             if store.target is not None:
                 self._place_now(self._copied_first(store))
             self._operands_first(store)
-            before = {self._unit(b) for b in self._before(store)}
+            before = dict.fromkeys(self._unit(b) for b in self._before(store))
             group.trace = Trace([store])
         self.groups.append(group)
         self._join(store, group, before)
@@ -190,12 +201,8 @@ class Schedule:
         """Store the operands of a value first, which is too much for one kernel."""
         for one in store.value.inputs:
             base = viewed(one)
-            if isinstance(base, (Buffer, Constant, Range)) or base.store is not None:
-                continue
-            first = Store(base, store.order, self.lowering.name("b"), self.lowering.device)
-            self.lowering.stores.append(first)
-            self.store_of[first.buffer.name] = first
-            self._place_now(first)
+            if not isinstance(base, (Constant, Range)) and not is_read(base):
+                self._place_now(self._stored(base, store.order))
         self._note_reads(store)
 
     def _place_now(self, store: Store) -> None:
@@ -212,7 +219,7 @@ class Schedule:
                 group.reads.add(name)
                 self.by_buffer.setdefault(name, []).append(group)
 
-    def _fits(self, store: Store, group: Group, before: set[Unit]) -> bool:
+    def _fits(self, store: Store, group: Group, before: Iterable[Unit]) -> bool:
         if len(group.stores) >= MOST_STORES or len(group.reads | set(self.reads[store])) > MOST_BUFFERS:
             return False
         if any(self._runs_after(unit, group) for unit in before if unit is not group):
@@ -323,40 +330,30 @@ class Schedule:
 
     def _sorted(self) -> list[Unit]:
         """Sort units in the order of the graph, as far as their dependencies allow."""
-        units: list[Unit] = [*self.lowering.calls, *self.groups]
-        alive = set(units)
-        number = {u: k for k, u in enumerate(sorted(units, key=lambda u: u.order))}
-        waiting = {u: len(u.after & alive) for u in units}
-        then: dict[Unit, list[Unit]] = {}
-        for unit in units:
-            for one in unit.after & alive:
-                then.setdefault(one, []).append(unit)
-        by_number = {k: u for u, k in number.items()}
-        heap = [number[u] for u in units if not waiting[u]]
-        heapq.heapify(heap)
+        units: list[Unit] = sorted([*self.lowering.calls, *self.groups], key=lambda u: u.order)
+        number: dict[Unit, int] = {u: k for k, u in enumerate(units)}
+        waiting = [len(u.after & number.keys()) for u in units]
+        then: dict[Unit, list[int]] = {}
+        for k, unit in enumerate(units):
+            for one in unit.after & number.keys():
+                then.setdefault(one, []).append(k)
+        heap = [k for k, count in enumerate(waiting) if not count]  # in order, so a heap
         found: list[Unit] = []
         while heap:
-            unit = by_number[heapq.heappop(heap)]
+            unit = units[heapq.heappop(heap)]
             found.append(unit)
-            for one in then.get(unit, ()):
-                waiting[one] -= 1
-                if not waiting[one]:
-                    heapq.heappush(heap, number[one])
+            for k in then.get(unit, ()):
+                waiting[k] -= 1
+                if not waiting[k]:
+                    heapq.heappush(heap, k)
         if len(found) != len(units):
             raise AssertionError("steps of the program wait for each other")
         return found
 
 
 def _names(tree: object) -> Iterator[str]:
-    from .lowering import Name
-
-    if isinstance(tree, Name):
-        yield str(tree)
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from _names(one)
-    elif isinstance(tree, dict):
-        for one in tree.values():
-            yield from _names(one)
-    elif isinstance(tree, slice):
-        yield from _names((tree.start, tree.stop, tree.step))
+    for one in tree_leaves(tree):
+        if isinstance(one, Name):
+            yield str(one)
+        elif isinstance(one, slice):
+            yield from _names((one.start, one.stop, one.step))

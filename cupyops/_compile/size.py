@@ -326,6 +326,11 @@ def _degree(term: Term) -> tuple[int, ...]:
     return (len(term), *(atom.number for atom in term))
 
 
+def same(a: Number, b: Number) -> bool:
+    """Return True if two numbers are the same for all values; unlike `==` never a condition."""
+    return isinstance(a, Size) == isinstance(b, Size) and a == b
+
+
 def divides(divisor: Number, number: Number) -> bool:
     """Return True if a number is a multiple of `divisor` for all values."""
     return over(number, divisor) is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -36,9 +36,10 @@ from .values import (
     Value,
     View,
     is_column,
+    is_read,
     layout,
     memory_order,
-    new_variable,
+    walked,
 )
 
 MOST_SPLITS = 24  # of loop variables in one kernel
@@ -54,13 +55,12 @@ Stage = int | Literal["after"]
 LEVEL = {"b": 0, "p": 0, "r": 1, "c": 2}
 
 
-class Instruction:
-    """One step of a thread. `what` says which of the methods of `Renderer` writes it; `data` is its own."""
+class Instruction(NamedTuple):
+    """One step of a thread. `what` says which of the methods of `Rendered` writes it; `data` is its own."""
 
-    __slots__ = ("data", "level", "what")
-
-    def __init__(self, what: str, level: int, data: tuple[Any, ...]) -> None:
-        self.what, self.level, self.data = what, level, data
+    what: str
+    level: int
+    data: tuple[Any, ...]
 
 
 def joined(a: int, b: int) -> int:
@@ -91,15 +91,9 @@ class Trace:
 
     def _precise(self) -> set[Value]:
         """Values of more precision than a half that a store of such precision is computed from."""
-        found: set[Value] = set()
-        stack = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
-        stack += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
-        while stack:
-            one = stack.pop()
-            if one not in found and one.dtype not in HALVES and not isinstance(one, Buffer):
-                found.add(one)
-                stack += one.inputs
-        return found
+        stored = [s.value for s in self.stores if s.needed and s.buffer.dtype not in HALVES]
+        stored += [s.value for s in self.stores if isinstance(s.value, Reduction) and s.value.parts is not None]
+        return {value for value in walked(stored, _is_precise) if _is_precise(value)}
 
     def _run(self) -> None:
         for _ in range(MOST_SPLITS):
@@ -128,16 +122,14 @@ class Trace:
             return None
         order = self.space.columns
         place = {v: order.index(d) for d, digits in self.digits.items() for v in digits}
-        first = None
-        for code in self.code.values():
-            for one in code:
-                if one.what != "load":
-                    continue
-                _, _, offset, mask = one.data
-                if not mask and offset.terms and all(v in place for v in offset.terms):
-                    at = min(place[v] for v in offset.terms)
-                    if at > 0 and len(offset.terms) <= len(order) - at:
-                        first = at if first is None else min(first, at)
+        loads = [one.data for code in self.code.values() for one in code if one.what == "load"]
+        found = [
+            offset.terms
+            for _, _, offset, mask in loads
+            if not mask and offset.terms and offset.terms.keys() <= place.keys()
+        ]
+        starts = [(min(place[v] for v in terms), len(terms)) for terms in found]
+        first = min((at for at, count in starts if at > 0 and count <= len(order) - at), default=None)
         if first is None:
             return None
         space = Space("row", self.space.shape, [], order[:first], order[first:])
@@ -224,8 +216,6 @@ class Trace:
             elif value.numel == math.prod(kept_shape) and space.kind != "flat":
                 if space.kind == "row" and not any(isinstance(s.value, Reduction) for s in self.stores):
                     raise Reject("no rows")
-                if space.kind == "column" and parted:
-                    raise Reject("sums in parts have no result yet")
                 place = "row" if space.kind == "row" else "after"
                 plan.append((store, place, self._once_for_each(store, kept_dims, kept_shape)))
             else:
@@ -331,18 +321,12 @@ class Trace:
 
     def _reductions_of(self, value: Value) -> set[Reduction]:
         """The reductions of this kernel that a value needs, not counting those that these need."""
-        found: set[Reduction] = set()
-        stack, seen = value.inputs, set()
-        while stack:
-            one = stack.pop()
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            if isinstance(one, Reduction) and one in self.inside:
-                found.add(one)
-            elif not isinstance(one, Buffer) and (one.store is None or one in self.inside):
-                stack += one.inputs
-        return found
+
+        def is_own(one: Value) -> bool:
+            return isinstance(one, Reduction) and one in self.inside
+
+        reached = walked(value.inputs, lambda one: not is_own(one) and (one in self.inside or not is_read(one)))
+        return {one for one in reached if isinstance(one, Reduction) and one in self.inside}
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
@@ -368,7 +352,7 @@ class Trace:
         key = ("integer", expression, operator, divisor)
         found = self._known(key)
         if found is None:
-            v = new_variable(self._new("o"), bound)
+            v = Variable(self._new("o"), bound, "o")
             self.level_of[v] = self._level(expression)
             self.divisions += self.level_of[v] >= 2
             self._emit("integer", self.level_of[v], (v, expression, operator, divisor))
@@ -393,8 +377,7 @@ class Trace:
         found = self._known(key)
         if found is None:
             found = self._keep(key, self._element(value, index, mask))
-        name, level = found
-        return name, level
+        return found  # type: ignore[no-any-return]
 
     def _element(self, value: Value, index: Index, mask: Mask) -> tuple[str, int]:
         if isinstance(value, Buffer):
@@ -507,7 +490,7 @@ class Trace:
         key = ("index", at, value.size, value.wraps)
         found = self._known(key)
         if found is None:
-            v = new_variable(self._new("o"), value.size)
+            v = Variable(self._new("o"), value.size, "o")
             self.level_of[v] = level
             self._emit("index", level, (v, at, value.size, value.wraps))
             found = self._keep(key, (v, level))
@@ -559,6 +542,10 @@ class Trace:
         if name in self.bf16 and store.buffer.dtype is torch.bfloat16:
             name = f"Exact{{{name}}}"
         self._emit("store", {"full": 3, "row": 1, "after": 2}[place], (store, offset, name))
+
+
+def _is_precise(value: Value) -> bool:
+    return value.dtype not in HALVES and not isinstance(value, Buffer)
 
 
 def _offset(buffer: Buffer, index: Index) -> Affine:

@@ -7,14 +7,14 @@ that a kernel writes to memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .index import Affine, Compute, Variable
-from .size import Number, about
-from .unit import Unit
+from .._util.torch_private import tree_leaves
+from .index import Affine, Compute
+from .size import about
 
 Index = tuple[Affine, ...]
 IndexMap = Callable[[Index, Compute], Index]
@@ -48,6 +48,14 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+class Unit:
+    """A step of a program. `order` is its place in the graph, `after` the steps that run before it."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.after: set[Unit] = set()
 
 
 class Value:
@@ -293,27 +301,43 @@ def broadcast(value: Value, shape: Sequence[int]) -> Value:
         return value
     if isinstance(value, Constant):
         return Constant(value.number, shape, value.dtype)
+    return expanded(value, shape)
+
+
+def expanded(value: Value, shape: Sequence[int], *, alias: bool = False) -> View:
+    """The value with dimensions of size 1 repeated and others in front."""
     lead = len(shape) - len(value.shape)
 
     def expand(index: Index, compute: Compute) -> Index:
         return tuple(Affine() if s == 1 else i for s, i in zip(value.shape, index[lead:]))
 
-    return View(value, shape, expand)
+    return View(value, shape, expand, alias=alias)
 
 
-def leaves(value: Value, seen: set[int] | None = None) -> Iterator[Buffer | Store]:
+def walked(values: Iterable[Value], enters: Callable[[Value], bool]) -> Iterator[Value]:
+    """Yield each value once, and what those that `enters` holds for are computed from, operands in order."""
+    stack, seen = list(values)[::-1], set()
+    while stack:
+        one = stack.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            if enters(one):
+                stack += reversed(one.inputs)
+
+
+def is_read(value: Value) -> bool:
+    """Return True if a value lies in memory: it is an input, or something stores it."""
+    return isinstance(value, Buffer) or value.store is not None
+
+
+def leaves(value: Value) -> Iterator[Buffer | Store]:
     """The buffers and stores whose memory is read to compute a value."""
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, Buffer):
-        yield value
-    elif value.store is not None:
-        yield value.store
-    else:
-        for one in value.inputs:
-            yield from leaves(one, seen)
+    for one in walked([value], lambda one: not is_read(one)):
+        if isinstance(one, Buffer):
+            yield one
+        elif one.store is not None:
+            yield one.store
 
 
 def buffer_of(leaf: Buffer | Store) -> Buffer:
@@ -321,31 +345,22 @@ def buffer_of(leaf: Buffer | Store) -> Buffer:
     return leaf if isinstance(leaf, Buffer) else leaf.buffer
 
 
-def cost(value: Value, elements: int, seen: set[int] | None = None) -> tuple[int, bool]:
+def names_of(leaf: Buffer | Store) -> tuple[str, ...]:
+    """Names of the buffers that a leaf may share memory with, its own first."""
+    buffer = buffer_of(leaf)
+    return (buffer.name, *buffer.aliases)
+
+
+def cost(value: Value, elements: int) -> tuple[int, bool]:
     """(number of tensors of at least half of `elements` that are read, whether something heavy is computed)."""
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return 0, False
-    seen.add(id(value))
-    if isinstance(value, Buffer) or value.store is not None:
-        return int(about(value.numel) * 2 > elements), False
-    reads, heavy = 0, isinstance(value, Pointwise) and value.heavy and about(value.numel) * 2 > elements
-    for one in value.inputs:
-        more, also = cost(one, elements, seen)
-        reads, heavy = reads + more, heavy or also
-    return reads, heavy
+    large = [v for v in walked([value], lambda one: not is_read(one)) if about(v.numel) * 2 > elements]
+    computed = [v for v in large if not is_read(v)]
+    return len(large) - len(computed), any(isinstance(v, Pointwise) and v.heavy for v in computed)
 
 
 def tensors(tree: Any) -> Iterator[Value]:
     """The values in nested arguments of a call."""
-    if isinstance(tree, Value):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from tensors(one)
-    elif isinstance(tree, dict):
-        for one in tree.values():
-            yield from tensors(one)
+    return (one for one in tree_leaves(tree) if isinstance(one, Value))
 
 
 def viewed(value: Value) -> Value:
@@ -353,8 +368,3 @@ def viewed(value: Value) -> Value:
     while isinstance(value, View) and value.store is None:
         value = value.base
     return value
-
-
-def new_variable(name: str, size: Number) -> Variable:
-    """A variable that the kernel computes."""
-    return Variable(name, size, "o")

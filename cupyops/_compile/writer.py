@@ -116,14 +116,8 @@ class Writer:
     ) -> None:
         self.lowering, self.units, self.machine = lowering, schedule.units, machine
         self.kernel_of = kernel_of
-        self.scope: dict[str, Any] = {
-            "torch": torch,
-            "restrided": restrided,
-            "aligned": aligned,
-            "fitting": fitting,
-            "empty": torch.empty_strided,
-            **self.lowering.constants,
-        }
+        self.scope: dict[str, Any] = {"torch": torch, "empty": torch.empty_strided, **self.lowering.constants}
+        self.scope |= {one.__name__: one for one in (restrided, aligned, fitting)}
         self.launches: list[tuple[Kernel, Configuration]] = []
         self.body: list[tuple[str, list[str], list[str]]] = []
         self.constants: dict[str, Any] = {}
@@ -173,11 +167,9 @@ class Writer:
         """The symbols from the arguments, and the sizes that the text names."""
         if not names:
             return []
-        inputs = self.lowering.inputs
         lines = []
         for symbol, (k, dim) in self.lowering.sizes.places.items():
-            one = inputs[k]
-            name = one.name if isinstance(one, Buffer) else str(one)
+            name = _name(self.lowering.inputs[k])
             lines.append(f"{symbol} = {name}" if dim is None else f"{symbol} = {name}.shape[{dim}]")
         return [*lines, *(f"{name} = {text_of(size)}" for size, name in names.items())]
 
@@ -196,13 +188,11 @@ class Writer:
 
     def _inputs(self) -> list[str]:
         """Unpack the arguments; give kernels the strides and the alignment that they were written for."""
-        inputs = self.lowering.inputs
-        names = [b.name if isinstance(b, Buffer) else str(b) for b in inputs]
-        lines = []
+        inputs, lines = self.lowering.inputs, []
         if self.machine is not None and self.machine.several:
             self.scope["current_device"] = torch_private.current_device
             lines.append(f"if current_device() != {self.machine.index}: return elsewhere(args)")
-        lines += [f"{', '.join(names)}, = args"] if names else []
+        lines += [f"{', '.join(map(_name, inputs))}, = args"] if inputs else []
         lines += [SIZES, "args.clear()"]
         taken = [b for b in inputs if isinstance(b, Buffer) and b.name in self.in_kernels]
         lines += [f"{b.name}_given = {b.name}" for b in taken if b.name in self.targets | self.called]
@@ -221,13 +211,10 @@ class Writer:
             lines.append(f"if {' or '.join(wrong)}: {mend}")
         take = "; ".join(f"p_{b.name} = {b.name}.data_ptr()" for b in taken)
         lines += [take] if self.machine is not None else []
-        wide = [b.name for b in taken if b.numel > 1]  # vectors are of several elements
-        if wide and self.machine is None:
-            addresses = " | ".join(f"{name}.data_ptr()" for name in wide)
-            lines.append(f"if ({addresses}) & {BOUNDARY - 1}: {mend}")
-        elif wide:
-            addresses = " | ".join(f"p_{name}" for name in wide)
-            lines.append(f"if ({addresses}) & {BOUNDARY - 1}: {mend}; {take}")
+        address, again = ("{}.data_ptr()", "") if self.machine is None else ("p_{}", f"; {take}")
+        wide = [address.format(b.name) for b in taken if b.numel > 1]  # vectors are of several elements
+        if wide:
+            lines.append(f"if ({' | '.join(wide)}) & {BOUNDARY - 1}: {mend}{again}")
         return lines
 
     def _machine_begins(self) -> list[str]:
@@ -315,7 +302,7 @@ class Writer:
             self._receive(made, f"{results}{''.join(f'[{p}]' for p in path)}", [results])
 
     def _receive(self, made: Buffer | str, expression: str, reads: list[str]) -> None:
-        name = made.name if isinstance(made, Buffer) else str(made)
+        name = _name(made)
         self.body.append((f"{name} = {expression}", reads, [name]))
         if not isinstance(made, Buffer):
             return
@@ -337,9 +324,7 @@ class Writer:
         for name, one in self.constants.items():
             if type(one) is type(value) and (one is value or (isinstance(value, torch.device) and one == value)):
                 return name
-        return self._constant_named(f"c{len(self.constants)}", value)
-
-    def _constant_named(self, name: str, value: Any) -> str:
+        name = f"c{len(self.constants)}"
         self.constants[name] = self.scope[name] = value
         return name
 
@@ -384,6 +369,10 @@ class Writer:
             self.body.append((line, [buffer.name], [name]))
         reads.append(self.views[key])
         return self.views[key]
+
+
+def _name(one: Buffer | str) -> str:
+    return one.name if isinstance(one, Buffer) else str(one)
 
 
 def _by_storage(unit: Call) -> bool:

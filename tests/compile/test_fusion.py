@@ -1,9 +1,13 @@
 """What fuses: values and gradients of small functions by their kernels in the simulator, and how many kernels they are."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import assert_as_eager
+from compiled import assert_as_eager, traced
+
+from cupyops._compile.values import Unit
 
 HALF = torch.bfloat16
 
@@ -72,3 +76,16 @@ def test_as_eager_in_few_kernels(name):
     function, arguments, forward, backward = CASES[name]
     made = assert_as_eager(function, arguments)
     assert [len(program.kernels) for program in made] == [forward, backward]
+
+
+def test_texts_do_not_depend_on_addresses(monkeypatch):
+    """Sets of steps are in the order of their addresses; kernels have the same text in each process, so they are cached."""
+
+    def text(sign):
+        numbers = itertools.count(1)
+        monkeypatch.setattr(Unit, "__hash__", lambda step: sign * step.__dict__.setdefault("number", next(numbers)))
+        function = traced(lambda x: [torch.var_mean(x, (0, 2))[0], x.sum(1)])
+        function(torch.ones(5, 6, 40, 33))
+        return function.runners[0].make(()).text()
+
+    assert text(1) == text(-1)

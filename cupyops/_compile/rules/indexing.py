@@ -15,25 +15,23 @@ from .registry import rule
 aten = torch.ops.aten
 
 
+def _inserted(index: Index, coordinate: Affine, first: int, at: int) -> Index:
+    """The index from `first` on, with a coordinate more before place `at`."""
+    return (*index[first:at], coordinate, *index[at:])
+
+
+def _replaced(index: Index, coordinate: Affine, dim: int) -> Index:
+    return (*index[:dim], coordinate, *index[dim + 1 :])
+
+
 @rule(aten.gather.default)
 def gather(build: Builder, result: Result, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Any:
     """Elements whose coordinate in `dim` is that of the index tensor."""
     if not x.shape or not x.numel or index.dtype is not torch.int64:
         return NotImplemented
     dim %= len(x.shape)
-
-    def place(at: Index, coordinate: Affine) -> Index:
-        return (*at[:dim], coordinate, *at[dim + 1 :])
-
-    return Gather(
-        build.used(x, x.shape),
-        build.used(index, index.shape),
-        result.shape,
-        x.shape[dim],
-        lambda at: at,
-        place,
-        wraps=False,
-    )
+    place = functools.partial(_replaced, dim=dim)
+    return Gather(build.used(x), build.used(index), result.shape, x.shape[dim], lambda at: at, place, wraps=False)
 
 
 @rule(aten.embedding.default)
@@ -49,15 +47,8 @@ def embedding(
     """Rows of a table."""
     if not weight.numel or len(weight.shape) != 2:
         return NotImplemented
-    return Gather(
-        build.used(weight, weight.shape),
-        build.used(indices, indices.shape),
-        result.shape,
-        weight.shape[0],
-        lambda at: at[:-1],
-        lambda at, coordinate: (coordinate, at[-1]),
-        wraps=False,
-    )
+    rows, numbers, place = build.used(weight), build.used(indices), functools.partial(_inserted, first=-1, at=-1)
+    return Gather(rows, numbers, result.shape, weight.shape[0], lambda at: at[:-1], place, wraps=False)
 
 
 @rule(aten.index_select.default)
@@ -66,14 +57,9 @@ def index_select(build: Builder, result: Result, x: Value, dim: int, index: Valu
     if not x.shape or not x.numel or len(index.shape) != 1:
         return NotImplemented
     dim %= len(x.shape)
+    place = functools.partial(_replaced, dim=dim)
     return Gather(
-        build.used(x, x.shape),
-        build.used(index, index.shape),
-        result.shape,
-        x.shape[dim],
-        lambda at: (at[dim],),
-        lambda at, coordinate: (*at[:dim], coordinate, *at[dim + 1 :]),
-        wraps=False,
+        build.used(x), build.used(index), result.shape, x.shape[dim], lambda at: (at[dim],), place, wraps=False
     )
 
 
@@ -88,13 +74,13 @@ def index(build: Builder, result: Result, x: Value, indices: Any) -> Any:
     if not x.numel or any(one.dtype not in (torch.int64, torch.int32) for _, one in given):
         return NotImplemented
     block = torch.broadcast_shapes(*(one.shape for _, one in given))
-    rank, left, found = len(block), list(range(len(x.shape))), build.used(x, x.shape)
+    rank, left, found = len(block), list(range(len(x.shape))), build.used(x)
     for k, (dim, one) in enumerate(given):
         at = left.index(dim)
         left.remove(dim)
         found = Gather(
             found,
-            build.used(broadcast(one, block), block),
+            build.used(broadcast(one, block)),
             (*block, *(x.shape[d] for d in left)),
             x.shape[dim],
             lambda index: index[:rank],
@@ -107,11 +93,6 @@ def index(build: Builder, result: Result, x: Value, indices: Any) -> Any:
         result.shape,
         lambda index, compute: (*index[start : start + rank], *index[:start], *index[start + rank :]),
     )
-
-
-def _inserted(index: Index, coordinate: Affine, first: int, at: int) -> Index:
-    """The index from `first` on, with a coordinate more before place `at`."""
-    return (*index[first:at], coordinate, *index[at:])
 
 
 @rule(aten.scatter.value, aten.scatter.src)
@@ -129,4 +110,4 @@ def scatter(
         return NotImplemented
     if isinstance(number, Value) and (number.shape != index.shape or number.dtype != x.dtype):
         return NotImplemented
-    return OneHot(build.used(x, x.shape), dim, build.used(index, x.shape), number)
+    return OneHot(build.used(x), dim, build.used(index, x.shape), number)

@@ -8,56 +8,36 @@ import torch
 
 from ..builder import Builder, Result
 from ..size import Real, Size
-from ..values import HALVES, Constant, Pointwise, Range, Value
+from ..values import HALVES, Buffer, Constant, Pointwise, Range, Value, broadcast, is_dense
 from .numbers import promoted
 from .registry import rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def _overloads(name: str, *variants: str) -> list[Any]:
-    packet = getattr(aten, name, None)
-    return [getattr(packet, v) for v in variants if packet is not None and v in packet.overloads()]
+def _overloads(names: str, *variants: str) -> list[Any]:
+    """Overloads of operators, those that this PyTorch has."""
+    packets = [getattr(aten, name, None) for name in names.split()]
+    return [getattr(packet, v) for packet in packets if packet is not None for v in variants if v in packet.overloads()]
 
 
 # -- one operand: name in ATen -> name of the function in C. `HEAVY` ones are worth storing when many elements use them.
 CHEAP = {"neg": "neg", "abs": "absolute", "relu": "relu", "sign": "sign", "sgn": "sign", "square": "square"}
 ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"}
-HEAVY = {
-    "exp": "exp",
-    "exp2": "exp2",
-    "expm1": "expm1",
-    "log": "log",
-    "log2": "log2",
-    "log10": "log10",
-    "log1p": "log1p",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "tanh": "tanh",
-    "erf": "erf",
-    "erfc": "erfc",
-    "sigmoid": "sigmoid",
-    "reciprocal": "reciprocal",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "asinh": "asinh",
-    "acosh": "acosh",
-    "atanh": "atanh",
-    "silu": "silu",
-    "lgamma": "lgamma",
-    "erfinv": "erfinv",
-}
+PREDICATES = {"isnan": "is_nan", "isinf": "is_inf", "signbit": "sign_bit"}
+HEAVY = """
+    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh erf erfc sigmoid reciprocal asin acos atan sinh cosh
+    asinh acosh atanh silu lgamma erfinv
+"""
 
 
-def _unary(name: str, function: str, heavy: bool) -> None:
+def _unary(name: str, function: str) -> None:
+    heavy = name in HEAVY.split()
+
     @rule(*_overloads(name, "default"))
     def one(build: Builder, result: Result, x: Value) -> Any:
+        if name in PREDICATES:
+            return build.pointwise(result, f"{function}({{0}})", [x], x.dtype)
         if not result.dtype.is_floating_point and (name in ROUNDING or heavy):
             if name not in ROUNDING or x.dtype != result.dtype:
                 return NotImplemented
@@ -67,24 +47,8 @@ def _unary(name: str, function: str, heavy: bool) -> None:
         return build.pointwise(result, f"{function}({{0}})", [x], heavy=heavy)
 
 
-for _name, _function in {**CHEAP, **ROUNDING, **HEAVY}.items():
-    _unary(_name, _function, heavy=_name in HEAVY)
-
-
-def _predicate(name: str, function: str) -> None:
-    @rule(*_overloads(name, "default"))
-    def one(build: Builder, result: Result, x: Value) -> Any:
-        return build.pointwise(result, f"{function}({{0}})", [x], x.dtype)
-
-
-for _name, _function in {"isnan": "is_nan", "isinf": "is_inf", "signbit": "sign_bit"}.items():
-    _predicate(_name, _function)
-
-
-@rule(aten.logical_not.default)
-def logical_not(build: Builder, result: Result, x: Value) -> Any:
-    """True where x is zero."""
-    return build.pointwise(result, "!{0}", [x], torch.bool)
+for _name, _function in {**CHEAP, **ROUNDING, **PREDICATES, **{name: name for name in HEAVY.split()}}.items():
+    _unary(_name, _function)
 
 
 @rule(aten.bitwise_not.default)
@@ -93,41 +57,43 @@ def bitwise_not(build: Builder, result: Result, x: Value) -> Any:
     return build.pointwise(result, "!{0}" if result.dtype is torch.bool else "~{0}", [x])
 
 
-# -- two operands ------------------------------------------------------------------------------------------------------
+# -- expressions of all arguments --------------------------------------------------------------------------------------
 
 
-def _binary(
-    names: tuple[str, ...], text: str, *, integers: bool = True, floats: bool = True, heavy: bool = False
+def _expression(
+    names: str, text: str, compute: Any = None, *, integers: bool = True, floats: bool = True, heavy: bool = False
 ) -> None:
-    overloads = [o for n in names for o in _overloads(n, "default", "Tensor", "Scalar", "Tensor_Scalar")]
-
-    @rule(*overloads)
-    def two(build: Builder, result: Result, x: Any, other: Any) -> Any:
-        floating = result.dtype.is_floating_point
-        if (floating and not floats) or (not floating and not integers):
+    @rule(*_overloads(names, "default", "Tensor", "Scalar", "Tensor_Scalar"))
+    def computed(build: Builder, result: Result, **operands: Any) -> Any:
+        if not (floats if result.dtype.is_floating_point else integers):
             return NotImplemented
-        return build.pointwise(result, text, [x, other], heavy=heavy)
+        return build.pointwise(result, text, list(operands.values()), compute, heavy=heavy)
 
 
-_binary(("maximum",), "maximum({0}, {1})")
-_binary(("minimum",), "minimum({0}, {1})")
-_binary(("fmax",), "fmaximum({0}, {1})")
-_binary(("fmin",), "fminimum({0}, {1})")
-_binary(("atan2",), "atan2({0}, {1})", integers=False, heavy=True)
-_binary(("hypot",), "hypot({0}, {1})", integers=False, heavy=True)
-_binary(("copysign",), "copysign({0}, {1})", integers=False)
-_binary(("nextafter",), "nextafter({0}, {1})", integers=False)
-_binary(("bitwise_and", "__and__"), "({0} & {1})", floats=False)
-_binary(("bitwise_or", "__or__"), "({0} | {1})", floats=False)
-_binary(("bitwise_xor", "__xor__"), "({0} ^ {1})", floats=False)
-_binary(("bitwise_left_shift", "__lshift__"), "shift_left({0}, {1})", floats=False)
-_binary(("bitwise_right_shift", "__rshift__"), "shift_right({0}, {1})", floats=False)
+_expression("mul", "mul({0}, {1})")
+_expression("maximum", "maximum({0}, {1})")
+_expression("minimum", "minimum({0}, {1})")
+_expression("fmax", "fmaximum({0}, {1})")
+_expression("fmin", "fminimum({0}, {1})")
+_expression("atan2", "atan2({0}, {1})", integers=False, heavy=True)
+_expression("hypot", "hypot({0}, {1})", integers=False, heavy=True)
+_expression("copysign", "copysign({0}, {1})", integers=False)
+_expression("nextafter", "nextafter({0}, {1})", integers=False)
+_expression("bitwise_and __and__", "({0} & {1})", floats=False)
+_expression("bitwise_or __or__", "({0} | {1})", floats=False)
+_expression("bitwise_xor __xor__", "({0} ^ {1})", floats=False)
+_expression("bitwise_left_shift __lshift__", "shift_left({0}, {1})", floats=False)
+_expression("bitwise_right_shift __rshift__", "shift_right({0}, {1})", floats=False)
+_expression("logical_not", "!{0}", torch.bool)
+_expression("logical_and", "({0} && {1})", torch.bool)
+_expression("logical_or", "({0} || {1})", torch.bool)
+_expression("logical_xor", "({0} != {1})", torch.bool)
+_expression("silu_backward", "({0} * silu_gradient({1}))", heavy=True)
+_expression("sigmoid_backward", "({0} * ((1 - {1}) * {1}))")  # of the result, as that of tanh
+_expression("tanh_backward", "({0} * (1 - {1} * {1}))")
 
 
-@rule(aten.mul.Tensor, aten.mul.Scalar)
-def mul(build: Builder, result: Result, x: Any, other: Any) -> Any:
-    """Product, which wraps for integers."""
-    return build.pointwise(result, "mul({0}, {1})", [x, other])
+# -- two operands ------------------------------------------------------------------------------------------------------
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
@@ -170,8 +136,8 @@ def div(build: Builder, result: Result, x: Any, other: Any) -> Any:
     return build.pointwise(result, "div({0}, {1})", [x, other])
 
 
-@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(build: Builder, result: Result, x: Any, other: Any, rounding_mode: Any) -> Any:
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode, *_overloads("floor_divide", "default", "Scalar"))
+def div_mode(build: Builder, result: Result, x: Any, other: Any, rounding_mode: Any = "floor") -> Any:
     """Division rounded to an integer."""
     if rounding_mode is None:
         return div(build, result, x, other)
@@ -181,26 +147,16 @@ def div_mode(build: Builder, result: Result, x: Any, other: Any, rounding_mode: 
     return build.pointwise(result, f"{function}({{0}}, {{1}})", [x, other], heavy=True)
 
 
-@rule(aten.floor_divide.default, *_overloads("floor_divide", "Scalar"))
-def floor_divide(build: Builder, result: Result, x: Any, other: Any) -> Any:
-    """Division rounded down."""
-    return div_mode(build, result, x, other, "floor")
+def _remainder(name: str, function: str) -> None:
+    @rule(*_overloads(name, "Tensor", "Scalar"))
+    def remainder(build: Builder, result: Result, x: Any, other: Any) -> Any:
+        if not result.dtype.is_floating_point and not _nonzero(other):
+            return NotImplemented
+        return build.pointwise(result, f"{function}({{0}}, {{1}})", [x, other], heavy=True)
 
 
-@rule(aten.remainder.Tensor, aten.remainder.Scalar)
-def remainder(build: Builder, result: Result, x: Any, other: Any) -> Any:
-    """Remainder with the sign of the divisor."""
-    if not result.dtype.is_floating_point and not _nonzero(other):
-        return NotImplemented
-    return build.pointwise(result, "remainder_of({0}, {1})", [x, other], heavy=True)
-
-
-@rule(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(build: Builder, result: Result, x: Any, other: Any) -> Any:
-    """Remainder with the sign of the dividend."""
-    if not result.dtype.is_floating_point and not _nonzero(other):
-        return NotImplemented
-    return build.pointwise(result, "fmod_of({0}, {1})", [x, other], heavy=True)
+_remainder("remainder", "remainder_of")  # with the sign of the divisor
+_remainder("fmod", "fmod_of")  # with the sign of the dividend
 
 
 @rule(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -226,7 +182,7 @@ def _is(exponent: Any, number: float) -> bool:
 def as_stored(build: Builder, x: Any) -> Any:
     """Round a half type as reading it from memory would, so that comparisons give the same everywhere."""
     if isinstance(x, Value) and x.dtype in HALVES and x.store is None and isinstance(x, Pointwise) and not x.rounds:
-        found = Pointwise("{0}", [build.used(x, x.shape)], x.shape, x.dtype, rounds=True)
+        found = Pointwise("{0}", [build.used(x)], x.shape, x.dtype, rounds=True)
         found.meta, found.strides = x.meta, x.strides
         return found
     return x
@@ -247,17 +203,6 @@ for _name, _operator in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">
     _comparison(_name, _operator)
 
 
-def _logic(name: str, text: str) -> None:
-    @rule(*_overloads(name, "default"))
-    def logic(build: Builder, result: Result, x: Any, other: Any) -> Any:
-        return build.pointwise(result, text, [x, other], torch.bool)
-
-
-_logic("logical_and", "({0} && {1})")
-_logic("logical_or", "({0} || {1})")
-_logic("logical_xor", "({0} != {1})")
-
-
 @rule(*_overloads("where", "self", "ScalarSelf", "ScalarOther", "Scalar"))
 def where(build: Builder, result: Result, condition: Any, x: Any, other: Any) -> Any:
     """x where the condition holds, else other."""
@@ -270,31 +215,15 @@ def masked_fill(build: Builder, result: Result, x: Any, mask: Any, value: Any) -
     return where(build, result, mask, value, x)
 
 
-def _clamped(build: Builder, result: Result, x: Any, low: Any, high: Any) -> Any:
+@rule(*_overloads("clamp clamp_min clamp_max", "default", "Tensor"))
+def clamp(build: Builder, result: Result, x: Any, min: Any = None, max: Any = None) -> Any:
+    """x between bounds; NaN stays."""
     text, operands = "{0}", [x]
-    for function, bound in (("maximum", low), ("minimum", high)):
+    for function, bound in (("maximum", min), ("minimum", max)):
         if bound is not None:
             text = f"{function}({text}, {{{len(operands)}}})"
             operands.append(bound)
     return build.pointwise(result, text, operands)
-
-
-@rule(aten.clamp.default, aten.clamp.Tensor)
-def clamp(build: Builder, result: Result, x: Any, min: Any = None, max: Any = None) -> Any:
-    """x between bounds; NaN stays."""
-    return _clamped(build, result, x, min, max)
-
-
-@rule(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(build: Builder, result: Result, x: Any, min: Any) -> Any:
-    """x, at least `min`."""
-    return _clamped(build, result, x, min, None)
-
-
-@rule(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(build: Builder, result: Result, x: Any, max: Any) -> Any:
-    """x, at most `max`."""
-    return _clamped(build, result, x, None, max)
 
 
 # -- activations and their gradients -----------------------------------------------------------------------------------
@@ -314,33 +243,11 @@ def gelu_backward(build: Builder, result: Result, grad_output: Value, x: Value, 
     return build.pointwise(result, f"({{0}} * {name}({{1}}))", [grad_output, x], heavy=True)
 
 
-@rule(aten.silu_backward.default)
-def silu_backward(build: Builder, result: Result, grad_output: Value, x: Value) -> Any:
-    """Gradient of silu."""
-    return build.pointwise(result, "({0} * silu_gradient({1}))", [grad_output, x], heavy=True)
-
-
-@rule(aten.sigmoid_backward.default)
-def sigmoid_backward(build: Builder, result: Result, grad_output: Value, output: Value) -> Any:
-    """Gradient of sigmoid from its result."""
-    return build.pointwise(result, "({0} * ((1 - {1}) * {1}))", [grad_output, output])
-
-
-@rule(aten.tanh_backward.default)
-def tanh_backward(build: Builder, result: Result, grad_output: Value, output: Value) -> Any:
-    """Gradient of tanh from its result."""
-    return build.pointwise(result, "({0} * (1 - {1} * {1}))", [grad_output, output])
-
-
 @rule(aten.threshold_backward.default)
 def threshold_backward(build: Builder, result: Result, grad_output: Value, x: Value, threshold: Any) -> Any:
     """Gradient of relu: 0 where x is at most the threshold."""
-    return build.pointwise(
-        result,
-        "({1} <= {2} ? 0 : {0})",
-        [grad_output, as_stored(build, x), threshold],
-        [grad_output.dtype, x.dtype, x.dtype],
-    )
+    operands, compute = [grad_output, as_stored(build, x), threshold], [grad_output.dtype, x.dtype, x.dtype]
+    return build.pointwise(result, "({1} <= {2} ? 0 : {0})", operands, compute)
 
 
 # -- casts, copies and constants ---------------------------------------------------------------------------------------
@@ -363,16 +270,10 @@ def to_copy(build: Builder, result: Result, x: Any) -> Any:
     return converted(build, result, x, rounds=written)
 
 
-@rule(prims.convert_element_type.default)
-def convert_element_type(build: Builder, result: Result, a: Any) -> Any:
-    """A cast of a decomposition."""
-    return converted(build, result, a, rounds=False)
-
-
-@rule(aten.clone.default)
-def clone(build: Builder, result: Result, x: Any) -> Any:
-    """A copy."""
-    return converted(build, result, x, rounds=False)
+@rule(aten.clone.default, aten.lift_fresh_copy.default, prims.convert_element_type.default)
+def clone(build: Builder, result: Result, x: Any = None, a: Any = None) -> Any:
+    """A copy, or a cast of a decomposition."""
+    return converted(build, result, a if x is None else x, rounds=False)
 
 
 @rule(aten.copy.default)
@@ -383,7 +284,24 @@ def copy(build: Builder, result: Result, x: Any, src: Any) -> Any:
     return build.pointwise(result, "{0}", [src], src.dtype, rounds=src.dtype != result.dtype and result.dtype in HALVES)
 
 
-def _constant(number: Any, result: Result) -> Any:
+@rule(aten.copy_.default)
+def copy_(build: Builder, result: Result, x: Value, src: Any, non_blocking: bool = False) -> Any:
+    """Overwrite an input."""
+    if not isinstance(src, Value) or not isinstance(x, Buffer) or x.unit is not None or not is_dense(x):
+        return NotImplemented
+    value = converted(build, result, broadcast(src, x.shape), rounds=False)
+    if value is NotImplemented:
+        return NotImplemented
+    build.write(x, value)
+    return x
+
+
+@rule(aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, aten.scalar_tensor.default)
+def full(
+    build: Builder, result: Result, x: Any = None, fill_value: Any = None, value: Any = None, s: Any = None
+) -> Any:
+    """One number throughout."""
+    number = next((one for one in (fill_value, value, s) if one is not None), None)
     if not isinstance(number, (bool, int, float)):
         return NotImplemented
     if not result.dtype.is_floating_point and result.dtype is not torch.bool:
@@ -393,43 +311,19 @@ def _constant(number: Any, result: Result) -> Any:
     return Constant(number, result.shape, result.dtype)
 
 
-@rule(aten.full.default, aten.full_like.default, aten.new_full.default)
-def full(build: Builder, result: Result, fill_value: Any, x: Any = None) -> Any:
-    """One number throughout."""
-    return _constant(fill_value, result)
-
-
-@rule(aten.scalar_tensor.default)
-def scalar_tensor(build: Builder, result: Result, s: Any) -> Any:
-    """A tensor of no dimensions."""
-    return _constant(s, result)
-
-
-@rule(aten.fill.Scalar)
-def fill(build: Builder, result: Result, x: Any, value: Any) -> Any:
-    """One number throughout."""
-    return _constant(value, result)
-
-
-def _filled(number: int, *names: str) -> None:
-    @rule(*(overload for name in names for overload in _overloads(name, "default")))
+def _filled(number: int, names: str) -> None:
+    @rule(*_overloads(names, "default"))
     def filled(build: Builder, result: Result, x: Any = None) -> Any:
         return Constant(number, result.shape, result.dtype)
 
 
-_filled(0, "zeros", "zeros_like", "new_zeros")
-_filled(1, "ones", "ones_like", "new_ones")
+_filled(0, "zeros zeros_like new_zeros")
+_filled(1, "ones ones_like new_ones")
 
 
-@rule(*_overloads("arange", "default", "start", "start_step"))
-def arange(build: Builder, result: Result, end: Any, start: Any = 0, step: Any = 1) -> Any:
-    """start, start + step, ... below end."""
+@rule(*_overloads("arange", "default", "start", "start_step"), prims.iota.default)
+def arange(build: Builder, result: Result, end: Any = None, length: Any = None, start: Any = 0, step: Any = 1) -> Any:
+    """start, start + step, ..."""
     if not all(isinstance(one, (int, float, Size, Real)) for one in (start, step)):
         return NotImplemented
-    return Range(start, step, result.shape, result.dtype)
-
-
-@rule(prims.iota.default)
-def iota(build: Builder, result: Result, length: Any, start: Any, step: Any) -> Any:
-    """start + step * i."""
     return Range(start, step, result.shape, result.dtype)

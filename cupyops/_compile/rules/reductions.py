@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..builder import Builder, Result
-from ..index import Affine, Compute, flatten, unflatten
+from ..index import Affine, Compute, flatten, never, unflatten
 from ..size import Size, about
 from ..values import (
     Constant,
@@ -45,10 +45,6 @@ LEAST_ROW = 32  # constant columns from which on they are summed up apart from t
 COMBINE = {"sum": "add({0}, {1})", "max": "maximum({0}, {1})", "min": "minimum({0}, {1})"}
 
 
-def _like(shape: Sequence[int], dtype: torch.dtype) -> Result:
-    return Result.like(shape, dtype)
-
-
 def dimensions(x: Value, dims: Any) -> tuple[int, ...]:
     """The dimensions that are meant, counted from the front; None and () mean all."""
     if dims is None or dims == []:
@@ -64,7 +60,7 @@ def reduced(
     dtype = accumulated(x.dtype)
     if not x.numel:
         return Constant(0, shape, dtype)  # the sum of nothing; extremes have no result
-    build.used(x, x.shape)
+    build.used(x)
     if not dims:
         found: Value = _written_out(op, x, (), dtype)
     else:
@@ -85,7 +81,7 @@ def _finished(build: Builder, result: Result, value: Value) -> Any:
 def sum_(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     """Sum over dimensions."""
     if x.dtype != result.dtype:
-        x = converted(build, _like(x.shape, result.dtype), x, rounds=True)
+        x = converted(build, Result(x.shape, result.dtype), x, rounds=True)
     one = _sum_of_one_hot(x, dimensions(x, dim))
     if one is not None:
         return build.pointwise(result, "{0}", [reshaped(one, result.shape)], one.dtype)
@@ -121,28 +117,22 @@ def mean(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: boo
     if not count or not result.dtype.is_floating_point:
         return NotImplemented
     if x.dtype != result.dtype:
-        x = converted(build, _like(x.shape, result.dtype), x, rounds=True)
+        x = converted(build, Result(x.shape, result.dtype), x, rounds=True)
     total = reduced(build, "sum", x, dims, result.shape)
     return build.pointwise(result, f"div({{0}}, {literal(count, total.dtype)})", [total], total.dtype)
 
 
-@rule(aten.amax.default, aten.max.default)
-def amax(build: Builder, result: Result, x: Value, dim: Any = (), keepdim: bool = False) -> Any:
-    """Largest element; NaN wins."""
-    return _extreme(build, "max", result, x, dim)
+def _extreme(op: str, *overloads: Any) -> None:
+    @rule(*overloads)
+    def extreme(build: Builder, result: Result, x: Value, dim: Any = (), keepdim: bool = False) -> Any:
+        if not x.numel:
+            return NotImplemented
+        x = as_stored(build, x)  # backward compares it with the elements
+        return _finished(build, result, reduced(build, op, x, dimensions(x, list(dim)), result.shape))
 
 
-@rule(aten.amin.default, aten.min.default)
-def amin(build: Builder, result: Result, x: Value, dim: Any = (), keepdim: bool = False) -> Any:
-    """Smallest element; NaN wins."""
-    return _extreme(build, "min", result, x, dim)
-
-
-def _extreme(build: Builder, op: str, result: Result, x: Value, dim: Any) -> Any:
-    if not x.numel:
-        return NotImplemented
-    x = as_stored(build, x)  # backward compares it with the elements
-    return _finished(build, result, reduced(build, op, x, dimensions(x, list(dim)), result.shape))
+_extreme("max", aten.amax.default, aten.max.default)
+_extreme("min", aten.amin.default, aten.min.default)
 
 
 def _places(build: Builder, op: str, x: Value, dim: int | None, shape: Sequence[int]) -> tuple[Value, Value]:
@@ -154,36 +144,25 @@ def _places(build: Builder, op: str, x: Value, dim: int | None, shape: Sequence[
     kept = [1 if d == dim else size for d, size in enumerate(x.shape)]
     top = reduced(build, op, x, (dim,), kept)
     number = View(Range(0, 1, (x.shape[dim],), torch.int64), x.shape, lambda index, compute: (index[dim],))
-    found = build.pointwise(
-        _like(x.shape, torch.int64),
-        f"({{0}} == {{1}} || {{0}} != {{0}} ? {{2}} : {literal(x.shape[dim], torch.int64)})",
-        [x, top, number],
-        [x.dtype, x.dtype, torch.int64],
-    )
+    text = f"({{0}} == {{1}} || {{0}} != {{0}} ? {{2}} : {literal(x.shape[dim], torch.int64)})"
+    operands, compute = [x, top, number], [x.dtype, x.dtype, torch.int64]
+    found = build.pointwise(Result(x.shape, torch.int64), text, operands, compute)
     place = reduced(build, "min", found, (dim,), shape)
-    return build.pointwise(_like(shape, x.dtype), "{0}", [reshaped(top, shape)], top.dtype), place
+    return build.pointwise(Result(tuple(shape), x.dtype), "{0}", [reshaped(top, shape)], top.dtype), place
 
 
-def _argument(op: str, overload: Any) -> None:
-    @rule(overload)
-    def place(build: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-        if not x.numel or not x.shape:
+def _extreme_and_place(op: str, place: Any, both: Any) -> None:
+    @rule(place, both)
+    def found(build: Builder, result: Any, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+        two = isinstance(result, list)
+        if not x.numel or not x.shape or (two and x.dtype is torch.bool):
             return NotImplemented
-        return _places(build, op, x, dim, result.shape)[1]
+        top, at = _places(build, op, x, dim, result[0].shape if two else result.shape)
+        return [top, at] if two else at
 
 
-def _extreme_and_place(op: str, overload: Any) -> None:
-    @rule(overload)
-    def both(build: Builder, results: list[Result], x: Value, dim: int, keepdim: bool = False) -> Any:
-        if not x.numel or not x.shape or x.dtype is torch.bool:
-            return NotImplemented
-        return list(_places(build, op, x, dim, results[0].shape))
-
-
-_argument("max", aten.argmax.default)
-_argument("min", aten.argmin.default)
-_extreme_and_place("max", aten.max.dim)
-_extreme_and_place("min", aten.min.dim)
+_extreme_and_place("max", aten.argmax.default, aten.max.dim)
+_extreme_and_place("min", aten.argmin.default, aten.min.dim)
 
 
 def _any_or_all(op: str, *overloads: Any) -> None:
@@ -193,7 +172,7 @@ def _any_or_all(op: str, *overloads: Any) -> None:
             return NotImplemented
         if not x.numel:
             return Constant(op == "min", result.shape, torch.bool)
-        truth = build.pointwise(_like(x.shape, torch.bool), "{0}", [x], torch.bool)
+        truth = build.pointwise(Result(x.shape, torch.bool), "{0}", [x], torch.bool)
         return reduced(build, op, truth, dimensions(x, dim), result.shape)
 
 
@@ -201,20 +180,15 @@ _any_or_all("max", aten.any.default, aten.any.dim, aten.any.dims)
 _any_or_all("min", aten.all.default, aten.all.dim, aten.all.dims)
 
 
-@rule(aten.var.correction)
-def var(build: Builder, result: Result, x: Value, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
-    """Variance over dimensions."""
-    found = _moments(build, x, dim, correction, [result.shape])
-    return found if found is NotImplemented else _finished(build, result, found[0])
-
-
-@rule(aten.var_mean.correction)
-def var_mean(
-    build: Builder, results: list[Result], x: Value, dim: Any = None, correction: Any = 1, keepdim: bool = False
-) -> Any:
-    """Variance and mean over dimensions."""
+@rule(aten.var.correction, aten.var_mean.correction)
+def var_mean(build: Builder, result: Any, x: Value, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    """Variance, or variance and mean, over dimensions."""
+    results = result if isinstance(result, list) else [result]
     found = _moments(build, x, dim, correction, [one.shape for one in results])
-    return found if found is NotImplemented else [_finished(build, r, f) for r, f in zip(results, found)]
+    if found is NotImplemented:
+        return NotImplemented
+    made = [_finished(build, r, f) for r, f in zip(results, found)]
+    return made if isinstance(result, list) else made[0]
 
 
 def _moments(build: Builder, x: Value, dim: Any, correction: Any, shapes: list[tuple[int, ...]]) -> Any:
@@ -225,8 +199,8 @@ def _moments(build: Builder, x: Value, dim: Any, correction: Any, shapes: list[t
     if not count or not x.dtype.is_floating_point:
         return NotImplemented
     dtype = accumulated(x.dtype)
-    kept = _like([1 if d in dims else s for d, s in enumerate(x.shape)], dtype)
-    full = _like(x.shape, dtype)
+    kept = Result(tuple(1 if d in dims else s for d, s in enumerate(x.shape)), dtype)
+    full = Result(x.shape, dtype)
     whole = not isinstance(correction, float) or correction.is_integer()
     left = count - int(correction) if whole else int(count) - correction
     n, divisor = literal(count, dtype), literal(max(left, 0), dtype)  # x / 0 is inf or nan, as in eager
@@ -287,11 +261,6 @@ def _largest(x: Value, sum_: Reduction) -> Reduction | None:
 # -- one reduction as several ------------------------------------------------------------------------------------------
 
 
-def _taken(build: Builder, reduction: Reduction) -> Reduction:
-    build.store(reduction)
-    return reduction
-
-
 def _split(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch.dtype, like: Value) -> Value:
     """One reduction, or several where the order in memory or the number of rows asks for it."""
     order = [d for d in memory_order(layout(like)) if x.shape[d] > 1]
@@ -317,9 +286,9 @@ def _split(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torc
     if isinstance(count, int) and count <= SHORT_COLUMN and about(x.numel) // count >= 2048:
         return _written_out(op, x, dims, dtype)
     if about(count) < IN_PARTS:
-        return _taken(build, Reduction(op, x, dims, dtype))
-    parts = _taken(build, Reduction(op, x, dims, dtype, parts=UNKNOWN_PARTS))
-    return _taken(build, Reduction(op, parts, (0,), dtype))
+        return build.store(Reduction(op, x, dims, dtype)).value
+    parts = build.store(Reduction(op, x, dims, dtype, parts=UNKNOWN_PARTS)).value
+    return build.store(Reduction(op, parts, (0,), dtype)).value
 
 
 def _rest(
@@ -340,9 +309,9 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
         inner = _constant_tail(x, inner)
         rest = [d for d in dims if d not in inner and x.shape[d] > 1]
     elif not rest and about(rows) < 128 and columns >= 65536 and (parts := _number_of_parts(columns)):
-        first = _taken(build, Reduction(op, *_cut_rows(x, dims, inner, parts), dtype))
-        return _taken(build, Reduction(op, first, (len(first.shape) - 1,), dtype))
-    first = _taken(build, Reduction(op, x, tuple(inner) if rest else dims, dtype))
+        first = build.store(Reduction(op, *_cut_rows(x, dims, inner, parts), dtype)).value
+        return build.store(Reduction(op, first, (len(first.shape) - 1,), dtype)).value
+    first = build.store(Reduction(op, x, tuple(inner) if rest else dims, dtype)).value
     if not rest:
         return first
     first.strides = dense_strides(first.shape)
@@ -385,7 +354,7 @@ def _written_out(op: str, x: Value, dims: Sequence[int], dtype: torch.dtype) -> 
     shape, over = tuple(x.shape[d] for d in kept), [x.shape[d] for d in dims]
     total: Value | None = None
     for k in range(math.prod(over)):
-        at = dict(zip(dims, unflatten(Affine(const=k), over, _never)))
+        at = dict(zip(dims, unflatten(Affine(const=k), over, never)))
 
         def map(index: Index, compute: Compute, at: dict[int, Affine] = at) -> Index:
             return tuple(at[d] if d in at else index[kept.index(d)] for d in range(len(x.shape)))
@@ -394,7 +363,3 @@ def _written_out(op: str, x: Value, dims: Sequence[int], dtype: torch.dtype) -> 
         total = one if total is None else Pointwise(COMBINE[op], [total, one], shape, dtype)
     assert total is not None
     return total
-
-
-def _never(expression: Affine, operator: str, divisor: Any, bound: Any) -> Any:
-    raise AssertionError("constants divide exactly")

@@ -9,12 +9,10 @@ RULES: dict[Any, Callable[..., Any]] = {}
 
 
 def rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the rule of overloads; None stands for one that this PyTorch does not have."""
+    """Register a function as the rule of overloads."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for overload in overloads:
-            if overload is not None:
-                RULES[overload] = function
+        RULES.update(dict.fromkeys(overloads, function))
         return function
 
     return register

@@ -10,11 +10,11 @@ import torch
 from ..builder import Builder, Result
 from ..index import Affine, Compute, flatten, unflatten
 from ..size import Size
-from ..values import Concatenation, Constant, Index, IndexMap, Placed, Value, View
+from ..values import Concatenation, Constant, Index, IndexMap, Placed, Value, View, expanded
 from .pointwise import converted
 from .registry import rule
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 def _view(result: Result, x: Value, map: IndexMap) -> View:
@@ -33,14 +33,9 @@ def reshaped(x: Value, shape: Sequence[int], *, alias: bool = False) -> View:
 
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-def view(build: Builder, result: Result, x: Value, size: Any = None, shape: Any = None) -> Any:
-    """x in another shape."""
-    return reshaped(x, result.shape, alias=True)
-
-
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(build: Builder, result: Result, x: Value, dim: Any = None) -> Any:
-    """Remove dimensions of size 1."""
+def view(build: Builder, result: Result, x: Value, size: Any = None, shape: Any = None, dim: Any = None) -> Any:
+    """x in another shape."""
     return reshaped(x, result.shape, alias=True)
 
 
@@ -51,7 +46,8 @@ def unsqueeze(build: Builder, result: Result, x: Value, dim: int) -> Any:
     return _view(result, x, lambda index, compute: index[:dim] + index[dim + 1 :])
 
 
-def permuted(result: Result, x: Value, dims: Sequence[int]) -> View:
+@rule(aten.permute.default)
+def permute(build: Builder, result: Result, x: Value, dims: Any) -> Any:
     """Dimension d of the result is dimension dims[d] of x."""
     back = [0] * len(dims)
     for d, of in enumerate(dims):
@@ -59,41 +55,37 @@ def permuted(result: Result, x: Value, dims: Sequence[int]) -> View:
     return _view(result, x, lambda index, compute: tuple(index[b] for b in back))
 
 
-@rule(aten.permute.default)
-def permute(build: Builder, result: Result, x: Value, dims: Any) -> Any:
-    """Dimensions in another order."""
-    return permuted(result, x, dims)
-
-
-@rule(aten.transpose.int)
-def transpose(build: Builder, result: Result, x: Value, dim0: int, dim1: int) -> Any:
+@rule(aten.transpose.int, aten.t.default)
+def transpose(build: Builder, result: Result, x: Value, dim0: int = 0, dim1: int = -1) -> Any:
     """Two dimensions exchanged."""
     dims = list(range(len(x.shape)))
     if dims:
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return permuted(result, x, dims)
-
-
-@rule(aten.t.default)
-def t(build: Builder, result: Result, x: Value) -> Any:
-    """A matrix transposed."""
-    return permuted(result, x, list(range(len(x.shape)))[::-1])
+    return permute(build, result, x, dims)
 
 
 @rule(aten.expand.default)
 def expand(build: Builder, result: Result, x: Value, size: Any, implicit: bool = False) -> Any:
     """Dimensions of size 1 repeated."""
-    lead = len(result.shape) - len(x.shape)
-    return _view(
-        result, x, lambda index, compute: tuple(Affine() if s == 1 else i for s, i in zip(x.shape, index[lead:]))
+    return expanded(x, result.shape, alias=True)
+
+
+def _first(size: Any, start: Any) -> Any:
+    """First index of a slice, as Python counts it; its last follows from the shape of the result."""
+    start = start or 0
+    return min(max(start + size if start < 0 else start, 0), size)
+
+
+def _at(size: Any, index: Any) -> Any:
+    """An index, counted from the front."""
+    return index + size if index < 0 else index
+
+
+def _sliced(x: Value, shape: Sequence[int], dim: int, first: Any, step: int = 1, *, alias: bool = True) -> View:
+    """Every `step`-th index of a dimension from `first` on."""
+    return View(
+        x, shape, lambda index, compute: (*index[:dim], index[dim] * step + first, *index[dim + 1 :]), alias=alias
     )
-
-
-def bounds(size: int, start: Any, end: Any) -> tuple[int, int]:
-    """First index and the one past the last, as slices of Python count them."""
-    ends = [default if one is None else one for one, default in ((start, 0), (end, size))]
-    first, last = (min(max(one + size if one < 0 else one, 0), size) for one in ends)
-    return first, max(first, last)
 
 
 @rule(aten.slice.Tensor)
@@ -102,8 +94,7 @@ def slice_(
 ) -> Any:
     """Every `step`-th index from `start` on."""
     dim %= len(x.shape)
-    first, _ = bounds(x.shape[dim], start, end)
-    return _view(result, x, lambda index, compute: (*index[:dim], index[dim] * step + first, *index[dim + 1 :]))
+    return _sliced(x, result.shape, dim, _first(x.shape[dim], start), step)
 
 
 @rule(aten.select.int)
@@ -112,7 +103,7 @@ def select(build: Builder, result: Result, x: Value, dim: int, index: Any) -> An
     if not isinstance(index, (int, Size)):
         return NotImplemented
     dim %= len(x.shape)
-    at = index + x.shape[dim] if index < 0 else index
+    at = _at(x.shape[dim], index)
     return _view(result, x, lambda index, compute: (*index[:dim], Affine(const=at), *index[dim:]))
 
 
@@ -124,11 +115,7 @@ def split(
     dim %= len(x.shape)
     found, first = [], 0
     for one in results:
-
-        def map(index: Index, compute: Compute, first: int = first) -> Index:
-            return (*index[:dim], index[dim] + first, *index[dim + 1 :])
-
-        found.append(_view(one, x, map))
+        found.append(_sliced(x, one.shape, dim, first))
         first += one.shape[dim]
     return found
 
@@ -168,12 +155,6 @@ def alias(build: Builder, result: Result, x: Value) -> Any:
     return _view(result, x, lambda index, compute: index)
 
 
-@rule(aten.lift_fresh_copy.default)
-def lift_fresh_copy(build: Builder, result: Result, x: Value) -> Any:
-    """A copy of a constant."""
-    return converted(build, result, x, rounds=False)
-
-
 # -- copies that are maps of the index too -----------------------------------------------------------------------------
 
 
@@ -181,13 +162,11 @@ def lift_fresh_copy(build: Builder, result: Result, x: Value) -> Any:
 def flip(build: Builder, result: Result, x: Value, dims: Any) -> Any:
     """Dimensions backwards."""
     flipped = {d % len(x.shape) for d in dims} if x.shape else set()
-    return View(
-        x,
-        result.shape,
-        lambda index, compute: tuple(
-            -i + (s - 1) if d in flipped else i for d, (i, s) in enumerate(zip(index, x.shape))
-        ),
-    )
+
+    def map(index: Index, compute: Compute) -> Index:
+        return tuple(-i + (s - 1) if d in flipped else i for d, (i, s) in enumerate(zip(index, x.shape)))
+
+    return View(x, result.shape, map)
 
 
 @rule(aten.repeat.default)
@@ -214,13 +193,9 @@ def cat(build: Builder, result: Result, tensors: Any, dim: int = 0) -> Any:
     dim %= len(result.shape)
     made = []
     for p in parts:
-        part = converted(build, _like(p, result.dtype), p, rounds=True) if p.dtype != result.dtype else p
-        made.append(build.used(part, part.shape))
+        part = converted(build, Result(p.shape, result.dtype), p, rounds=True) if p.dtype != result.dtype else p
+        made.append(build.used(part))
     return Concatenation(made, dim, result.shape, result.dtype)
-
-
-def _like(x: Value, dtype: torch.dtype) -> Result:
-    return Result.like(x.shape, dtype)
 
 
 @rule(aten.constant_pad_nd.default)
@@ -234,18 +209,19 @@ def constant_pad_nd(build: Builder, result: Result, x: Value, pad: Any, value: A
     for k in range(len(pad) // 2):
         dim, low, high = len(x.shape) - 1 - k, pad[2 * k], pad[2 * k + 1]
         if low < 0 or high < 0:
-            found = _cut(found, dim, max(-low, 0), found.shape[dim] + min(low, 0) + min(high, 0))
+            shape = (*found.shape[:dim], found.shape[dim] + min(low, 0) + min(high, 0), *found.shape[dim + 1 :])
+            found = _sliced(found, shape, dim, max(-low, 0), alias=False)
             low, high = max(low, 0), max(high, 0)
         if low or high:
             shape = (*found.shape[:dim], found.shape[dim] + low + high, *found.shape[dim + 1 :])
-            source = build.used(found, found.shape)
-            found = Placed(source, dim, low, shape, result.dtype, value)
+            found = Placed(build.used(found), dim, low, shape, result.dtype, value)
     return found if isinstance(found, Placed) else converted(build, result, found, rounds=False)
 
 
-def _cut(x: Value, dim: int, first: int, size: int) -> View:
-    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
-    return View(x, shape, lambda index, compute: (*index[:dim], index[dim] + first, *index[dim + 1 :]))
+def _placed(build: Builder, result: Result, x: Value | None, src: Value, dim: int, low: Any, step: int = 1) -> Placed:
+    """x, or zeros, with `src` at every `step`-th index of a dimension from `low` on."""
+    source = build.used(src)
+    return Placed(source, dim, low, result.shape, result.dtype, other=None if x is None else build.used(x), step=step)
 
 
 @rule(aten.slice_scatter.default)
@@ -263,9 +239,7 @@ def slice_scatter(
     if not src.numel or src.dtype != x.dtype:
         return NotImplemented
     dim %= len(x.shape)
-    first, _ = bounds(x.shape[dim], start, end)
-    source, other = build.used(src, src.shape), build.used(x, x.shape)
-    return Placed(source, dim, first, x.shape, result.dtype, other=other, step=step)
+    return _placed(build, result, x, src, dim, _first(x.shape[dim], start), step)
 
 
 @rule(aten.slice_backward.default)
@@ -276,8 +250,7 @@ def slice_backward(
     if not grad_output.numel:
         return Constant(0, result.shape, result.dtype)
     dim %= len(input_sizes)
-    first, _ = bounds(result.shape[dim], start, end)
-    return Placed(build.used(grad_output, grad_output.shape), dim, first, result.shape, result.dtype, step=step)
+    return _placed(build, result, None, grad_output, dim, _first(result.shape[dim], start), step)
 
 
 def _row(x: Value, dim: int) -> View:
@@ -291,15 +264,11 @@ def select_scatter(build: Builder, result: Result, x: Value, src: Value, dim: in
     dim %= len(x.shape)
     if src.dtype != x.dtype or not isinstance(index, int):
         return NotImplemented
-    one = _row(build.used(src, src.shape), dim)
-    at = index + x.shape[dim] if index < 0 else index
-    return Placed(one, dim, at, x.shape, result.dtype, other=build.used(x, x.shape))
+    return _placed(build, result, x, _row(src, dim), dim, _at(x.shape[dim], index))
 
 
 @rule(aten.select_backward.default)
 def select_backward(build: Builder, result: Result, grad_output: Value, input_sizes: Any, dim: int, index: int) -> Any:
     """Zeros with one index of a dimension that is the gradient."""
     dim %= len(result.shape)
-    one = _row(build.used(grad_output, grad_output.shape), dim)
-    at = index + result.shape[dim] if index < 0 else index
-    return Placed(one, dim, at, result.shape, result.dtype)
+    return _placed(build, result, None, _row(grad_output, dim), dim, _at(result.shape[dim], index))
