@@ -672,7 +672,9 @@ FLAG = """
     __global__ void flag(int* y) {
         __shared__ int f;
         cuda::atomic_ref<int, cuda::thread_scope_block> ready(f);
+        __shared__ short before[4];
         if (threadIdx.x == 0) FIRST;
+        before[threadIdx.x % 4] = 1;
         __syncthreads();
         if (threadIdx.x == 0) ready.store(1, cuda::memory_order_release);
         if (threadIdx.x == 32) { while (READ == 0) {} y[0] = 7; }

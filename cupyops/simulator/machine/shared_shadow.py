@@ -88,7 +88,8 @@ class SharedShadow:
 
     def is_written(self, group: Group, position: np.ndarray, width: int) -> bool:
         """Return True if something was written at all these places."""
-        return int(self._writes.when.take(self._access("write", group, position, width, 0).granule).min()) >= 0
+        access = self._access("write", group, position, width, 0)  # which may split the granules
+        return int(self._writes.when.take(access.granule).min()) >= 0
 
     def landed(self, group: Group, position: np.ndarray, width: int) -> None:
         """A cp.async has landed: from here on it is a write by the thread that waited."""
