@@ -108,10 +108,10 @@ def own_kernels():
 def same_every_time():
     """One seed; and every `torch.empty` filled with NaN, so that what a kernel leaves out is seen."""
     torch.manual_seed(0)
+    vars(sys).pop("ps1", None)  # left by IPython: no test is in an interactive session, in which nothing is replayed
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
-    vars(sys).pop("ps1", None)  # IPython's: what comes after is in no interactive session, in which nothing is replayed
 
 
 @pytest.fixture(autouse=True)
