@@ -1,7 +1,6 @@
 """%%cuda in IPython: a cell becomes kernels."""
 
 import re
-import sys
 
 import pytest
 import torch
@@ -39,7 +38,6 @@ def the_shell(tmp_path_factory):
     history = tmp_path_factory.mktemp("ipython")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(history))
-        patch.setattr(sys, "ps1", "", raising=False)  # which IPython sets: the tests after these are in no session
         shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
         shell.run_line_magic("load_ext", "cupyops")
         yield shell
