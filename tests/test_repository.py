@@ -1,4 +1,4 @@
-"""What the repository holds: source, and figures a line each; nothing large, for every clone has it for ever; few lines."""
+"""Contents of the repository: source, and figures a line each; nothing large, for every clone has it for ever; few lines."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 200_000  # bytes
-LINES = {("cupyops", "cuda_src"): 108_383, ("tests",): 81_715, ("tools",): 8_450}  # at most; of records none count
+LINES = {("cupyops", "cuda_src"): 108_395, ("tests",): 81_737, ("tools",): 8_450}  # at most; of records none count
 RECORDS = (".csv", ".json")  # written by tools and test runs
 
 

@@ -6,6 +6,8 @@ and a `copy_` of all of that into the cache at the end of the graph. Both are un
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -41,9 +43,19 @@ def _is_made_of(made: Node, given: Node, copy: Node) -> bool:
         return False
     if set(given.users) != {made, copy} or made.all_input_nodes.count(given) != 1:
         return False
-    if any(user.op == "output" for user in made.users):
+    if _leaves(made):
         return False
     old, new = given.meta.get("val"), made.meta.get("val")
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
     return old.dtype == new.dtype and old.stride() == new.stride()
+
+
+def _leaves(made: Node) -> bool:
+    """Return True if the graph returns a tensor, or a view of it: that must not change with the input later."""
+    for user in made.users:
+        schema = getattr(user.target, "_schema", None)
+        aliases = schema is not None and any(one.alias_info for one in schema.returns) and not schema.is_mutable
+        if user.op == "output" or ((aliases or user.target is operator.getitem) and _leaves(user)):
+            return True
+    return False

@@ -76,8 +76,14 @@ def written_again(cache, new, places):
     return y
 
 
+def a_view_is_returned(cache, new, places):
+    later = cache.index_copy(1, places, new)
+    cache.copy_(later)
+    return later[0]
+
+
 DIRECT = [cached, assigned, added, scattered, filled]
-WITH_A_COPY = [old_value_too, source_is_the_cache, read_by_a_view, written_again, twice]
+WITH_A_COPY = [old_value_too, source_is_the_cache, read_by_a_view, written_again, twice, a_view_is_returned]
 
 
 def run(function, cache):
@@ -117,7 +123,7 @@ def test_an_input_that_is_returned():
 
 
 def test_training_keeps_values_for_backward():
-    """What backward reads of a cache is what it was in forward."""
+    """Backward reads a cache as it was in forward."""
 
     def step(cache, w):
         cache.index_copy_(0, PLACES, torch.ones(2, 6))
@@ -130,6 +136,24 @@ def test_training_keeps_values_for_backward():
         fast(cache, w).backward()
     assert torch.equal(cache, after)
     torch.testing.assert_close(w.grad, after)
+
+
+def test_a_view_that_backward_reads_is_no_part_of_the_cache():
+    """The cache may be written again before backward runs."""
+
+    def step(cache, w, value):
+        cache.index_copy_(0, PLACES, value)
+        return (cache.mT @ w).sum()
+
+    w, cache = rand(8, 6).requires_grad_(), rand(8, 6)
+    first, second = torch.ones(2, 6), torch.zeros(2, 6)
+    expected = cache.index_copy(0, PLACES, first).mT.sum(0)[:, None].expand(8, 6)
+    fast = compiled(step)
+    with cupyops.simulate():
+        y = fast(cache, w, first)
+        fast(cache, w, second)
+        y.backward()
+    torch.testing.assert_close(w.grad, expected)
 
 
 def test_cuda_graphs_hear_which_inputs_are_written():

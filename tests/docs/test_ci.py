@@ -31,7 +31,7 @@ def steps(folder):
 
 
 def run(folder):
-    """Those after the installation, as a runner does it: by one shell that stops at the first failure."""
+    """Run the steps after the installation as a runner does: by one shell that stops at the first failure."""
     scripts = steps(folder)
     assert list(scripts) == ["install", "compile for each architecture", "test"]
     assert scripts.pop("install").splitlines()[-1] == 'pip install "cupyops[cuda12x]" pytest'

@@ -147,7 +147,7 @@ class Student:
         self.shell = InteractiveShell(user_ns={})
 
     def run(self, source):
-        """What a cell prints."""
+        """Return the output of a cell."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             result = self.shell.run_cell(source)

@@ -174,7 +174,7 @@ def test_a_line_has_its_own_counts_and_with_those_that_it_calls():
 
 
 def test_a_trace_has_the_profile_of_a_launch():
-    """Of what `simulate(profile=True)` runs, by line; of other launches none."""
+    """Profile by line of a launch in `simulate(profile=True)`; None for other launches."""
     kernel = cupyops.Kernel(
         "__global__ void spread(const float* x, float* y) {\n  y[threadIdx.x] = x[8 * threadIdx.x];\n}", "spread"
     )

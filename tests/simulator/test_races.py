@@ -685,7 +685,7 @@ FLAG = """
 @pytest.mark.parametrize("seed", [None, 0])
 @pytest.mark.parametrize("first", ["f = 0", "ready.store(0, cuda::memory_order_relaxed)"])
 def test_atomic_loads_and_stores_may_meet(first, seed):
-    """As cuda::atomic has them; a plain load beside such a store is a race, and so is a first store beside a load."""
+    """Atomic accesses may meet; a plain load beside such a store is a race, and so is a first store beside a load."""
     y, code = np.zeros(1, np.int32), FLAG.replace("FIRST", first)
     load = "ready.load(cuda::memory_order_acquire)"
     run(code.replace("READ", load), "flag", 1, 64, y, seed=seed)

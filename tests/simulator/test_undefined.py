@@ -117,7 +117,7 @@ GIVEN_AWAY = """
     ],
 )
 def test_local_memory_that_functions_read_through_pointers(use, verb):
-    """What they copy, and nobody asks for, may be undefined."""
+    """Values that are copied, and that nobody asks for, may be undefined."""
     code, y = GIVEN_AWAY.replace("USE", use), np.zeros(8, np.int32)
     run(code, "away", 1, 8, y, 8)
     run(code, "away", 1, 6, y, 6)

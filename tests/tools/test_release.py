@@ -284,7 +284,7 @@ def test_this_version_is_one_everywhere():
 
 
 def test_the_classifiers():
-    """Of what was tested, and known to the index."""
+    """Classifiers name what was tested, and are known to the index."""
     assert list(release.classifiers(ROOT)) == []
     assert set(release._project(ROOT)["classifiers"]) <= trove_classifiers.classifiers
 
