@@ -1,0 +1,121 @@
+"""What patterns ask of Dynamo's graph, and how they change it."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node
+
+log = logging.getLogger("cupyops.compile")
+
+LARGEST_CONSTANT = 1 << 28  # elements of a mask that is computed while compiling
+
+
+def value_of(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, Node) else None
+
+
+def calls(node: Any, *targets: Any) -> bool:
+    """Return True if a node calls one of the functions, or of the methods by their names."""
+    return isinstance(node, Node) and node.op in ("call_function", "call_method") and node.target in targets
+
+
+def argument(node: Any, place: int, name: str, default: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def replaced(node: Any, new: Any, *before: Any) -> bool:
+    """`new` in the place of a node, and of those before it that nothing else uses and that would still write."""
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    for one in (node, *before):
+        node.graph.erase_node(one)
+    return True
+
+
+# -- constants ---------------------------------------------------------------------------------------------------------
+
+
+def constant(node: Any) -> Tensor | None:
+    """The value of a tensor that depends on no input, computed now; None if it depends on one."""
+    meta = value_of(node)
+    if not isinstance(meta, Tensor) or meta.numel() > LARGEST_CONSTANT:
+        return None
+    needed: set[Any] = set()
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        if one in needed:
+            continue
+        if one.op not in ("call_function", "call_method") or not _is_deterministic(one):
+            return None
+        needed.add(one)
+        stack += one.all_input_nodes
+    if are_written(node.graph, needed):
+        return None
+    known: dict[Any, Any] = {}
+    with unset_fake_temporarily(), torch.no_grad():
+        for one in (one for one in node.graph.nodes if one in needed):
+            args = torch.fx.map_arg(one.args, known.__getitem__)
+            kwargs = torch.fx.map_arg(one.kwargs, known.__getitem__)
+            try:
+                if one.op == "call_method":
+                    known[one] = getattr(args[0], one.target)(*args[1:], **kwargs)
+                else:
+                    known[one] = one.target(*args, **kwargs)
+            except Exception as reason:
+                log.debug("%s is no constant: %s", one.format_node(), reason)
+                return None
+    found = known[node]
+    return found if isinstance(found, Tensor) else None
+
+
+OPERATORS = "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift setitem"
+IN_PLACE = {getattr(operator, name) for name in OPERATORS.split()}
+
+
+def name_of(node: Any) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def writes(node: Any) -> bool:
+    """Return True if a call writes into a tensor that it is given."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = name_of(node)
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator":
+        return node.target in IN_PLACE
+    in_place = name.endswith("_") and not name.endswith("__")
+    special = name.startswith("__i") or name == "__setitem__"
+    return in_place or special or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+
+
+def are_written(graph: Any, nodes: set[Any]) -> bool:
+    """Return True if the graph writes into one of these tensors, or into what is made of one and may be a view."""
+    for writer in filter(writes, graph.nodes):
+        seen: set[Any] = set()
+        stack = list(writer.all_input_nodes)
+        while stack:
+            one = stack.pop()
+            if one in nodes:
+                return True
+            if one not in seen:
+                seen.add(one)
+                stack += one.all_input_nodes
+    return False
+
+
+def _is_deterministic(node: Any) -> bool:
+    """Return True if a call always has the same result: it draws no numbers, and writes nowhere."""
+    if writes(node):
+        return False
+    meta = value_of(node)
+    symbolic = isinstance(meta, Tensor) and any(not isinstance(n, int) for n in meta.shape)
+    return not symbolic and not any(
+        word in name_of(node) for word in ("rand", "dropout", "bernoulli", "multinomial", "empty")
+    )
