@@ -208,7 +208,7 @@ class Reporter:
         node.workerinput["differing"] = self.config.option.differing
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.config.option.quick:  # a run that is cut off has no summary
+        if report.failed:  # a run that is cut off has no summary
             terminal = self.config.pluginmanager.get_plugin("terminalreporter")
             reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr))
             terminal.write_line(f"\nFAILED {report.nodeid}: {reason.strip()[:300]}", red=True)
