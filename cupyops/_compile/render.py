@@ -625,7 +625,7 @@ class SideBySide:
     """Small kernels that do not wait for each other as one launch, in which each has blocks of its own."""
 
     def __init__(self, kernels: Sequence[Rendered]) -> None:
-        self.kernels, self.block = list(kernels), kernels[0].block
+        self.kernels, self.block = list(kernels), max(k.block for k in kernels)
         self.arguments = _distinct([b for k in kernels for b in k.arguments])
         self.outputs: list[Store] = [s for k in kernels for s in k.outputs]
         self.numbers: list[Any] = []
@@ -636,6 +636,7 @@ class SideBySide:
         for n, kernel in enumerate(kernels):
             end = begin + kernel.grid[0]
             body.append(("} else " if n else "") + (f"if (blockIdx.x < {end}) {{" if n + 1 < len(kernels) else "{"))
+            body += [f"if (threadIdx.x >= {kernel.block}) return;"] if kernel.block < self.block else []
             names = {kernel.pointer[b.name]: place[b.name] for b in kernel.arguments}
             body += [INDENT + _moved(line, names, begin) for line in kernel.body]
             begin = end
@@ -647,8 +648,10 @@ class SideBySide:
     @staticmethod
     def fits(kernels: Sequence[Rendered]) -> bool:
         """Return True if kernels that do not wait for each other can be parts of one."""
-        arguments = len(_distinct([b for k in kernels for b in k.arguments]))
-        return len({k.block for k in kernels}) == 1 and len(kernels) <= MOST_PARTS and arguments <= MOST_ARGUMENTS
+        block = max(k.block for k in kernels)
+        if len(kernels) > MOST_PARTS or len(_distinct([b for k in kernels for b in k.arguments])) > MOST_ARGUMENTS:
+            return False
+        return all(k.block == block or "__syncthreads" not in k.text for k in kernels)  # threads too many leave at once
 
 
 def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:

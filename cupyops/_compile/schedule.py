@@ -331,21 +331,29 @@ class Schedule:
             yield bundle
 
     def _side_by_side(self, units: list[Unit]) -> list[Unit]:
-        """Small kernels become parts of one launch with the next ones, until something waits for them."""
+        """Small kernels become parts of one launch with the next ones, until something waits for one of them."""
         found: list[Unit] = []
-        host: Group | None = None
+        parts: list[Group] = []
         for unit in units:
-            if host is not None and host in unit.after:
-                host = None
+            if not unit.after.isdisjoint(parts):
+                parts = []
             found.append(unit)
             if not (isinstance(unit, Group) and isinstance(unit.kernel, Rendered) and unit.kernel.is_small()):
                 continue
-            before = getattr(host.kernel, "kernels", [host.kernel]) if host is not None else []
-            if host is not None and SideBySide.fits([*before, unit.kernel]):
-                found.remove(host)
-                unit.kernel = SideBySide([*before, unit.kernel])
-            host = unit
+            kernels = [*self._kernels(parts), unit.kernel]
+            if parts and SideBySide.fits(kernels):
+                found.remove(parts[-1])
+                unit.kernel = SideBySide(kernels)
+                parts.append(unit)
+            else:
+                parts = [unit]
         return found
+
+    @staticmethod
+    def _kernels(parts: list[Group]) -> list[Rendered]:
+        """The kernels of a launch, which the last of its parts has."""
+        last = parts[-1].kernel if parts else None
+        return last.kernels if isinstance(last, SideBySide) else [last] if isinstance(last, Rendered) else []
 
     def _sorted(self) -> list[Unit]:
         """Sort units in the order of the graph, as far as their dependencies allow."""
