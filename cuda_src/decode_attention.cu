@@ -5,6 +5,9 @@
 //   lse = log(sum(exp(S)))  of a row, -inf where no key is seen
 //   y = exp(S - lse) v      0 where no key is seen
 //
+// With a mask a query sees the keys up to `length` that its row of bytes has, wherever it stands itself. A warp looks at the bytes of 32
+// of its steps at a time, and asks for the keys and values that some row of the block sees.
+//
 // The keys of a sequence are split over blocks, each of which reads its part of the cache once for all heads of a group and all
 // queries. What the splits have is added in their order by decode_attention_combine: no atomics, the same bits every time.
 // Bytes: k and v once; a split leaves (D + 1) * 4 bytes of each row, which is little where it has many keys.
