@@ -5,6 +5,9 @@
 //   lse = log(sum(exp(S)))  of a row, -inf where no key is seen
 //   y = exp(S - lse) v      0 where no key is seen
 //
+// With a mask a query sees the keys up to `length` that its row of bytes has, wherever it stands itself. A warp looks at the bytes of 32
+// of its steps at a time, and asks for the keys and values that some row of the block sees.
+//
 // The keys of a sequence are split over blocks, each of which reads its part of the cache once for all heads of a group and all
 // queries. What the splits have is added in their order by decode_attention_combine: no atomics, the same bits every time.
 // Bytes: k and v once; a split leaves (D + 1) * 4 bytes of each row, which is little where it has many keys.
@@ -47,30 +50,32 @@
 // Grid: splits * batches * kv_heads * tiles of ROWS rows, at most 2^31 - 1. Block: 32 * WARPS, of which BLOCKS run on a
 // multiprocessor at one time. Shared memory: of each warp STAGES panels of k and of v, and the rows of q where ROWS * D > 2048; in
 // their place afterwards what Finish has. A warp has every so manieth 16 keys.
-template <typename T, int D, int ROWS, int WARPS, int STAGES, int BLOCKS>
+template <typename T, int D, int ROWS, int WARPS, int STAGES, int BLOCKS, bool MASKED>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                             const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
-                             float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
-                             float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
+                             const int* __restrict__ lengths, const int* __restrict__ table,
+                             const bool* __restrict__ mask, T* __restrict__ y, float* __restrict__ lse,
+                             float* __restrict__ partial_y, float* __restrict__ partial_lse, float scale, float softcap,
+                             decode::Strides qs, decode::Strides ks, decode::Strides vs, decode::Strides ms,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, ROWS, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale,
-                                                 softcap, qs, ks, vs, sizes);
+  decode::forward_mma<T, D, ROWS, WARPS, STAGES, MASKED>(
+      q, k, v, lengths, table, mask, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks, vs, ms, sizes);
 #endif
 }
 
 // Grid: the same of tiles of 4 rows. Block: the same. Shared memory: of each warp STAGES panels of k and of v, of 4 KiB; in their
 // place afterwards what Finish has.
-template <typename T, int D, int WARPS, int STAGES, int BLOCKS>
+template <typename T, int D, int WARPS, int STAGES, int BLOCKS, bool MASKED>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     decode_attention_fwd_fma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                             const int* __restrict__ lengths, const int* __restrict__ table, T* __restrict__ y,
-                             float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
-                             float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
+                             const int* __restrict__ lengths, const int* __restrict__ table,
+                             const bool* __restrict__ mask, T* __restrict__ y, float* __restrict__ lse,
+                             float* __restrict__ partial_y, float* __restrict__ partial_lse, float scale, float softcap,
+                             decode::Strides qs, decode::Strides ks, decode::Strides vs, decode::Strides ms,
                              decode::Sizes sizes) {
-  decode::forward_fma<T, D, WARPS, STAGES>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap,
-                                           qs, ks, vs, sizes);
+  decode::forward_fma<T, D, WARPS, STAGES, MASKED>(q, k, v, lengths, table, mask, {y, lse, partial_y, partial_lse},
+                                                   scale, softcap, qs, ks, vs, ms, sizes);
 }
 
 // Grid: a block for each of `rows` rows, at most 2^31 - 1. Block: whole warps, at most 256 threads, a multiple of `lanes`, which

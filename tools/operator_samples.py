@@ -522,6 +522,9 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.narrow and _decoded(m, (3, 6, 1, 50), 40, window=20, softcap=2.0),
         lambda m: m.narrow and _decoded(m, (1, 4, 2, 96), 128, paged=32),
         lambda m: m.narrow and _decoded(m, (1, 2, 2, 40), 256),
+        lambda m: (
+            m.narrow and _decoded(m, (2, 4, 1, 70), 64, mask=torch.arange(280, device=m.device).view(2, 2, 70) % 3 > 0)
+        ),
         lambda m: m.narrow and _decoded(m, (1, 1, 1, 1100), 64),
     ],
     "scale_shift": [

@@ -134,53 +134,58 @@ template <int D> struct FourRows {
   }
 };
 
-// A warp asks for COUNT rows of D elements, from `first` to `last`; zeros for others, and beyond `width`. from: the first row.
+// A warp asks for COUNT rows of D elements, from `first` to `last`, of which `seen` has the bit; zeros for others, and beyond
+// `width`. from: the first row.
 template <int D, int COUNT>
 __device__ __forceinline__ void fetch_rows(unsigned panel, const float* from, long long pitch, int first, int last,
-                                           int width) {
+                                           unsigned seen, int width) {
   constexpr int kVectors = COUNT * D / 4;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kVectors; i += 32) {
     const int row = (i + lane) / (D / 4), column = (i + lane) % (D / 4) * 4;
-    fetch16_or_zero(panel + (i + lane) * 16, from + row * pitch + column, row >= first && row < last && column < width);
+    fetch16_or_zero(panel + (i + lane) * 16, from + row * pitch + column,
+                    row >= first && row < last && seen >> row & 1 && column < width);
   }
 }
 
 // A warp asks for STAGES panels of keys and as many of values ahead, of 4 KiB each, which nobody else reads.
-template <typename T, int D, int WARPS, int STAGES>
+template <typename T, int D, int WARPS, int STAGES, bool MASKED>
 __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
-                                            const Results<T>& to, float scale, float softcap, const Strides& qs,
-                                            const Strides& ks, const Strides& vs, const Sizes& s) {
+                                            const bool* mask, const Results<T>& to, float scale, float softcap,
+                                            const Strides& qs, const Strides& ks, const Strides& vs, const Strides& ms,
+                                            const Sizes& s) {
   using Lane = FourRows<D>;
   constexpr int kPanel = 4096, kKeys = kPanel / (D * 4), kRows = Lane::kRows, kTurns = kKeys / Lane::kAtOnce;
   extern __shared__ __align__(16) float shared[];
   const int warp = threadIdx.x / 32;
-  const Work w = work_of<kRows, WARPS>(s, lengths);
+  const Work w = work_of<MASKED, kRows, WARPS>(s, lengths);
   const T *k_head = k + w.kv_head * ks.head, *v_head = v + w.kv_head * vs.head;
   const float* ring = shared + warp * STAGES * 2 * kKeys * D;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   // The keys from `key` on and their values.
-  const auto fetch = [&](int stage, int key, int block) {
+  const auto fetch = [&](int stage, Step of, int block) {
     const unsigned panel = ring_at + stage * 2 * kPanel;
-    if (key < w.to) {
-      const T* keys = k_head + offset_of(s, ks, w, table != nullptr, block, key);
-      const T* values = v_head + offset_of(s, vs, w, table != nullptr, block, key);
-      fetch_rows<D, kKeys>(panel, keys, ks.row, w.begin - key, w.to - key, s.width);
-      fetch_rows<D, kKeys>(panel + kPanel, values, vs.row, w.begin - key, w.to - key, s.width);
+    if (of.key < w.to) {
+      const T* keys = k_head + offset_of(s, ks, w, table != nullptr, block, of.key);
+      const T* values = v_head + offset_of(s, vs, w, table != nullptr, block, of.key);
+      fetch_rows<D, kKeys>(panel, keys, ks.row, w.begin - of.key, w.to - of.key, of.seen, s.width);
+      fetch_rows<D, kKeys>(panel + kPanel, values, vs.row, w.begin - of.key, w.to - of.key, of.seen, s.width);
     }
     end_group();
   };
-  const auto key_of = [&](int chunk) {
-    return w.from + kStep * warp + chunk / (kStep / kKeys) * w.apart + chunk % (kStep / kKeys) * kKeys;
-  };
+  Steps<MASKED, kKeys> turns(s, w, mask, ms, kRows);
+  Step steps[STAGES + 1];  // the one at hand, and those that come after it
   int blocks[STAGES];
 #pragma unroll
-  for (int i = 0; i < STAGES; ++i) blocks[i] = block_of(s, w, table, key_of(i));
+  for (int i = 0; i < STAGES; ++i) {
+    steps[i] = turns.next();
+    blocks[i] = block_of(s, w, table, steps[i].key);
+  }
 #pragma unroll
   for (int i = 0; i < STAGES; ++i) {
-    check_block(s, w, table, key_of(i), blocks[i]);
-    fetch(i, key_of(i), blocks[i]);
+    check_block(s, w, table, steps[i].key, blocks[i]);
+    fetch(i, steps[i], blocks[i]);
   }
   Lane has;
 #pragma unroll
@@ -196,18 +201,23 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
       for (int e = 0; e < 4; ++e) has.rows[r][4 * i + e] = x.data[e];
     }
   }
-  const Seen seen = seen_by(s, w, w.first_row + Lane::own_row());
-  int stage = 0, ahead = block_of(s, w, table, key_of(STAGES));
-  for (int chunk = 0; key_of(chunk) < w.to; ++chunk) {
-    const int key = key_of(chunk), next = key_of(chunk + STAGES), block = ahead;
+  const Seen seen = seen_by<MASKED>(s, w, mask, ms, w.first_row + Lane::own_row());
+  steps[STAGES] = turns.next();
+  int stage = 0, ahead = block_of(s, w, table, steps[STAGES].key);
+  while (steps[0].key < w.to) {
+    const Step step = steps[0], next = steps[STAGES];
+    const int block = ahead;
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) steps[i] = steps[i + 1];
+    steps[STAGES] = turns.next();
     const float *keys = ring + stage * 2 * kKeys * D + Lane::own_key() * D, *values = keys + kKeys * D;
     float scores[kTurns];
     wait_for_groups<STAGES - 1>();
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      const int at = key + i * Lane::kAtOnce + Lane::own_key();
-      const bool is_seen = at >= seen.begin && at < seen.end && at < w.to;
+      const int of = i * Lane::kAtOnce + Lane::own_key(), at = step.key + of;
+      const bool is_seen = at < w.to && step.seen >> of & 1 && seen.has<MASKED>(at);
       const float product = has.multiply(keys + i * Lane::kAtOnce * D);
       scores[i] = is_seen ? score_of(product, scale, softcap, Exact::kUnit) : -infinity<float>();
     }
@@ -215,9 +225,9 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) has.add(scores[i], values + i * Lane::kAtOnce * D);
     __syncwarp();  // all of the warp have read these
-    check_block(s, w, table, next, block);
+    check_block(s, w, table, next.key, block);
     fetch(stage, next, block);
-    ahead = block_of(s, w, table, key_of(chunk + STAGES + 1));  // so that nobody waits for it
+    ahead = block_of(s, w, table, steps[STAGES].key);  // so that nobody waits for it
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
   has.add_keys();

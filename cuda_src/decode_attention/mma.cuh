@@ -17,18 +17,18 @@ template <bool VALUES> __device__ __forceinline__ int place_in_panel(int row, in
   return vector ^ (VALUES ? row % 8 / 2 * 2 : row % 2 * 4);
 }
 
-// A warp asks for the rows of a panel from `first` to `last`; zeros for others, and beyond `width`. from: element
-// lane % (D / 8) * 8 of the panel's first row.
+// A warp asks for the rows of a panel from `first` to `last` of which `seen` has the bit; zeros for others, and beyond `width`.
+// from: element lane % (D / 8) * 8 of the panel's first row.
 template <typename T, int D, bool VALUES>
 __device__ __forceinline__ void fetch_panel(unsigned panel, const T* from, long long pitch, int first, int last,
-                                            int width) {
+                                            unsigned seen, int width) {
   constexpr int kVectors = D / 8, kAtOnce = 32 / kVectors;
   const int lane = threadIdx.x % 32, vector = lane % kVectors;
 #pragma unroll
   for (int i = 0; i < kStep / kAtOnce; ++i) {
     const int row = i * kAtOnce + lane / kVectors;
     fetch16_or_zero(panel + (row * kVectors + place_in_panel<VALUES>(row, vector)) * 16, from + row * pitch,
-                    row >= first && row < last && 8 * vector < width);
+                    row >= first && row < last && seen >> row & 1 && 8 * vector < width);
   }
 }
 
@@ -110,16 +110,17 @@ template <typename T, int D, int TILES> struct Sums {
     for (int r = 0; r < 2 * TILES; ++r) top[r] = -infinity<float>();
   }
 
-  // Makes scores of a tile and the keys from `key` on exponentials, beside which all that was there shrinks.
-  __device__ __forceinline__ void weigh(int tile, float (&scores)[2][4], int key, int last,
+  // Makes scores of a tile and the keys of a step exponentials, beside which all that was there shrinks.
+  template <bool MASKED>
+  __device__ __forceinline__ void weigh(int tile, float (&scores)[2][4], Step step, int last,
                                         const Seen (&seen)[2 * TILES], float scale, float softcap) {
     const int first = 2 * tile;
     float most[2] = {top[first], top[first + 1]}, factor[2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int r = i % 4 / 2, at = key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const int r = i % 4 / 2, of = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, at = step.key + of;
       float& score = scores[i / 4][i % 4];
-      const bool is_seen = at >= seen[first + r].begin && at < seen[first + r].end && at < last;
+      const bool is_seen = at < last && step.seen >> of & 1 && seen[first + r].template has<MASKED>(at);
       score = is_seen ? score_of(score, scale, softcap, Fast::kUnit) : -infinity<float>();
       most[r] = fmaxf(most[r], score);
     }
@@ -175,37 +176,43 @@ template <typename T, int D, int TILES> struct Sums {
 };
 
 // A warp asks for the keys and the values of STAGES steps ahead, which nobody else reads: no warp waits for another before the end.
-template <typename T, int D, int ROWS, int WARPS, int STAGES>
+template <typename T, int D, int ROWS, int WARPS, int STAGES, bool MASKED>
 __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, const int* lengths, const int* table,
-                                            const Results<T>& to, float scale, float softcap, const Strides& qs,
-                                            const Strides& ks, const Strides& vs, const Sizes& s) {
+                                            const bool* mask, const Results<T>& to, float scale, float softcap,
+                                            const Strides& qs, const Strides& ks, const Strides& vs, const Strides& ms,
+                                            const Sizes& s) {
   constexpr int kTiles = ROWS / 16, kPanel = kStep * D * 2, kSumPitch = D + 8, kPending = 2 * STAGES - 1;
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const unsigned panels = static_cast<unsigned>(__cvta_generic_to_shared(shared)),
                  ring = panels + warp * STAGES * 2 * kPanel;
-  const Work w = work_of<ROWS, WARPS>(s, lengths);
+  const Work w = work_of<MASKED, ROWS, WARPS>(s, lengths);
   const T* k_lane = k + w.kv_head * ks.head + lane % (D / 8) * 8;
   const T* v_lane = v + w.kv_head * vs.head + lane % (D / 8) * 8;
-  const auto fetch_keys = [&](unsigned panel, int key, int block) {
-    const T* from = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
-    if (key < w.to) fetch_panel<T, D, false>(panel, from, ks.row, w.begin - key, w.to - key, s.width);
+  const auto fetch_keys = [&](unsigned panel, Step of, int block) {
+    const T* from = k_lane + offset_of(s, ks, w, table != nullptr, block, of.key);
+    if (of.key < w.to) fetch_panel<T, D, false>(panel, from, ks.row, w.begin - of.key, w.to - of.key, of.seen, s.width);
     end_group();
   };
-  const auto fetch_values = [&](unsigned panel, int key, int block) {
-    const T* from = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
-    if (key < w.to) fetch_panel<T, D, true>(panel + kPanel, from, vs.row, w.begin - key, w.to - key, s.width);
+  const auto fetch_values = [&](unsigned panel, Step of, int block) {
+    const T* from = v_lane + offset_of(s, vs, w, table != nullptr, block, of.key);
+    if (of.key < w.to)
+      fetch_panel<T, D, true>(panel + kPanel, from, vs.row, w.begin - of.key, w.to - of.key, of.seen, s.width);
     end_group();
   };
-  const int first = w.from + kStep * warp;
+  Steps<MASKED, kStep> turns(s, w, mask, ms, ROWS);
+  Step steps[STAGES + 1];  // the one at hand, and those that come after it
   int blocks[STAGES];
 #pragma unroll
-  for (int i = 0; i < STAGES; ++i) blocks[i] = block_of(s, w, table, first + i * w.apart);
+  for (int i = 0; i < STAGES; ++i) {
+    steps[i] = turns.next();
+    blocks[i] = block_of(s, w, table, steps[i].key);
+  }
 #pragma unroll
   for (int i = 0; i < STAGES; ++i) {
-    check_block(s, w, table, first + i * w.apart, blocks[i]);
-    fetch_keys(ring + i * 2 * kPanel, first + i * w.apart, blocks[i]);
-    fetch_values(ring + i * 2 * kPanel, first + i * w.apart, blocks[i]);
+    check_block(s, w, table, steps[i].key, blocks[i]);
+    fetch_keys(ring + i * 2 * kPanel, steps[i], blocks[i]);
+    fetch_values(ring + i * 2 * kPanel, steps[i], blocks[i]);
   }
 
   Rows<T, D, kTiles> rows(panels + WARPS * STAGES * 2 * kPanel);
@@ -218,22 +225,29 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   int row[2 * kTiles];
   Seen seen[2 * kTiles];
 #pragma unroll
-  for (int r = 0; r < 2 * kTiles; ++r) row[r] = g + 8 * r, seen[r] = seen_by(s, w, w.first_row + row[r]);
+  for (int r = 0; r < 2 * kTiles; ++r)
+    row[r] = g + 8 * r, seen[r] = seen_by<MASKED>(s, w, mask, ms, w.first_row + row[r]);
   Sums<T, D, kTiles> has;
-  int stage = 0, ahead = block_of(s, w, table, first + STAGES * w.apart);
-  for (int key = first; key < w.to; key += w.apart) {
+  steps[STAGES] = turns.next();
+  int stage = 0, ahead = block_of(s, w, table, steps[STAGES].key);
+  while (steps[0].key < w.to) {
     const unsigned panel = ring + stage * 2 * kPanel;
-    const int next = key + STAGES * w.apart, block = ahead;
+    const Step step = steps[0], next = steps[STAGES];
+    const int block = ahead;
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) steps[i] = steps[i + 1];
+    steps[STAGES] = turns.next();
     float scores[kTiles][2][4] = {};
     wait_for_groups<kPending>();
     __syncwarp();
     rows.multiply(scores, panel + (g * (D / 8) + t) * 16);
     __syncwarp();  // all of the warp have read these keys
-    check_block(s, w, table, next, block);
+    check_block(s, w, table, next.key, block);
     fetch_keys(panel, next, block);
-    ahead = block_of(s, w, table, next + w.apart);  // so that nobody waits for it
+    ahead = block_of(s, w, table, steps[STAGES].key);  // so that nobody waits for it
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) has.weigh(tile, scores[tile], key, w.to, seen, scale, softcap);
+    for (int tile = 0; tile < kTiles; ++tile)
+      has.template weigh<MASKED>(tile, scores[tile], step, w.to, seen, scale, softcap);
     wait_for_groups<kPending>();
     __syncwarp();
     has.add(scores, panel + kPanel + (2 * t * (D / 8) + (g ^ 2 * t)) * 16);

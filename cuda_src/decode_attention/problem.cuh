@@ -23,7 +23,8 @@ struct Work { int batch, kv_head, first_row, split, length, begin, from, apart, 
 
 constexpr int kStep = 16;  // keys; a block of a paged cache has a multiple of it
 
-template <int ROWS, int WARPS> __device__ __forceinline__ Work work_of(const Sizes& s, const int* lengths) {
+template <bool MASKED, int ROWS, int WARPS> __device__ __forceinline__ Work work_of(const Sizes& s,
+                                                                                    const int* lengths) {
   const int count = s.queries * s.group, tiles = (count + ROWS - 1) / ROWS;
   unsigned index = blockIdx.x;
   Work w;
@@ -36,20 +37,95 @@ template <int ROWS, int WARPS> __device__ __forceinline__ Work work_of(const Siz
   w.length = lengths ? min(max(lengths[w.batch], 0), s.rows) : s.rows;
   const int before = w.length - s.queries;  // the keys before that of query 0
   const int first = w.first_row / s.group, last = min(count - 1, w.first_row + ROWS - 1) / s.group;
-  w.to = max(0, before + last + 1);
-  w.begin = s.window < 0 ? 0 : min(w.to, max(0, before + first - s.window));
+  w.to = MASKED ? w.length : max(0, before + last + 1);
+  w.begin = MASKED || s.window < 0 ? 0 : min(w.to, max(0, before + first - s.window));
   w.from = (w.begin / kStep + w.split * WARPS) * kStep;
   w.apart = s.splits * WARPS * kStep;
   return w;
 }
 
-// The keys that a row sees are those from `begin` to `end`.
-struct Seen { int begin, end; };
-__device__ __forceinline__ Seen seen_by(const Sizes& s, const Work& w, int row) {
-  if (row >= s.queries * s.group) return {0, 0};
+// The keys that a row sees are those from `begin` to `end`; with a mask those of them that it has, where the queries of the block
+// have masks of their own.
+struct Seen {
+  int begin, end;
+  const bool* mask;
+  template <bool MASKED> __device__ __forceinline__ bool has(int key) const {
+    return key >= begin && key < end && (!MASKED || mask == nullptr || mask[key]);
+  }
+};
+template <bool MASKED>
+__device__ __forceinline__ Seen seen_by(const Sizes& s, const Work& w, const bool* mask, const Strides& ms, int row) {
+  if (row >= s.queries * s.group) return {0, 0, nullptr};
+  if constexpr (MASKED) {
+    const long long of = w.batch * ms.batch + row / s.group * ms.row;
+    return {0, w.length, s.queries == 1 ? nullptr : mask + of};
+  }
   const int own = w.length - s.queries + row / s.group;
-  return {s.window < 0 ? 0 : own - s.window, own + 1};
+  return {s.window < 0 ? 0 : own - s.window, own + 1, nullptr};
 }
+
+// The first key of SPAN ones, and which of them some row of the block sees: bit i says it of key + i.
+struct Step {
+  int key;
+  unsigned seen;
+};
+
+// What a warp takes in turn of the keys of its block, SPAN at a time: of each step of kStep keys all, and `w.to` or beyond after the
+// last. With a mask it leaves out the steps in which no row of the block sees a key: it looks at 32 steps at a time.
+template <bool MASKED, int SPAN> class Steps {
+ public:
+  __device__ __forceinline__ Steps(const Sizes& s, const Work& w, const bool* mask, const Strides& ms, int rows)
+      : start(w.from + kStep * (threadIdx.x / 32)), apart(w.apart), to(w.to), pitch(ms.row) {
+    const int first = w.first_row / s.group, last = min(s.queries * s.group - 1, w.first_row + rows - 1) / s.group;
+    queries = last - first + 1;
+    if constexpr (MASKED) masks = mask + w.batch * ms.batch + first * ms.row;
+  }
+  __device__ __forceinline__ Step next() {
+    at += SPAN;
+    if (SPAN == kStep || at % kStep == 0) begin_step();
+    return {at, MASKED ? seen >> at % kStep : ~0u};
+  }
+
+ private:
+  int at = -SPAN, start, apart, to, queries;
+  long long pitch;
+  const bool* masks;
+  unsigned coming = 0, own = 0,
+           seen = 0;  // of the 32 steps before `start`: those that are left, what is seen of step `lane`
+
+  __device__ __forceinline__ void begin_step() {
+    if constexpr (MASKED) {
+      while (coming == 0 && start < to) look();
+      at = to;
+      if (coming == 0) return;
+      const int step = __ffs(coming) - 1;
+      coming &= coming - 1;
+      at = start - (32 - step) * apart;
+      seen = __shfl_sync(~0u, own, step);
+    } else {
+      at = start;
+      start += apart;
+    }
+  }
+  // Half a warp reads the bytes of a step, so that one vote tells what is seen of two.
+  __device__ __forceinline__ void look() {
+    const int lane = threadIdx.x % 32, key = start + lane / 16 * apart + lane % kStep;
+    bool any[16] = {};
+    for (int query = 0; query < queries; ++query) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if (key + 2 * i * apart < to) any[i] |= masks[query * pitch + key + 2 * i * apart];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const unsigned of_two = __ballot_sync(~0u, any[i]);
+      if (lane / 2 == i) own = lane % 2 ? of_two >> 16 : of_two & 0xffff;
+    }
+    coming = __ballot_sync(~0u, own != 0);
+    start += 32 * apart;
+  }
+};
 
 // In which block of a paged cache the keys from `key` on lie, a multiple of kStep, as check_block() is told; 0 where it is not
 // paged, and behind the last key.

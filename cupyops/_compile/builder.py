@@ -17,6 +17,7 @@ from .values import (
     Pointwise,
     Range,
     Reduction,
+    Scattered,
     Store,
     Value,
     View,
@@ -75,6 +76,14 @@ class Builder:
         """Overwrite an input of the graph at its end."""
         store = Store(value, self.order, "", self.device, target=target)
         self.stores.append(store)
+
+    def scatter(self, target: Buffer, value: Scattered) -> Buffer:
+        """Write elements into an input of the graph, whose old value nothing reads; return it as it is then."""
+        store = Store(value, self.order, "", self.device, target=target)
+        self.stores.append(store)
+        after = Buffer(target.name, target.shape, target.dtype, target.strides, target.device, store)
+        after.meta = target.meta
+        return after
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ def _nodes(trace: Trace, by_meta: Mapping[int, torch.fx.Node]) -> set[torch.fx.N
 
 def _bytes(trace: Trace) -> int:
     """Elements that a kernel loads and stores, each once, in bytes."""
-    total = sum(value_of(store.buffer.numel) * store.buffer.dtype.itemsize for store in trace.stores if store.needed)
+    total = sum(value_of(store.value.numel) * store.buffer.dtype.itemsize for store in trace.stores if store.needed)
     return total + sum(_loaded(trace, name) * buffer.dtype.itemsize for name, buffer in trace.buffers.items())
 
 

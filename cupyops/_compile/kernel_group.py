@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .values import Buffer, Store, Unit, leaves, tensors, viewed
 
 if TYPE_CHECKING:
-    from .render import Bundle, Rendered
+    from .render import Bundle, Rendered, SideBySide
     from .trace import Trace
 
 
@@ -40,4 +40,4 @@ class Group(Unit):
         self.stores: list[Store] = []
         self.reads: set[str] = set()  # names of buffers
         self.trace: Trace | None = None
-        self.kernel: Rendered | Bundle | None = None
+        self.kernel: Rendered | Bundle | SideBySide | None = None

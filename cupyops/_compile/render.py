@@ -21,6 +21,7 @@ MULTIPROCESSORS = 132
 THREADS = 2048  # resident on a multiprocessor
 WARP_ROW = 1024  # columns up to which a warp has a row
 MOST_ARGUMENTS = 40  # pointers that a launch of bundled kernels takes
+MOST_PARTS, MOST_BLOCKS = 8, 2 * MULTIPROCESSORS  # different kernels in a launch, and blocks of each
 OPERATION = {"sum": "Sum", "max": "Max", "min": "Min"}
 INDENT = "  "
 # functions that say little in the name of a kernel
@@ -178,8 +179,7 @@ class Rendered:
                 self.arguments.append(store.buffer)
         self.pointer = {b.name: f"g{k}" for k, b in enumerate(self.arguments)}
         self.parameters = [
-            f"{'' if b.name in self.written else 'const '}{STORED[b.dtype]}* __restrict__ g{k}"
-            for k, b in enumerate(self.arguments)
+            _parameter(b, f"g{k}", is_written=b.name in self.written) for k, b in enumerate(self.arguments)
         ]
         self.body, self.numbers, declared = _with_numbers(self._body(), self.wide)
         self.parameters += declared
@@ -528,7 +528,14 @@ class Rendered:
         lines = self._elements(trace.code.get(("after", "after"), []), [], first, live="")
         return [*out, "if (team == 0) {", *self._over_columns(lines), "}"]
 
-    # -- bundles -------------------------------------------------------------------------------------------------------
+    # -- several kernels in one launch ----------------------------------------------------------------------------------
+
+    def is_small(self) -> bool:
+        """Return True for a kernel that takes no longer than its launch, whose blocks count on nothing but their number."""
+        blocks = self.grid[0]
+        if self.numbers or self.wide or not isinstance(blocks, int) or blocks > MOST_BLOCKS or self.grid[1] > 1:
+            return False
+        return self.trace.space.kind != "column" and not self.many_rows
 
     def as_run(self) -> str | None:
         """Write the loop body over one contiguous range, whose length the launch gives; None for other kernels."""
@@ -612,6 +619,53 @@ class Bundle:
         self.grid = (begin, 1)
         self.name = _name("runs", body)
         self.text = _function(self.name, self.block, parameters, body)
+
+
+class SideBySide:
+    """Small kernels that do not wait for each other as one launch, in which each has blocks of its own."""
+
+    def __init__(self, kernels: Sequence[Rendered]) -> None:
+        self.kernels, self.block = list(kernels), max(k.block for k in kernels)
+        self.arguments = _distinct([b for k in kernels for b in k.arguments])
+        self.outputs: list[Store] = [s for k in kernels for s in k.outputs]
+        self.numbers: list[Any] = []
+        written = {s.buffer.name for s in self.outputs}
+        place = {b.name: f"g{n}" for n, b in enumerate(self.arguments)}
+        parameters = [_parameter(b, place[b.name], is_written=b.name in written) for b in self.arguments]
+        body, begin = [], 0
+        for n, kernel in enumerate(kernels):
+            end = begin + kernel.grid[0]
+            body.append(("} else " if n else "") + (f"if (blockIdx.x < {end}) {{" if n + 1 < len(kernels) else "{"))
+            body += [f"if (threadIdx.x >= {kernel.block}) return;"] if kernel.block < self.block else []
+            names = {kernel.pointer[b.name]: place[b.name] for b in kernel.arguments}
+            body += [INDENT + _moved(line, names, begin) for line in kernel.body]
+            begin = end
+        body.append("}")
+        self.grid = (begin, 1)
+        self.name = _name("parts", body)
+        self.text = _function(self.name, self.block, parameters, body)
+
+    @staticmethod
+    def fits(kernels: Sequence[Rendered]) -> bool:
+        """Return True if kernels that do not wait for each other can be parts of one."""
+        block = max(k.block for k in kernels)
+        if len(kernels) > MOST_PARTS or len(_distinct([b for k in kernels for b in k.arguments])) > MOST_ARGUMENTS:
+            return False
+        return all(k.block == block or "__syncthreads" not in k.text for k in kernels)  # threads too many leave at once
+
+
+def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
+    return list({b.name: b for b in buffers}.values())
+
+
+def _moved(line: str, names: dict[str, str], begin: int) -> str:
+    """A line of a kernel with other names of pointers, and with its blocks from `begin` on."""
+    line = re.sub(r"\bg\d+\b", lambda found: names[found[0]], line)
+    return line.replace("blockIdx.x", f"(blockIdx.x - {begin})") if begin else line
+
+
+def _parameter(buffer: Buffer, name: str, *, is_written: bool) -> str:
+    return f"{'' if is_written else 'const '}{STORED[buffer.dtype]}* __restrict__ {name}"
 
 
 def _with_numbers(body: Sequence[str], wide: bool) -> tuple[list[str], list[Any], list[str]]:

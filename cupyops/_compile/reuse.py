@@ -58,7 +58,8 @@ class Reuse:
     ) -> None:
         self.lowering, self.reads, self.runs_after = lowering, reads, runs_after
         self.readers: dict[str, set[Unit]] = {}
-        self.shared: set[str] = set()  # buffers that something else shares memory with, or that are returned
+        # buffers that something else shares memory with, that are returned, or that are inputs which are written
+        self.shared = {store.target.name for store in lowering.stores if store.target is not None}
         for group in groups:
             for store in group.stores:
                 for leaf in reads[store].values():

@@ -11,7 +11,7 @@ from .._util.torch_private import tree_leaves
 from .index import Reject
 from .kernel_group import Call, Group
 from .lowering import Lowering, Name
-from .render import MOST_ARGUMENTS, Bundle, Rendered
+from .render import MOST_ARGUMENTS, Bundle, Rendered, SideBySide
 from .reuse import Reuse
 from .size import about
 from .trace import Trace
@@ -21,6 +21,7 @@ from .values import (
     Pointwise,
     Range,
     Reduction,
+    Scattered,
     Store,
     Unit,
     Value,
@@ -68,7 +69,7 @@ class Schedule:
             trace.by_rows()
             group.trace, group.kernel = trace, Rendered(trace)
         self._bundle()
-        self.units = self._sorted()
+        self.units = self._side_by_side(self._sorted())
 
     # -- what reads what -----------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class Schedule:
         """A value that overwrites an input, but reads another one that is overwritten, gets memory of its own first."""
         written = {s.target.name for s in self.lowering.stores if s.target is not None}
         for store in list(self.lowering.stores):
-            if store.target is None:
+            if store.target is None or isinstance(store.value, Scattered):  # whose target nothing reads as it was
                 continue
             value = store.value.inputs[0]
             read = {name for leaf in leaves(value) for name in names_of(leaf)}
@@ -88,7 +89,7 @@ class Schedule:
         value = store.value.inputs[0]
         between = Pointwise("{0}", [value], value.shape, value.dtype)
         between.strides = store.buffer.strides
-        store.value.operands = [between]
+        store.value.operands[0] = between
         return self._stored(between, store.order)
 
     def _stored(self, value: Value, order: int) -> Store:
@@ -118,7 +119,8 @@ class Schedule:
                 found += at[k - 1 : k]
         else:
             found = [self._maker(leaf) for leaf in self.reads[one].values()]
-        if one.target is not None and not getattr(one, "outputs", None):  # else nothing reads what was there before
+        in_part = one.outputs if isinstance(one, Call) else isinstance(one.value, Scattered)
+        if one.target is not None and not in_part:  # else nothing reads what was there before
             found += [r for r in self.readers.get(one.target.name, ()) if r is not one]
         return [f for f in found if f is not None]
 
@@ -327,6 +329,31 @@ class Schedule:
                     unit.after.add(host)
         if len(bundle) > 1:
             yield bundle
+
+    def _side_by_side(self, units: list[Unit]) -> list[Unit]:
+        """Small kernels become parts of one launch with the next ones, until something waits for one of them."""
+        found: list[Unit] = []
+        parts: list[Group] = []
+        for unit in units:
+            if not unit.after.isdisjoint(parts):
+                parts = []
+            found.append(unit)
+            if not (isinstance(unit, Group) and isinstance(unit.kernel, Rendered) and unit.kernel.is_small()):
+                continue
+            kernels = [*self._kernels(parts), unit.kernel]
+            if parts and SideBySide.fits(kernels):
+                found.remove(parts[-1])
+                unit.kernel = SideBySide(kernels)
+                parts.append(unit)
+            else:
+                parts = [unit]
+        return found
+
+    @staticmethod
+    def _kernels(parts: list[Group]) -> list[Rendered]:
+        """The kernels of a launch, which the last of its parts has."""
+        last = parts[-1].kernel if parts else None
+        return last.kernels if isinstance(last, SideBySide) else [last] if isinstance(last, Rendered) else []
 
     def _sorted(self) -> list[Unit]:
         """Sort units in the order of the graph, as far as their dependencies allow."""

@@ -55,4 +55,4 @@ class Space:
     def _flat(cls, stores: Sequence[Store]) -> Space:
         widest = max(stores, key=lambda s: about(s.value.numel))
         chosen = stores[0] if stores[0].value.numel == widest.value.numel else widest
-        return cls("flat", chosen.value.shape, [], [], memory_order(chosen.buffer))
+        return cls("flat", chosen.value.shape, [], [], memory_order(chosen.layout))

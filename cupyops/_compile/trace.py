@@ -32,6 +32,7 @@ from .values import (
     Pointwise,
     Range,
     Reduction,
+    Scattered,
     Store,
     Value,
     View,
@@ -228,12 +229,12 @@ class Trace:
         dims = [*self.space.batch, *self.space.rows, *self.space.columns]
         if store.value.shape == self.space.shape:
             return lambda: tuple(self.coordinates)
-        return lambda: self._at(store.buffer, dims)
+        return lambda: self._at(store.layout, dims)
 
     def _once_for_each(self, store: Store, dims: Sequence[int], shape: tuple[int, ...]) -> Callable[[], Index]:
         if store.value.shape == shape:
             return lambda: tuple(self.coordinates[d] for d in sorted(dims))
-        return lambda: self._at(store.buffer, dims)
+        return lambda: self._at(store.layout, dims)
 
     def _home_of(self, value: Reduction, total: int) -> Index:
         """Index of the operand of a reduction; its index without the reduced dimensions is where the result belongs."""
@@ -316,7 +317,7 @@ class Trace:
         for name, (offset, stage, place) in self.written_at.items():
             for read, mask, when in self.read_at.get(name, ()):
                 late = stage != "after" and (when == "after" or int(when) > int(stage))
-                if read != offset or mask or late or place == "row":  # which all threads of a row read
+                if read != offset or mask or late or place in ("row", "scattered"):  # a row is read by all its threads
                     raise Reject("it overwrites what other threads read")
 
     def _reductions_of(self, value: Value) -> set[Reduction]:
@@ -392,6 +393,7 @@ class Trace:
             Placed: self._placed,
             Gather: self._gather,
             OneHot: self._one_hot,
+            Scattered: lambda value, index, mask: self.element(value.inputs[0], index, mask),
         }[type(value)]
         name, level = method(value, index, mask)  # type: ignore[operator]
         return name, level
@@ -482,7 +484,12 @@ class Trace:
 
     def _gather(self, value: Gather, index: Index, mask: Mask) -> tuple[str, int]:
         source, numbers = value.inputs
-        at, level = self.element(numbers, value.map(index), mask)
+        coordinate = self._looked_up(value, numbers, value.map(index), mask)
+        return self.element(source, value.place(index, coordinate), mask)
+
+    def _looked_up(self, value: Gather | Scattered, numbers: Value, index: Index, mask: Mask) -> Affine:
+        """The coordinate that an element of an index tensor is."""
+        at, level = self.element(numbers, index, mask)
         for one in mask:  # computed from what is not read, it may be any number
             at, level = self._expression(
                 numbers.computed, ("within", *one, at, "0"), joined(level, self._level(one[0]))
@@ -494,7 +501,7 @@ class Trace:
             self.level_of[v] = level
             self._emit("index", level, (v, at, value.size, value.wraps))
             found = self._keep(key, (v, level))
-        return self.element(source, value.place(index, Affine({found[0]: 1})), mask)
+        return Affine({found[0]: 1})
 
     def _one_hot(self, value: OneHot, index: Index, mask: Mask) -> tuple[str, int]:
         base, numbers, dim = value.inputs[0], value.inputs[1], value.dim
@@ -536,9 +543,13 @@ class Trace:
         parts = isinstance(store.value, Reduction) and store.value.parts is not None
         if not (store.needed or parts):
             return
+        value, scattered = store.value, isinstance(store.value, Scattered)
+        if isinstance(value, Scattered):
+            coordinate = self._looked_up(value, value.inputs[1], (index[value.dim],), ())
+            index = (*index[: value.dim], coordinate, *index[value.dim + 1 :])
         offset = _offset(store.buffer, index)
         self.expressions.append(offset)
-        self.written_at[store.buffer.name] = offset, self.stage, place
+        self.written_at[store.buffer.name] = offset, self.stage, "scattered" if scattered else place
         if name in self.bf16 and store.buffer.dtype is torch.bfloat16:
             name = f"Exact{{{name}}}"
         self._emit("store", {"full": 3, "row": 1, "after": 2}[place], (store, offset, name))

@@ -90,7 +90,8 @@ class Value:
 class Buffer(Value):
     """A tensor in memory, under a name of the program.
 
-    `unit` computes it, None for an input. `aliases` are the names of the buffers whose memory it may share.
+    `unit` computes it, None for an input; of an input that a kernel has written into, the store. `aliases` are names of the
+    buffers whose memory it may share.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Buffer(Value):
         dtype: torch.dtype,
         strides: Sequence[int],
         device: torch.device,
-        unit: Unit | None = None,
+        unit: Unit | Store | None = None,
     ) -> None:
         super().__init__(shape, dtype, strides=strides)
         self.name, self.unit, self.device = name, unit, device
@@ -221,6 +222,17 @@ class OneHot(Value):
         self.dim, self.value = dim, value
 
 
+class Scattered(Value):
+    """The elements of `source`, which a store writes to `target` where an index tensor says in dimension `dim`."""
+
+    def __init__(self, source: Value, dim: int, index: Value, target: Buffer, *, wraps: bool) -> None:
+        order = memory_order(target)
+        dense = dense_strides([source.shape[d] for d in order])
+        strides = [dense[order.index(d)] for d in range(len(order))]
+        super().__init__(source.shape, source.dtype, [source, index], strides)
+        self.dim, self.size, self.wraps = dim, target.shape[dim], wraps
+
+
 class Reduction(Value):
     """`op` ("sum", "max", "min") of the operand over `dims`, none of which is kept.
 
@@ -258,6 +270,7 @@ class Store:
         self.group: Unit | None = None
         self.needed = target is not None  # something outside of its kernel reads it
         self.overwrites = False  # the buffer is another's, which is dead
+        self.layout = value if isinstance(value, Scattered) else self.buffer  # whose strides say how loops go
         if target is None:
             value.store = self
 

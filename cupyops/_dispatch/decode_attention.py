@@ -43,23 +43,25 @@ def _is_tuned(D: int, WARPS: int, STAGES: int, BLOCKS: int, ROWS: int = 4, **_: 
 
 decode_attention_fwd_mma = Kernel(
     "decode_attention.cu",
-    "decode_attention_fwd_mma<T, D, ROWS, WARPS, STAGES, BLOCKS>",
+    "decode_attention_fwd_mma<T, D, ROWS, WARPS, STAGES, BLOCKS, MASKED>",
     T=DTYPES[:2],
     D=WIDTHS,
     ROWS=(16, 32),
     WARPS=(4, 8),
     STAGES=(1, 2, 3),
     BLOCKS=(1, 2, 3),
+    MASKED=(False, True),
     where=_is_tuned,
 )
 decode_attention_fwd_fma = Kernel(
     "decode_attention.cu",
-    "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS>",
+    "decode_attention_fwd_fma<T, D, WARPS, STAGES, BLOCKS, MASKED>",
     T=DTYPES[2:],
     D=WIDTHS,
     WARPS=(4,),
     STAGES=(2,),
     BLOCKS=(2,),
+    MASKED=(False, True),
     where=_is_tuned,
 )
 decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combine<T>", T=DTYPES)
@@ -68,8 +70,9 @@ decode_attention_combine = Kernel("decode_attention.cu", "decode_attention_combi
 class Problem(NamedTuple):
     """Sizes, and strides in elements of (batch, row, head); `block_size` is 0 where the cache is not paged.
 
-    rows: of the cache of a sequence, at most; window: how many keys before its own a query sees, -1 for all. whole: all rows
-    are seen, of caches that are not paged, by scores as they are, and no lse is wanted: PyTorch's attention computes that.
+    rows: of the cache of a sequence, at most; window: how many keys before its own a query sees, -1 for all. mask: its
+    strides of (batch, query), None where there is none. whole: all rows are seen, of caches that are not paged, by scores as
+    they are, and no lse is wanted: PyTorch's attention computes that.
     """
 
     batches: int
@@ -86,6 +89,7 @@ class Problem(NamedTuple):
     q: tuple[int, int, int]
     k: tuple[int, int, int]
     v: tuple[int, int, int]
+    mask: tuple[int, int] | None = None
     whole: bool = False
 
     @property
@@ -173,6 +177,7 @@ class Decode(Form[Problem]):
         rows = p.batches * p.queries * p.heads
         lanes = p.d // 4
         stages, blocks, shared = self.tuning(p.d, gpu)
+        strides = p.q, p.k, p.v, (*(p.mask or (0, 0)), 0)
         combine = Launch(
             decode_attention_combine,
             rows,
@@ -187,9 +192,10 @@ class Decode(Form[Problem]):
             32 * self.warps,
             shared,
             {"T": p.dtype, "D": p.d, "WARPS": self.warps, "STAGES": stages, "BLOCKS": blocks}
-            | ({"ROWS": self.tile} if self.by_mma else {}),
+            | ({"ROWS": self.tile} if self.by_mma else {})
+            | {"MASKED": p.mask is not None},
             extra={"splits": splits, "combine": combine},
-            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v)), p.sizes(splits)),
+            args=(*(np.array(stride, dtype=np.int64) for stride in strides), p.sizes(splits)),
         )
 
 
@@ -277,7 +283,13 @@ def by_pytorch(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor |
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, table: Tensor | None = None, whole: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None = None,
+    table: Tensor | None = None,
+    mask: Tensor | None = None,
+    whole: bool = False,
 ) -> Problem:
     block_size, blocks, table_row = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
     return Problem(
@@ -295,6 +307,7 @@ def _problem(
         q=_strides(q),
         k=_strides(k),
         v=_strides(v),
+        mask=None if mask is None else (mask.stride(0), mask.stride(1)),
         whole=whole,
     )
 
@@ -305,6 +318,7 @@ def forward(
     v: Tensor,
     kv_lengths: Tensor | None,
     block_table: Tensor | None,
+    mask: Tensor | None,
     window: int | None,
     scale: float,
     softcap: float | None,
@@ -316,9 +330,11 @@ def forward(
         return y, lse
     q, k, v = (_readable(x) for x in (q, k, v))
     lengths, table = (None if x is None else _of_32_bits(x).contiguous() for x in (kv_lengths, block_table))
-    launch = FORWARD.launch(_problem(q, k, v, window, table), gpu(q.device))
+    if mask is not None and mask.stride(2) != 1:
+        mask = mask.contiguous()
+    launch = FORWARD.launch(_problem(q, k, v, window, table, mask), gpu(q.device))
     splits = launch.extra["splits"]
-    given = q, k, v, lengths, table, y, lse
+    given = q, k, v, lengths, table, mask, y, lse
     if splits == 1:
         launch(*given, None, None, scale, softcap or 0.0)
         return y, lse

@@ -195,7 +195,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
 def decode_attention(q: Any, k: Any, v: Any, lengths: Any, table: Any, *more: Any) -> str:
     """Batch and heads; of a paged cache, whose blocks any sequence may have, heads alone."""
     cache, batch = ("bKhD, bKhE", "b") if table is None else ("PKhD, PKhE", "B")
-    return f"{batch}QhD, {cache}, {batch}, {batch}N -> {batch}QhE, {batch}Qh"
+    return f"{batch}QhD, {cache}, {batch}, {batch}N, {batch}QM -> {batch}QhE, {batch}Qh"
 
 
 def rope(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool, seq_dim: int, back: bool) -> str:

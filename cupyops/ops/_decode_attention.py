@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ def _decode(
     v_cache: Tensor,
     kv_lengths: Tensor | None,
     block_table: Tensor | None,
+    mask: Tensor | None,
     window: int | None,
     scale: float | None,
     softcap: float | None,
@@ -42,9 +44,9 @@ def _decode(
         torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long().clamp(0, rows)
     )
     keys, own = torch.arange(rows, device=q.device), torch.arange(queries, device=q.device) - queries
-    exists = keys < lengths[:, None]
+    seen = (keys < lengths[:, None])[:, None]
     behind = lengths[:, None, None] + own[:, None] - keys  # how far before that of the query a key lies
-    seen = (behind >= 0) & exists[:, None]
+    seen = seen & (behind >= 0 if mask is None else mask)
     if window is not None:
         seen = seen & (behind <= window)
     unread = ~seen.any(1)[:, None, :, None]  # of no query
@@ -89,13 +91,13 @@ def _check_values(k_cache: Tensor, kv_lengths: Tensor | None, block_table: Tenso
 
 
 @_decode.forward
-def forward(q, k_cache, v_cache, kv_lengths, block_table, window, scale, softcap):
-    given = q, k_cache, v_cache, kv_lengths, block_table, window
+def forward(q, k_cache, v_cache, kv_lengths, block_table, mask, window, scale, softcap):
+    given = q, k_cache, v_cache, kv_lengths, block_table, mask, window
     return kernels.forward(*given, scale_of(q, scale), softcap), ()
 
 
 @_decode.unsupported
-def unsupported(q, k_cache, v_cache, kv_lengths, block_table, window, scale, softcap):
+def unsupported(q, k_cache, v_cache, kv_lengths, block_table, mask, window, scale, softcap):
     return kernels.why_not(q, k_cache, v_cache, block_table, scale, gpu(q.device))
 
 
@@ -107,6 +109,7 @@ def decode_attention(
     kv_lengths: Tensor | None = None,
     block_table: Tensor | None = None,
     *,
+    mask: Tensor | None = None,
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -129,6 +132,8 @@ def decode_attention(
             read. At most as many as there are rows: on the CPU others are an error, on a GPU all rows are taken.
         block_table: integers (batch, n): the block of `k_cache` that has the first `block_size` rows of a sequence, the next
             ones, and so on. Entries beyond its length are not read. Kernels serve a block_size that is a multiple of 16.
+        mask: bool (batch, queries, rows of a sequence), of any strides: which of the first `kv_lengths` keys a query sees,
+            in place of those up to its own; not with `window`. The kernels do not read keys that no query sees.
         window: how many keys before its own a query sees; by default all. Query i of n is at row `kv_lengths - n + i`.
         scale: by default 1 / sqrt(head_dim); greater than 0 for the kernels.
         softcap: greater than 0: scores become `softcap * tanh(scores / softcap)`.
@@ -150,6 +155,7 @@ def decode_attention(
     """
     _check(q, k_cache, v_cache, block_table)
     _check_integers(q, kv_lengths, block_table)
+    _check_mask(q, k_cache, block_table, mask, window)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         arguments.fail("window", window, "an int of at least 0, or None")
     for name, value in (("scale", scale), ("softcap", softcap)):
@@ -158,11 +164,11 @@ def decode_attention(
     if softcap is not None and not 0 < softcap < math.inf:
         arguments.fail("softcap", softcap, "greater than 0 and finite, or None")
     numbers = (None if x is None else float(x) for x in (scale, softcap))
-    if not return_lse and kv_lengths is block_table is window is softcap is None and not is_dynamo_compiling():
+    if not return_lse and kv_lengths is block_table is mask is window is softcap is None and not is_dynamo_compiling():
         found = kernels.by_pytorch(q, k_cache, v_cache, scale)
         if found is not None:
             return found
-    y, lse = _decode(q, k_cache, v_cache, kv_lengths, block_table, window, *numbers)
+    y, lse = _decode(q, k_cache, v_cache, kv_lengths, block_table, mask, window, *numbers)
     return (y, lse) if return_lse else y
 
 
@@ -196,3 +202,17 @@ def _check_integers(q: Tensor, kv_lengths: Tensor | None, block_table: Tensor | 
         arguments.fail("block_table", block_table, f"({q.shape[0]}, blocks of a sequence)")
     if kv_lengths is not None and kv_lengths.shape != (q.shape[0],):
         arguments.fail("kv_lengths", kv_lengths, f"shape ({q.shape[0]},)")
+
+
+def _check_mask(q: Tensor, k_cache: Tensor, block_table: Tensor | None, mask: Tensor | None, window: Any) -> None:
+    arguments.optional_tensor("mask", mask)
+    if mask is None:
+        return
+    arguments.same_device(q=q, mask=mask)
+    if mask.dtype is not torch.bool:
+        arguments.fail("mask", mask, "bool")
+    rows = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    if mask.shape != (*q.shape[:2], rows):
+        arguments.fail("mask", mask, f"shape {(*q.shape[:2], rows)}: batch, queries, rows of a sequence")
+    if window is not None:
+        arguments.fail("window", window, "None with a mask, which says what is seen")

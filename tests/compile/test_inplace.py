@@ -108,6 +108,40 @@ def test_one_call_writes_into_the_input(function):
     assert len(left) == 1 and left[0].split(".")[1].endswith("_"), left
 
 
+def at_one_place(cache, new, places):
+    cache.index_copy_(1, places[:1], new[:, :1].exp())
+    return cache @ new.mT
+
+
+def counted_from_the_end(cache, new, places):
+    cache[:, places - 7] = new.half().float()
+    return cache + 1
+
+
+def written_twice_over(cache, new, places):
+    """The whole cache is written in another order, and read by kernels that must not share one with the write."""
+    order = torch.arange(7, -1, -1)
+    cache.index_copy_(1, order, (new.sum(1, keepdim=True) + 1).expand_as(cache) * cache.shape[1])
+    return cache * 2, cache[:, order] + 1
+
+
+BY_KERNELS = [cached, assigned, at_one_place, counted_from_the_end, written_twice_over]
+
+
+@pytest.mark.parametrize("cache", [rand(2, 8, 6), rand(2, 6, 8).mT], ids=["", "transposed"])
+@pytest.mark.parametrize("function", BY_KERNELS)
+def test_kernels_write_into_the_input(function, cache):
+    """Equal places would be a race: where all is to be deterministic, PyTorch writes several."""
+    torch.use_deterministic_algorithms(False)
+    assert [name for name in run(function, cache) if "mm" not in name] == []
+
+
+def test_a_place_that_there_is_not():
+    run = compiled(at_one_place)
+    with cupyops.simulate(), pytest.raises(Exception, match="(?i)trap|index"):
+        run(rand(2, 8, 6), rand(2, 2, 6), torch.tensor([8, 1]))
+
+
 @pytest.mark.parametrize("function", DIRECT)
 def test_an_input_whose_copy_would_lie_otherwise(function):
     run(function, rand(2, 6, 8).mT)

@@ -1,7 +1,9 @@
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F
 from contract import Make, OperatorContract, Sample
 from decoding import by_cache
 
@@ -34,6 +36,9 @@ class TestDecodeAttention(OperatorContract):
         lengths = torch.tensor([70, 2, 0], device=make.device)
         shapes = (3, 3, 6, 24), (3, 75, 1, 24), (3, 75, 1, 24)  # 18 rows of a head
         yield Sample(*(make(*s) for s in shapes), lengths, window=20, softcap=2.0, return_lse=True)
+        mask = torch.arange(1100, device=make.device).remainder(7) < 3  # one for both queries of each sequence
+        mask = torch.stack([mask, ~mask])[:, None].expand(2, 2, 1100)
+        yield Sample(make(2, 2, 6, 64), make(2, 1100, 2, 64), make(2, 1100, 2, 64), mask=mask, return_lse=True)
         table = torch.tensor([[4, 1, 0], [2, 3, 5]], device=make.device)
         yield Sample(
             make(2, 1, 2, 8), make(6, 16, 2, 8), make(6, 16, 2, 8), lengths[:2].clamp(max=40), table, scale=0.3
@@ -45,6 +50,8 @@ class TestDecodeAttention(OperatorContract):
         lengths = torch.tensor([5, 17], device=make.device)
         yield Sample(make(2, 1, 2, 8), make(2, 18, 2, 8), make(2, 18, 2, 8), lengths, window=9)
         yield Sample(make(2, 2, 4, 8), make(2, 19, 2, 8), make(2, 19, 2, 8), softcap=2.0, return_lse=True)
+        mask = torch.arange(19, device=make.device).expand(2, 2, 19) % 3 != torch.arange(2, device=make.device)[:, None]
+        yield Sample(make(2, 2, 2, 8), make(2, 19, 2, 8), make(2, 19, 2, 8), mask=mask)
 
 
 def compare(dtype, shape, rows, lengths=None, block_size=0, device="cpu", **options):
@@ -58,6 +65,10 @@ def compare(dtype, shape, rows, lengths=None, block_size=0, device="cpu", **opti
     expected = by_cache(q, k, v, of, return_lse=True, **options)
     for b, length in enumerate(of.tolist()):
         k[b, length:] = v[b, length:] = math.nan
+    mask = options.get("mask")
+    if mask is not None:  # what no query sees may be anything
+        k[~mask.any(1)] = v[~mask.any(1)] = math.nan
+        options["mask"] = mask.to(device)
     table = None
     if block_size:
         count = -(-rows // block_size)
@@ -71,6 +82,8 @@ def compare(dtype, shape, rows, lengths=None, block_size=0, device="cpu", **opti
                     v[b, part],
                 )
             table[b, -(-int(of[b]) // block_size) :] = -1  # nobody comes to these
+        if mask is not None:
+            options["mask"] = F.pad(mask, (0, count * block_size - rows), value=True).to(device)
         k, v = pages
     given = [x.to(device, dtype) for x in (q, k, v)]
     told = None if lengths is None and not block_size else of  # the last blocks may have room for more
@@ -111,6 +124,39 @@ def test_calls(name, options, dtype):
     method = "fma" if dtype == torch.float32 else "mma"
     splits = name == "splits" and "window" not in options
     assert ran == [f"decode_attention_fwd_{method}", *["decode_attention_combine"] * splits]
+
+
+MASKS = {
+    "each query its own": lambda seen: seen > 0.5,
+    "few keys": lambda seen: seen > 0.99,
+    "the first third": lambda seen: torch.arange(seen.shape[2]) < seen.shape[2] // 3 + (seen[:, :, :1] > 0.5),
+    "padding on the left": lambda seen: (
+        (torch.arange(seen.shape[2]) > 0.5 * seen.shape[2] * seen[:, :1, :1]) & (seen >= 0)
+    ),
+    "nothing of the first sequence": lambda seen: (seen > 0.5) & (torch.arange(len(seen)) > 0)[:, None, None],
+}
+LONG = ((2, 1, 2, 1, 64), 5000, [4000, 5000])  # a warp has more steps than it looks at in one go
+
+
+@FORMS
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", [*CALLS, "long"])
+def test_masks(name, mask, dtype):
+    """Beside float64, where what is masked is NaN; with lengths too."""
+    shape, rows, lengths = (CALLS | {"long": LONG})[name]
+    if dtype == torch.bfloat16 and mask != "few keys":
+        return
+    torch.manual_seed(1)
+    chosen = MASKS[mask](torch.rand(shape[0], shape[1], rows))
+    card = assume_gpu(multiprocessors=1) if name == "long" else nullcontext()
+    with cupyops.simulate("sm_90" if name == "wide" else "sm_80"), card, cupyops.trace() as trace:
+        compare(dtype, shape, rows, lengths, mask=chosen)
+    assert {record.kernel.rpartition(", ")[2] for record in trace.launches() if "_fwd_" in record.kernel} == {"true>"}
+
+
+def test_a_paged_cache_with_a_mask():
+    with cupyops.simulate():
+        compare(torch.float16, (2, 3, 4, 2, 64), 130, [130, 17], 16, mask=torch.rand(2, 3, 130) > 0.6)
 
 
 @FORMS
@@ -207,7 +253,8 @@ def test_pipeline(width, rows, shared, dtype):
     with cupyops.simulate("sm_90"), assume_gpu(multiprocessors=2, shared=shared), cupyops.trace() as trace:
         compare(dtype, (1, 2, heads, 1, width), 1170, [1165])
         compare(dtype, (1, 2, heads, 1, width), 1170, [1021], 48, window=900)
-    found = {tuple(record.kernel[:-1].split(", ")[-2:]) for record in trace.launches() if "_fwd_" in record.kernel}
+        compare(dtype, (1, 2, heads, 1, width), 1170, [1165], mask=torch.rand(1, 2, 1170) > 0.9)
+    found = {tuple(record.kernel[:-1].split(", ")[-3:-1]) for record in trace.launches() if "_fwd_" in record.kernel}
     tuned = kernels._TUNED[width, 4 if dtype == torch.float32 else rows]
     assert found == {tuple(map(str, tuned[-1 if shared == LITTLE else 0]))}
 
@@ -300,6 +347,12 @@ BAD = {
     "table": (lambda q, k, n: (q, k, k, n, n), r"^block_table is .*expected \(2, blocks of a sequence\)"),
     "block": (lambda q, k, n: (q, k, k, n, n.view(2, 1)), r"^block_table, element 1, is 5, expected one in \[0, 2\)"),
     "dtype": (lambda q, k, n: (q, k.half(), k.half()), "^k_cache is torch.float16, but q is torch.float32"),
+    "mask": (lambda q, k, n: (q, k, k, n, None, torch.ones(2, 9).bool()), r"^mask is .*expected shape \(2, 1, 9\)"),
+    "bytes": (lambda q, k, n: (q, k, k, n, None, torch.ones(2, 1, 9)), "^mask is .*expected bool"),
+    "both": (
+        lambda q, k, n: (q, k, k, n, None, torch.ones(2, 1, 9).bool(), 3),
+        r"^window is 3 \(int\), expected None with a mask",
+    ),
 }
 
 
@@ -307,8 +360,10 @@ BAD = {
 def test_bad_input(bad):
     q, k, lengths = torch.randn(2, 1, 4, 8), torch.randn(2, 9, 2, 8), torch.tensor([1, 5])
     make, message = BAD[bad]
+    given = make(q, k, lengths)
+    named = dict(zip(("mask", "window"), given[5:]))
     with pytest.raises(cupyops.InputError, match=message):
-        cupyops.decode_attention(*make(q, k, lengths))
+        cupyops.decode_attention(*given[:5], **named)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ def by_cache(
     kv_lengths: Tensor | None = None,
     block_table: Tensor | None = None,
     *,
+    mask: Tensor | None = None,
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -37,6 +38,8 @@ def by_cache(
         own = lengths[:, None] - queries + torch.arange(queries, device=q.device)
         keys = torch.arange(rows, device=q.device)
         unseen = (keys > own[..., None]) | (keys < (own - rows if window is None else own - window)[..., None])
+        if mask is not None:
+            unseen = (keys >= lengths[:, None])[:, None] | ~mask
         read = ~unseen.all(1)[:, None, :, None]  # what no query sees is nothing
         k, v = (x.where(read, 0).repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1) for x in (k, v))
         wide = torch.promote_types(q.dtype, torch.float32)

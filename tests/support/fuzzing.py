@@ -484,7 +484,12 @@ def decoded(draw: st.DrawFn) -> Call:
     lengths = draw(st.sampled_from([None, draw(tensors((batch,), torch.int64, high=rows + 1))]))
     table = torch.arange(batch * blocks).flip(0).view(batch, blocks) if block_size else None
     window, softcap = draw(st.sampled_from([None, None, 0, 5])), draw(st.sampled_from([None, 2.0]))
-    return Call(q, k, v, lengths, table, window=window, softcap=softcap, return_lse=draw(st.booleans()))
+    mask = None
+    if window is None and draw(st.booleans()):
+        mask = (
+            draw(tensors((batch, queries, k.shape[1] * (table.shape[1] if block_size else 1)), torch.int64, high=2)) > 0
+        )
+    return Call(q, k, v, lengths, table, mask=mask, window=window, softcap=softcap, return_lse=draw(st.booleans()))
 
 
 @st.composite

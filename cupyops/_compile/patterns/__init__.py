@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 
 from .attention import ATTENTION, attention
+from .decoding import decoding
 from .graph import calls
 from .images import MAX_POOL, batch_norm_relu, max_pool
 
 log = logging.getLogger("cupyops.compile")
 
-PATTERNS: tuple[Callable[[Any], bool], ...] = (attention, batch_norm_relu, max_pool)
+PATTERNS: tuple[Callable[[Any], bool], ...] = (decoding, attention, batch_norm_relu, max_pool)
 BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL)  # calls that a graph with a pattern has
 
 

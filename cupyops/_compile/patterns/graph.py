@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,7 +58,8 @@ def constant(node: Any) -> Tensor | None:
             return None
         needed.add(one)
         stack += one.all_input_nodes
-    if are_written(node.graph, needed):
+    nodes = node.graph.nodes
+    if are_written(needed, next(iter(nodes)), None):
         return None
     known: dict[Any, Any] = {}
     with unset_fake_temporarily(), torch.no_grad():
@@ -95,9 +98,10 @@ def writes(node: Any) -> bool:
     return in_place or special or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
 
 
-def are_written(graph: Any, nodes: set[Any]) -> bool:
-    """Return True if the graph writes into one of these tensors, or into what is made of one and may be a view."""
-    for writer in filter(writes, graph.nodes):
+def are_written(nodes: set[Any], after: Any, before: Any) -> bool:
+    """Return True if a call between two nodes writes into one of these tensors, or into what is made of one: a view, say."""
+    between = itertools.takewhile(lambda one: one is not before, _following(after))
+    for writer in filter(writes, between):
         seen: set[Any] = set()
         stack = list(writer.all_input_nodes)
         while stack:
@@ -108,6 +112,12 @@ def are_written(graph: Any, nodes: set[Any]) -> bool:
                 seen.add(one)
                 stack += one.all_input_nodes
     return False
+
+
+def _following(node: Any) -> Iterator[Any]:
+    while node.op != "output":
+        yield node
+        node = node.next
 
 
 def _is_deterministic(node: Any) -> bool:

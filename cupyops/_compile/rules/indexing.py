@@ -9,7 +9,7 @@ import torch
 
 from ..builder import Builder, Result
 from ..index import Affine
-from ..values import Gather, Index, OneHot, Value, View, broadcast
+from ..values import Buffer, Gather, Index, OneHot, Scattered, Value, View, broadcast
 from .registry import rule
 
 aten = torch.ops.aten
@@ -111,3 +111,31 @@ def scatter(
     if isinstance(number, Value) and (number.shape != index.shape or number.dtype != x.dtype):
         return NotImplemented
     return OneHot(build.used(x), dim, build.used(index, x.shape), number)
+
+
+@rule(aten.index_copy_.default)
+def index_copy_(build: Builder, result: Result, x: Value, dim: int, index: Value, source: Value) -> Any:
+    """Slices of an input overwritten, by number."""
+    return _written(build, x, dim, index, source, wraps=False) if len(index.shape) == 1 else NotImplemented
+
+
+@rule(aten.index_put_.default)
+def index_put_(build: Builder, result: Result, x: Value, indices: Any, values: Value, accumulate: bool = False) -> Any:
+    """`x[..., index] = values` of an input, with one tensor of integers."""
+    dims = [d for d, one in enumerate(indices) if one is not None]
+    if accumulate or len(dims) != 1 or len(indices[dims[0]].shape) != 1:
+        return NotImplemented
+    index = indices[dims[0]]
+    shape = (*x.shape[: dims[0]], *index.shape, *x.shape[dims[0] + 1 :])
+    return _written(build, x, dims[0], index, broadcast(values, shape), wraps=True)
+
+
+def _written(build: Builder, x: Value, dim: int, index: Value, source: Value, *, wraps: bool) -> Any:
+    """x with slices of `source`. Of equal indices any one wins: several are PyTorch's where all is to be deterministic."""
+    if not isinstance(x, Buffer) or not x.shape or source.dtype != x.dtype or not source.numel:
+        return NotImplemented
+    if index.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    if torch.are_deterministic_algorithms_enabled() and index.numel != 1:
+        return NotImplemented
+    return build.scatter(x, Scattered(build.used(source), dim % len(x.shape), build.used(index), x, wraps=wraps))
