@@ -1,0 +1,223 @@
+"""Products and what follows them in one operator: found in the graphs of a model, right, and left alone elsewhere."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled import assert_as_eager, compiled
+
+import cupyops
+from cupyops._compile import patterns
+from cupyops._compile.backend import programs
+from cupyops._dispatch import epilogues, library
+from cupyops.testing import assume_gpu
+
+HALF = torch.bfloat16
+HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+FUNCTIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def tensors(*shapes, dtype=HALF):
+    torch.manual_seed(0)
+    return [torch.randn(shape).div(shape[-1] ** 0.25).to(dtype).requires_grad_() for shape in shapes]
+
+
+def names(made):
+    """Names of the operators of this library in programs, in order."""
+    called = [str(node.target) for program in made for node, _ in program.lowering.left]
+    return [name.removeprefix("cupyops.").removesuffix(".default") for name in called if name.startswith("cupyops.")]
+
+
+def layer(activation):
+    def run(x, weight, bias, down):
+        return F.linear(FUNCTIONS[activation](F.linear(x, weight, bias)), down)
+
+    return run
+
+
+SHAPES = (2, 8, 32), (48, 32), (48,), (16, 48)
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_an_activation_of_a_layer(activation):
+    made = assert_as_eager(layer(activation), tensors(*SHAPES))
+    assert names(made) == ["linear_act"]
+    assert not made[0].kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, HALF])
+def test_without_a_bias_and_of_a_matrix(dtype):
+    def run(x, weight, down):
+        return F.gelu(x @ weight.T) @ down
+
+    assert names(assert_as_eager(run, tensors((16, 32), (48, 32), (48, 16), dtype=dtype), dynamo=False)) == [
+        "linear_act"
+    ]
+
+
+def test_without_a_gradient_nothing_is_kept():
+    given = [x.detach() for x in tensors(*SHAPES)]
+    (program,) = assert_as_eager(layer("gelu"), given)
+    (node,) = [node for node, _ in program.lowering.left if "linear_act" in str(node.target)]
+    assert names([program]) == ["linear_act"] and node.args[-1] is False
+
+
+def test_under_autocast_with_parameters_of_float32():
+    def run(*args):
+        with torch.autocast("cpu", HALF):
+            return layer("gelu")(*args)
+
+    assert names(assert_as_eager(run, tensors(*SHAPES, dtype=torch.float32), factor=8)) == ["linear_act"]
+
+
+LEFT = {
+    "what follows the activation is computed with it": lambda x, w, b, d: F.gelu(F.linear(x, w, b)) * 2.5,
+    "something stands between": lambda x, w, b, d: F.linear(F.gelu(F.linear(x, w, b) + 1), d),
+    "relu of a product that backward reads": lambda x, w, b, d: (
+        F.linear(F.relu(z := F.linear(x, w, b)), d).sum() + z.sin().sum()
+    ),
+    "another activation": lambda x, w, b, d: F.linear(torch.tanh(F.linear(x, w, b)), d),
+    "a bias for each row": lambda x, w, b, d: F.gelu(torch.addmm(x.new_ones(16, 48), x.view(16, 32), w.T)) @ d.T,
+    "a product that is added to half of itself": lambda x, w, b, d: (
+        F.gelu(torch.addmm(b, x.view(16, 32), w.T, beta=0.5)) @ d.T
+    ),
+    "a weight that lies the other way": lambda x, w, b, d: F.gelu(x.view(16, 32) @ w.view(32, 48)) @ d.T,
+}
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_what_is_no_activation_of_a_layer(why):
+    assert "linear_act" not in names(assert_as_eager(LEFT[why], tensors(*SHAPES), dynamo=False))
+
+
+def test_a_product_with_another_reader_is_kept_for_it():
+    def run(x, w, b, d):
+        z = F.linear(x, w, b)
+        return F.linear(F.gelu(z), d), z.sin()
+
+    assert names(assert_as_eager(run, tensors(*SHAPES), dynamo=False)) == ["linear_act"]
+
+
+def test_float32_sizes_that_change_and_exact_rounding_are_left_alone():
+    assert names(assert_as_eager(layer("gelu"), tensors(*SHAPES, dtype=torch.float32))) == []
+    assert names(assert_as_eager(layer("gelu"), tensors(*SHAPES), dynamic=True)) == []
+    assert names(assert_as_eager(layer("gelu"), tensors(*SHAPES), options={"exact": True})) == []
+
+
+def test_a_maximum_whose_gradient_compares_values_leaves_them_as_rounded_as_backward_finds_them():
+    def run(x, w, b, d):
+        return F.linear(F.gelu(F.linear(x, w, b)), d).amax(-1)
+
+    assert names(assert_as_eager(run, tensors(*SHAPES), dynamo=False)) == []
+
+
+def gated(activation):
+    def run(x, gate, up, down):
+        return F.linear(FUNCTIONS[activation](F.linear(x, gate)) * F.linear(x, up), down)
+
+    return run
+
+
+GATED = (2, 8, 32), (48, 32), (48, 32), (16, 48)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_a_gate_of_two_layers(activation):
+    made = assert_as_eager(gated(activation), tensors(*GATED))
+    assert names(made) == ["gated_linear"]
+    assert not made[0].kernels
+    assert names(assert_as_eager(gated(activation), [x.detach() for x in tensors(*GATED)])) == ["gated_linear"]
+
+
+def test_a_gate_that_is_the_second_factor_and_computed_first():
+    def run(x, gate, up, down):
+        up = F.linear(x, up)
+        return F.linear(up * F.silu(F.linear(x, gate)), down)
+
+    assert names(assert_as_eager(run, tensors(*GATED))) == ["gated_linear"]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_gate_of_the_halves_of_one_layer(swapped):
+    def run(x, both, down):
+        gate, up = F.linear(x, both).chunk(2, -1)
+        return F.linear(up * F.silu(gate) if not swapped else gate * F.silu(up), down)
+
+    made = assert_as_eager(run, tensors((2, 8, 32), (96, 32), (16, 48)))
+    assert names(made) == ([] if swapped else ["gated_linear"])
+    assert bool(made[0].kernels) == swapped
+
+
+NO_GATE = {
+    "a layer with a bias": lambda x, g, u, d: F.linear(F.silu(F.linear(x, g, g[:, 0])) * F.linear(x, u), d),
+    "layers of two inputs": lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) * F.linear(x + 1, u), d),
+    "the gate is read by something else": lambda x, g, u, d: (
+        F.linear((a := F.silu(F.linear(x, g))) * F.linear(x, u), d).sum() + a.sum()
+    ),
+    "a product is read by something else": lambda x, g, u, d: (
+        F.linear(F.silu(F.linear(x, g)) * (y := F.linear(x, u)), d).sum() + y.sin().sum()
+    ),
+    "a gate of itself": lambda x, g, u, d: F.linear(F.silu(y := F.linear(x, g)) * y, d),
+    "what follows the product is computed with it": lambda x, g, u, d: F.silu(F.linear(x, g)) * F.linear(x, u) * 2.5,
+    "relu": lambda x, g, u, d: F.linear(F.relu(F.linear(x, g)) * F.linear(x, u), d),
+    "a gate that is broadcast": lambda x, g, u, d: F.linear(F.silu(F.linear(x, g[:1])) * F.linear(x, u), d),
+}
+
+
+@pytest.mark.parametrize("why", NO_GATE)
+def test_what_is_no_gate(why):
+    assert "gated_linear" not in names(assert_as_eager(NO_GATE[why], tensors(*GATED), dynamo=False))
+
+
+@pytest.mark.parametrize(
+    "m, k, n, activation, worth",
+    [
+        (25216, 768, 3072, "gelu", True),
+        (16384, 768, 3072, "relu", True),
+        (16384, 768, 3072, "gelu_tanh", False),
+        (16384, 768, 3072, "silu", False),
+        (8192, 768, 3072, "gelu", False),
+        (16384, 764, 3072, "gelu", False),
+    ],
+)
+def test_on_a_gpu_layers_that_were_measured(monkeypatch, m, k, n, activation, worth):
+    monkeypatch.setattr(library, "is_wanted", lambda tensor: True)
+    x, weight = (torch.empty(shape, dtype=HALF, device="meta") for shape in ((m, k), (n, k)))
+    with assume_gpu(**HOPPER):
+        assert epilogues.is_activation_worth_it(x, weight, activation) == worth
+    with assume_gpu(**HOPPER | {"capability": 8}):
+        assert not epilogues.is_activation_worth_it(x, weight, activation)
+
+
+@pytest.mark.parametrize("function, shapes", [(layer("gelu"), SHAPES), (gated("silu"), GATED)])
+def test_backward_is_given_as_much_as_without(monkeypatch, function, shapes):
+    def given():
+        forward, _ = assert_as_eager(function, tensors(*shapes), dynamo=False)
+        results = forward.lowering.graph.graph.output_node().args[0]
+        return sorted((tuple(one.meta["val"].shape), one.meta["val"].dtype) for one in results)
+
+    found = given()
+    monkeypatch.setattr(patterns, "OF_CALLS", ())
+    assert given() == found
+
+
+def test_outside_the_simulator_pytorch_runs_its_own_calls():
+    given = tensors(*SHAPES)
+    found = cupyops.explain_compile(layer("gelu"), *given)
+    assert {call.operator for graph in found.graphs for call in graph.left} <= {"aten.addmm.default", "aten.mm.default"}
+
+
+def test_a_step_again_and_again_is_the_same_by_recorded_plans():
+    given, run = tensors(*GATED), compiled(gated("silu"))
+    programs.clear()
+    found = []
+    with cupyops.simulate("sm_90"):
+        for _ in range(5):
+            y = run(*given)
+            found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), given)])
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+    assert names(programs) == ["gated_linear"]
