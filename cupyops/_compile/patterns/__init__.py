@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 
 from .attention import ATTENTION, attention
+from .convolutions import added, moments
 from .graph import calls
 from .images import MAX_POOL, batch_norm_relu, max_pool
 from .products import gated_linear, linear_act
@@ -23,7 +24,7 @@ from .products import gated_linear, linear_act
 log = logging.getLogger("cupyops.compile")
 
 PATTERNS: tuple[Callable[[Any], bool], ...] = (attention, batch_norm_relu, max_pool)
-OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act)
+OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added)
 BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL)  # calls that a graph with a pattern has
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,7 +32,12 @@ def in_memory(node: Node) -> bool:
     for user in node.users:
         schema = getattr(user.target, "_schema", None)
         name = "" if schema is None else schema.name
-        if user.op == "output" or name in LIBRARIES or name.startswith("cupyops::"):
+        if (
+            user.op == "output"
+            or name in LIBRARIES
+            or name.startswith("cupyops::")
+            or isinstance(user.target, FunctionType)
+        ):
             return True
         if user.target in VIEWS and in_memory(user):
             return True
@@ -68,7 +74,7 @@ def is_returned_at_most(node: Node, *users: Node) -> bool:
 
 
 def call(before: Node, op: Any, args: Sequence[Any]) -> list[Node]:
-    """Call an operator of this library before a node: nodes of its results and of what it saves."""
+    """Call an operator or a function of this library before a node: nodes of its results and of what it saves."""
     graph = before.graph
     with graph.inserting_before(before):
         made = graph.call_function(op, tuple(args))

@@ -40,7 +40,7 @@ class Layer(NamedTuple):
         return any(user is not after for one, after in self.read_by(reader) for user in one.users)
 
 
-def linear_act(node: Node) -> bool:
+def linear_act(node: Any) -> bool:
     """An activation of a linear layer, whose result something reads from memory anyway."""
     name = _activation(node)
     layer = _layer(node.args[0]) if name is not None else None
@@ -56,21 +56,21 @@ def linear_act(node: Node) -> bool:
     return _put(node, y, layer, z)
 
 
-def gated_linear(node: Node) -> bool:
+def gated_linear(node: Any) -> bool:
     """act(linear(x)) * linear(x), of two layers without a bias or of the halves of one."""
     if node.target is not aten.mul.Tensor or not in_memory(node):
         return False
     for act, up in (node.args, node.args[::-1]):
         name = _activation(act)
-        if name in (None, "relu") or set(act.users) != {node} or not isinstance(up, Node) or up is act:  # type: ignore[union-attr]
+        if name in (None, "relu") or set(act.users) != {node} or not isinstance(up, Node) or up is act:
             continue
-        gate: Any = act.args[0]  # type: ignore[union-attr]
+        gate: Any = act.args[0]
         if _of_two(node, act, gate, up, name) or _of_one(node, act, gate, up, name):
             return True
     return False
 
 
-def _of_two(node: Node, act: Any, gate: Node, up: Node, name: Any) -> bool:
+def _of_two(node: Any, act: Any, gate: Any, up: Any, name: Any) -> bool:
     first, second = _layer(gate), _layer(up)
     if first is None or second is None or first.product is second.product or not same(first.x, second.x):
         return False
@@ -98,7 +98,7 @@ def _of_two(node: Node, act: Any, gate: Node, up: Node, name: Any) -> bool:
     return True
 
 
-def _of_one(node: Node, act: Any, gate: Node, up: Node, name: Any) -> bool:
+def _of_one(node: Any, act: Any, gate: Any, up: Any, name: Any) -> bool:
     halves = gate.args[0] if gate.target is operator.getitem else None
     if not isinstance(halves, Node) or halves.target is not aten.split.Tensor or up.args[:1] != (halves,):
         return False
@@ -122,7 +122,7 @@ def _of_one(node: Node, act: Any, gate: Node, up: Node, name: Any) -> bool:
     return _put(node, y, layer, z)
 
 
-def _put(node: Node, y: Node, layer: Layer, z: list[Node]) -> bool:
+def _put(node: Any, y: Node, layer: Layer, z: list[Node]) -> bool:
     """An operator's result in the place of a node, and the product that it has stored, if it has, in the layer's place."""
     node.replace_all_uses_with(aten_call(layer.product, aten.view.default, y, list(meta_of(node).shape)))
     node.graph.erase_node(node)
@@ -148,6 +148,10 @@ TURNS = ((aten.t.default,), (aten.permute.default, [1, 0]))
 
 def _layer(node: Any) -> Layer | None:
     """The linear layer whose result a node is, or is a view of."""
+    x: Any
+    turned: Any
+    bias: Any
+    weight: Any
     chain = chain_before(node)
     product: Any = chain[-1]
     if not isinstance(product, Node) or product.kwargs:
@@ -160,8 +164,8 @@ def _layer(node: Any) -> Layer | None:
         return None
     if not isinstance(turned, Node) or (turned.target, *turned.args[1:]) not in TURNS:
         return None
-    weight: Any = turned.args[0]
+    weight = turned.args[0]
     given = [one for one in (x, weight, bias) if one is not None]
     if not is_sized(product, *given) or (bias is not None and meta_of(bias).dim() != 1):
         return None
-    return Layer(chain, x, weight, bias)  # type: ignore[arg-type]
+    return Layer(chain, x, weight, bias)
