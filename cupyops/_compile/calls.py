@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from .._operator.derivation import plans, registration
@@ -36,8 +37,7 @@ def function_of(call: Call) -> Callable[..., Any]:
 
 def _inside(target: Any) -> Callable[..., Any] | None:
     """The function that a plan records: an operator's below autograd, or one that a pattern has put into the graph."""
-    own = getattr(target, "__module__", "").startswith("cupyops._dispatch")
-    return target if own else registration.inside(target)
+    return target if isinstance(target, FunctionType) else registration.inside(target)
 
 
 @functools.lru_cache(maxsize=1024)

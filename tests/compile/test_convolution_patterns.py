@@ -14,6 +14,7 @@ from cupyops._compile import calls
 from cupyops._compile.backend import programs
 from cupyops._dispatch import gpu
 from cupyops._operator.derivation import plans
+from cupyops.nn import blocks
 
 HALF = torch.bfloat16
 LAST = torch.channels_last
@@ -188,3 +189,139 @@ def test_a_sum_that_is_computed_with_something_else_stays():
     programs.clear()
     assert_as_eager(function, [x, w], dynamo=False)
     assert "conv2d_add" not in [name for of in called() for name in of]
+
+
+class Stem(nn.Module):
+    """The beginning of a ResNet, and something behind it."""
+
+    def __init__(self, padding=3, taps=7, channels=3, **options):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 8, taps, 2, padding, bias=False, **options)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)))
+
+
+def begun(module, x, grad, run, steps=1):
+    """A result and the gradients of parameters: none of the image is wanted."""
+    for _ in range(steps):
+        module.zero_grad()
+        y = run(x)
+        y.backward(grad.to(y.dtype))
+    return [y.detach(), *(p.grad for p in module.parameters()), *module.buffers()]
+
+
+@pytest.mark.parametrize("padding, channels", [(3, 3), (2, 1), (0, 3)])
+def test_the_beginning_of_a_resnet_in_blocks_of_pixels(monkeypatch, padding, channels):
+    monkeypatch.setattr(blocks, "LEAST", 1)
+    torch.manual_seed(0)
+    module = halved(Stem(padding, channels=channels))
+    eager, exact = copy.deepcopy(module), copy.deepcopy(module).double()
+    x = images(2, channels, 12, 16)
+    grad = torch.randn_like(copy.deepcopy(exact)(x.double()))
+    want, true = begun(eager, x, grad, eager, 5), begun(exact, x.double(), grad, exact, 5)
+    programs.clear()
+    calls._planned.cache_clear()
+    with cupyops.simulate("sm_90"):
+        found = begun(module, x, grad, compiled(module), 5)
+    for a, b, c in zip(want, found, true, strict=True):
+        assert relative(b, c) <= 4 * relative(a, c) + 1e-6
+    assert "conv2d_blocks" in called()[0] and "conv2d_blocks_weight" in called()[1]
+    assert {"cupyops.conv2d_blocks", "cupyops.conv2d_blocks_weight"} <= {one.name for one in plans._all if one.plans}
+
+
+def test_a_gradient_of_the_image_is_pytorchs(monkeypatch):
+    monkeypatch.setattr(blocks, "LEAST", 1)
+    torch.manual_seed(0)
+    forward, backward = compare(halved(Stem()), images(2, 3, 12, 16))
+    assert "conv2d_blocks" in forward and "conv2d_blocks_weight" not in backward
+
+
+NOT_IN_BLOCKS = {
+    "a small result": (Stem(), (2, 3, 12, 16)),
+    "five taps": (Stem(2, taps=5), (2, 3, 12, 16)),
+    "four channels": (Stem(channels=4), (2, 4, 12, 16)),
+    "an odd height": (Stem(), (2, 3, 13, 16)),
+    "taps that lie apart": (Stem(dilation=2), (2, 3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("why", NOT_IN_BLOCKS)
+def test_convolutions_that_are_not_in_blocks(monkeypatch, why):
+    monkeypatch.setattr(blocks, "LEAST", 1 << 20 if why == "a small result" else 1)
+    module, shape = NOT_IN_BLOCKS[why]
+    module = halved(copy.deepcopy(module))
+    programs.clear()
+    with cupyops.simulate("sm_90"):
+        compiled(module)(images(*shape)).float().sum().backward()
+    assert not {"conv2d_blocks", "conv2d_blocks_weight"} & {name for of in called() for name in of}
+
+
+def test_a_pixel_that_is_not_finite_spoils_what_sees_it_alone(monkeypatch):
+    monkeypatch.setattr(blocks, "LEAST", 1)
+    torch.manual_seed(0)
+    conv, x = halved(nn.Conv2d(3, 8, 7, 2, 3, bias=False)), images(1, 3, 16, 16)
+    x[0, 1, 5, 6] = float("nan")
+    with cupyops.simulate("sm_90"), torch.no_grad():
+        found = compiled(conv)(x)
+    assert torch.equal(found.isnan(), conv(x).isnan()) and found.isnan().any() and not found.isnan().all()
+
+
+def left(made):
+    return [str(node.target).removeprefix("aten.") for program in made for node, _ in program.lowering.left]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_patches_of_images_are_a_product(last, bias):
+    def cut(x, weight, bias=None):
+        return F.conv2d(x, weight, bias, (4, 2)).flatten(2).transpose(1, 2)
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 8, 6).to(HALF), torch.randn(16, 3, 4, 2).to(HALF), torch.randn(16).to(HALF)][: 2 + bias]
+    if last:
+        given[0] = given[0].contiguous(memory_format=LAST)
+    made = assert_as_eager(cut, [one.requires_grad_() for one in given])
+    assert left(made) == ["addmm.default" if bias else "mm.default", *["mm.default"] * 2]
+
+
+@pytest.mark.parametrize("module", [nn.Conv2d(3, 8, 4, 4), nn.Conv2d(3, 8, 4, 4, padding="valid", bias=False)])
+def test_patches_under_autocast(module):
+    module, exact, x = copy.deepcopy(module), copy.deepcopy(module).double(), torch.randn(2, 3, 8, 8)
+    programs.clear()
+    want, found = copy.deepcopy(module), compiled(module)
+    results = []
+    for run, of in ((want, want), (found, module)):
+        with cupyops.simulate("sm_90"), torch.autocast("cpu", HALF):
+            y = run(x)
+            y.float().square().sum().backward()
+        results.append([y.detach(), *(p.grad for p in of.parameters())])
+    exact(x.double()).square().sum().backward()
+    for a, b, c in zip(*results, [exact(x.double()).detach(), *(p.grad for p in exact.parameters())], strict=True):
+        assert a.dtype is b.dtype and relative(b, c) <= 4 * relative(a, c) + 1e-6
+    assert not any("convolution" in name for name in left(programs))
+
+
+NO_PATCHES = {
+    "float32": (nn.Conv2d(3, 8, 4, 4), (2, 3, 8, 8)),
+    "eight channels": (nn.Conv2d(8, 8, 4, 4).to(HALF), (2, 8, 8, 8)),
+    "padding": (nn.Conv2d(3, 8, 4, 4, padding=2).to(HALF), (2, 3, 8, 8)),
+    "taps that lie apart": (nn.Conv2d(3, 8, 2, 2, dilation=2).to(HALF), (2, 3, 8, 8)),
+    "groups": (nn.Conv2d(3, 6, 4, 4, groups=3).to(HALF), (2, 3, 8, 8)),
+    "steps of another size": (nn.Conv2d(3, 8, 4, 2).to(HALF), (2, 3, 8, 8)),
+    "a part of a patch": (nn.Conv2d(3, 8, 4, 4).to(HALF), (2, 3, 9, 8)),
+    "one image": (nn.Conv2d(3, 8, 4, 4).to(HALF), (3, 8, 8)),
+    "sizes that change": (nn.Conv2d(3, 8, 4, 4).to(HALF), (2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("why", NO_PATCHES)
+def test_what_is_not_cut_into_patches(why):
+    module, shape = NO_PATCHES[why]
+    x = torch.randn(shape).to(module.weight.dtype)
+    programs.clear()
+    with cupyops.simulate("sm_90"), torch.no_grad():
+        found = compiled(module, dynamic=why == "sizes that change")(x)
+    assert any("convolution" in name for name in left(programs))
+    torch.testing.assert_close(found, module(x))

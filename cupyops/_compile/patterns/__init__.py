@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 
 from .attention import ATTENTION, attention
-from .convolutions import added, moments
+from .convolutions import added, in_blocks, moments
 from .graph import calls
-from .images import MAX_POOL, batch_norm_relu, max_pool
+from .images import CONVOLUTIONS, MAX_POOL, batch_norm_relu, max_pool, patches
 from .products import gated_linear, linear_act
 
 log = logging.getLogger("cupyops.compile")
 
-PATTERNS: tuple[Callable[[Any], bool], ...] = (attention, batch_norm_relu, max_pool)
-OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added)
-BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL)  # calls that a graph with a pattern has
+PATTERNS: tuple[Callable[[Any], bool], ...] = (attention, batch_norm_relu, max_pool, patches)
+OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added, in_blocks)
+BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL, *CONVOLUTIONS)  # calls that a graph with a pattern has
 
 
 def apply(graph: GraphModule) -> GraphModule | None:

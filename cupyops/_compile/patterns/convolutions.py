@@ -1,4 +1,6 @@
-"""Convolutions of one tap and what is beside them in one product, in graphs of ATen calls: see `cupyops.nn.pointwise`."""
+"""Convolutions in graphs of ATen calls: of one tap, with what is beside them in one product, as `cupyops.nn.pointwise` has
+them after a swap; and of few channels in blocks of pixels, as `cupyops.nn.blocks` has them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from ..._dispatch import library
 from ..._dispatch.gpu import gpu
 from ..._dispatch.pointwise_fused import ADDED, MOMENTS, conv2d_add, conv2d_moments, problem_of
 from ..._kernel.kernel import HALF
+from ...nn.blocks import STEP, conv2d_blocks, conv2d_blocks_weight, is_faster
 from ...ops._batch_norm_act import _batch_norm_act
 from .aten import aten, call, in_memory, is_sized, meta_of
 
@@ -62,6 +65,42 @@ def added(node: Any) -> bool:
         back.meta["val"] = (None, *back.meta["val"][1:])
         return True
     return False
+
+
+def in_blocks(node: Any) -> bool:
+    """Convolution with steps of an image of few channels, as at the beginning of a ResNet, or its filters' gradient."""
+    if node.target is aten.convolution.default:
+        x, weight, bias, *geometry = node.args
+        if bias is not None or not _is_of_blocks(x, weight, node, geometry):
+            return False
+        (result,) = call(node, conv2d_blocks, (x, weight, geometry[1]))
+        node.replace_all_uses_with(result)
+    elif node.target is aten.convolution_backward.default:
+        grad_y, x, weight, _, *geometry, mask = node.args
+        if mask != [False, True, False] or not _is_of_blocks(x, weight, grad_y, geometry):
+            return False
+        (result,) = call(node, conv2d_blocks_weight, (grad_y, x, weight, geometry[1]))
+        for one in list(node.users):
+            one.replace_all_uses_with(result)
+            node.graph.erase_node(one)
+    else:
+        return False
+    node.graph.erase_node(node)
+    return True
+
+
+def _is_of_blocks(x: Any, weight: Any, y: Any, geometry: list[Any]) -> bool:
+    if (
+        not is_sized(x, weight)
+        or not _are_images(y)
+        or meta_of(x).dim() != 4
+        or meta_of(x).dtype is not meta_of(weight).dtype
+    ):
+        return False
+    steps, padding, *rest = geometry
+    if steps != [STEP, STEP] or rest != [[1, 1], False, [0, 0], 1] or len(padding) != 2:
+        return False
+    return is_faster(meta_of(x), meta_of(weight), padding, meta_of(x).dtype)
 
 
 def _are_images(*nodes: Any) -> bool:
