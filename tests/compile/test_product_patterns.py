@@ -8,6 +8,7 @@ from compiled import assert_as_eager, compiled
 import cupyops
 from cupyops._compile import patterns
 from cupyops._compile.backend import programs
+from cupyops._compile.patterns import losses
 from cupyops._dispatch import epilogues, library
 from cupyops.testing import assume_gpu
 
@@ -221,3 +222,93 @@ def test_a_step_again_and_again_is_the_same_by_recorded_plans():
             found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), given)])
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
     assert names(programs) == ["gated_linear"]
+
+
+# --- the loss of a head -----------------------------------------------------------------------------------------------
+
+HEAD = (2, 8, 32), (96, 32), (96,)
+TARGET = (torch.arange(16) * 37 % 96).view(2, 8)
+LOSSES = {
+    "as nanoGPT": lambda x, w, b, t: F.cross_entropy(F.linear(x, w).view(-1, 96), t.view(-1)),
+    "of float32, with a bias": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).float().view(-1, 96), t.view(-1)),
+    "shifted": lambda x, w, b, t: F.cross_entropy(
+        F.linear(x, w)[..., :-1, :].contiguous().float().view(-1, 96), t[..., 1:].contiguous().view(-1)
+    ),
+    "shifted after a view": lambda x, w, b, t: F.cross_entropy(
+        F.linear(x.view(16, 32), w).view(2, 8, 96)[..., :-1, :].reshape(-1, 96), t[..., 1:].reshape(-1)
+    ),
+    "some targets are ignored": lambda x, w, b, t: F.cross_entropy(
+        F.linear(x, w).flatten(0, 1), t.flatten(), ignore_index=37, label_smoothing=0.1, reduction="sum"
+    ),
+}
+
+
+@pytest.fixture
+def little_scratch(monkeypatch):
+    monkeypatch.setattr(losses, "SCRATCH", 96 * 2 * 4)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_of_a_head(little_scratch, name):
+    made = assert_as_eager(lambda x, w, b: LOSSES[name](x, w, b, TARGET), tensors(*HEAD))
+    assert names(made)[0] == "fused_linear_cross_entropy"
+
+
+def test_the_loss_of_a_head_under_autocast(little_scratch):
+    def run(x, w, b):
+        with torch.autocast("cpu", HALF):
+            logits = F.linear(x, w, b)
+        return F.cross_entropy(logits.view(-1, 96).float(), TARGET.view(-1))
+
+    assert names(assert_as_eager(run, tensors(*HEAD, dtype=torch.float32)))[0] == "fused_linear_cross_entropy"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_of_language(little_scratch, tied):
+    """Its loss and the gradients of a head whose weight the embedding may have too."""
+
+    def run(weight, head):
+        x = F.embedding(TARGET, weight)
+        return LOSSES["as nanoGPT"](torch.tanh(x), weight if tied else head, None, TARGET.roll(1, 1))
+
+    made = assert_as_eager(run, tensors((96, 32), (96, 32)))
+    assert names(made)[0] == "fused_linear_cross_entropy"
+
+
+def written(x, w, b, t):
+    logits = F.linear(x, w).view(-1, 96)
+    logits[:, 3] = -100.0
+    return F.cross_entropy(logits, t.view(-1))
+
+
+NO_LOSS = {
+    "logits that are returned": lambda x, w, b, t: (y := F.linear(x, w), F.cross_entropy(y.view(-1, 96), t.view(-1)))[
+        ::-1
+    ],
+    "logits that are scaled": lambda x, w, b, t: F.cross_entropy(F.linear(x, w).view(-1, 96) * 2, t.view(-1)),
+    "logits that are written": written,
+    "weights of the classes": lambda x, w, b, t: F.cross_entropy(F.linear(x, w).view(-1, 96), t.view(-1), b.detach()),
+    "a loss of each": lambda x, w, b, t: F.cross_entropy(F.linear(x, w).view(-1, 96), t.view(-1), reduction="none"),
+    "some classes": lambda x, w, b, t: F.cross_entropy(F.linear(x, w)[..., 1:].reshape(-1, 95), t.view(-1) % 95),
+    "probabilities": lambda x, w, b, t: F.cross_entropy(
+        F.linear(x, w).view(-1, 96), F.one_hot(t.view(-1), 96).to(x.dtype)
+    ),
+    "classes in another place": lambda x, w, b, t: F.cross_entropy(F.linear(x, w).transpose(1, 2), t),
+}
+
+
+@pytest.mark.parametrize("why", NO_LOSS)
+def test_what_is_no_loss_of_a_head(little_scratch, why):
+    made = assert_as_eager(lambda x, w, b: NO_LOSS[why](x, w, b, TARGET), tensors(*HEAD))
+    assert "fused_linear_cross_entropy" not in names(made)
+
+
+def test_logits_that_are_few_or_of_float32_or_without_a_gradient_are_left_alone(monkeypatch):
+    def loss(x, w, b):
+        return LOSSES["as nanoGPT"](x, w, b, TARGET)
+
+    assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, tensors(*HEAD)))
+    monkeypatch.setattr(losses, "SCRATCH", 1)
+    assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, tensors(*HEAD, dtype=torch.float32)))
+    assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, [x.detach() for x in tensors(*HEAD)]))
+    assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, tensors(*HEAD), dynamic=True))

@@ -19,13 +19,14 @@ from .attention import ATTENTION, attention
 from .convolutions import added, in_blocks, moments
 from .graph import calls
 from .images import CONVOLUTIONS, MAX_POOL, batch_norm_relu, max_pool, patches
+from .losses import linear_loss
 from .products import gated_linear, linear_act
 
 log = logging.getLogger("cupyops.compile")
 
-PATTERNS: tuple[Callable[[Any], bool], ...] = (attention, batch_norm_relu, max_pool, patches)
+PATTERNS: tuple[Callable[[Any], bool], ...] = (attention, batch_norm_relu, max_pool, patches, linear_loss)
 OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added, in_blocks)
-BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL, *CONVOLUTIONS)  # calls that a graph with a pattern has
+BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL, *CONVOLUTIONS, F.cross_entropy)  # calls that a graph with a pattern has
 
 
 def apply(graph: GraphModule) -> GraphModule | None:
