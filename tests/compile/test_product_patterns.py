@@ -1,5 +1,7 @@
 """Products and what follows them in one operator: found in the graphs of a model, right, and left alone elsewhere."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -312,3 +314,80 @@ def test_logits_that_are_few_or_of_float32_or_without_a_gradient_are_left_alone(
     assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, tensors(*HEAD, dtype=torch.float32)))
     assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, [x.detach() for x in tensors(*HEAD)]))
     assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, tensors(*HEAD), dynamic=True))
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+class Transformer(torch.nn.Module):
+    """A block as of GPT-2 or of a vision transformer, with patches of images or tokens before it, and a head behind."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.norm, self.act = torch.nn.LayerNorm(32), torch.nn.GELU("none" if images else "tanh")
+        self.qkv, self.project = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+        self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.first = torch.nn.Conv2d(3, 32, 4, 4) if images else torch.nn.Embedding(96, 32)
+        self.head = torch.nn.Linear(32, 96, bias=False)
+
+    def forward(self, x, target):
+        x = self.first(x)
+        if x.dim() == 4:
+            x = x.flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 2, 16).permute(2, 0, 3, 1, 4).unbind()
+        x = x + self.project(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.down(self.act(self.up(self.norm(x))))
+        return F.cross_entropy(self.head(x).view(-1, 96), target.view(-1))
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_a_transformer_under_autocast(little_scratch, images):
+    torch.manual_seed(0)
+    model = Transformer(images)
+    given = (torch.randn(2, 3, 8, 16), TARGET) if images else (TARGET.flip(1), TARGET)
+
+    def run(*parameters):
+        with torch.autocast("cpu", HALF):
+            return torch.func.functional_call(model, dict(zip(dict(model.named_parameters()), parameters)), given)
+
+    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    exact = [p.double().detach().requires_grad_() for p in parameters]
+    true = torch.func.functional_call(
+        copy.deepcopy(model).double(),
+        dict(zip(dict(model.named_parameters()), exact)),
+        (given[0].double() if images else given[0], TARGET),
+    )
+    true = torch.autograd.grad(true, exact)
+    theirs = torch.autograd.grad(run(*parameters), parameters)
+    programs.clear()
+    with cupyops.simulate("sm_90"):
+        ours = torch.autograd.grad(compiled(run)(*parameters), parameters)
+    for a, b, c in zip(theirs, ours, true, strict=True):
+        norm = c.norm().clamp_min(1e-3)
+        assert (b.double() - c).norm() / norm <= 4 * (a.double() - c).norm() / norm + 1e-6
+    found = names(programs)
+    assert sorted(name for name in found if not name.endswith("_backward")) == [
+        "attention",
+        "fused_linear_cross_entropy",
+        "linear_act",
+    ]
+
+
+def test_a_llama_of_transformers():
+    """Its logits are a result, so that its loss is not fused with its head."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compile")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, vocab_size=96, use_cache=False
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).to(HALF)
+    exact = copy.deepcopy(model).double()
+    true = torch.autograd.grad(exact(input_ids=TARGET, labels=TARGET).loss, list(exact.parameters()))
+    theirs = torch.autograd.grad(model(input_ids=TARGET, labels=TARGET).loss, list(model.parameters()))
+    programs.clear()
+    with cupyops.simulate("sm_90"):
+        loss = compiled(model)(input_ids=TARGET, labels=TARGET).loss
+        ours = torch.autograd.grad(loss, list(model.parameters()))
+    for a, b, c in zip(theirs, ours, true, strict=True):
+        assert (b.double() - c).norm() <= 4 * (a.double() - c).norm() + 1e-6 * c.norm()
+    assert names(programs).count("gated_linear") == 2 and "fused_linear_cross_entropy" not in names(programs)
