@@ -131,8 +131,8 @@ def measure(launch: Launch, x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tenso
     """y = x correlated with weight, in memory [pixels, channels]; the moments of its channels, [parts, channels, 2], each a
     mean and the sum of the squares of what differs from it, and of how many pixels each part is."""
     of, parts = launch.extra, launch.extra["parts"]
-    moments = torch.empty((parts, weight.shape[0], 2), dtype=torch.float32, device=x.device)
-    counts = torch.empty(parts, dtype=torch.float32, device=x.device)
+    moments = x.new_empty((parts, weight.shape[0], 2), dtype=torch.float32)
+    counts = x.new_empty(parts, dtype=torch.float32)
     if not is_dry(x):
         launch(of["a"].map(x), of["b"].map(weight), of["y"].map(y, written=True), moments, counts)
     return moments, counts
@@ -157,7 +157,7 @@ def conv2d_moments(x: Tensor, weight: Tensor) -> list[Tensor]:
         return [y, torch.stack((mean, var * pixels), 1)[None], y.new_full((1,), pixels, dtype=torch.float32)]
     images, _, height, width = x.shape
     y = x.new_empty((images, height, width, len(weight))).permute(0, 3, 1, 2)
-    return [y, *measure(launch, _whole(x), weight.reshape(weight.shape[:2]), y)]
+    return [y, *measure(launch, _whole(x), _matrix(weight), y)]
 
 
 def conv2d_add(grad_y: Tensor, weight: Tensor, more: Tensor) -> list[Tensor]:
@@ -168,11 +168,19 @@ def conv2d_add(grad_y: Tensor, weight: Tensor, more: Tensor) -> list[Tensor]:
     images, channels, height, width = more.shape
     grad_x = more.new_empty((images, height, width, channels)).permute(0, 3, 1, 2)
     if not is_dry(more):
-        add(launch, _whole(grad_y), weight.reshape(weight.shape[:2]), _whole(more), grad_x)
+        add(launch, _whole(grad_y), _matrix(weight), _whole(more), grad_x)
     return [grad_x]
 
 
 def _whole(image: Tensor) -> Tensor:
     """An image in channels_last that begins at a 16-byte boundary."""
-    image = image.contiguous(memory_format=torch.channels_last)
-    return image if is_dry(image) or aligned(image) else image.clone()
+    return _aligned(image.contiguous(memory_format=torch.channels_last))
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Filters of one tap as rows."""
+    return _aligned(weight.reshape(weight.shape[:2]).contiguous())
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor if is_dry(tensor) or aligned(tensor) else tensor.clone()

@@ -12,7 +12,7 @@ from compiled import assert_as_eager, compiled
 import cupyops
 from cupyops._compile import calls
 from cupyops._compile.backend import programs
-from cupyops._dispatch import gpu
+from cupyops._dispatch import gpu, pointwise_fused
 from cupyops._operator.derivation import plans
 from cupyops.nn import blocks
 
@@ -325,3 +325,46 @@ def test_what_is_not_cut_into_patches(why):
         found = compiled(module, dynamic=why == "sizes that change")(x)
     assert any("convolution" in name for name in left(programs))
     torch.testing.assert_close(found, module(x))
+
+
+def test_functions_in_a_graph_where_no_kernel_is_chosen():
+    """A graph that was made for Hopper gives the same elsewhere."""
+    torch.manual_seed(0)
+    x, grad_y, more, weight = (images(*shape) for shape in ((2, 8, 4, 4), (2, 16, 4, 4), (2, 8, 4, 4), (16, 8, 1, 1)))
+    y, moments, counts = pointwise_fused.conv2d_moments(x, weight)
+    exact = y.double()
+    torch.testing.assert_close(y, F.conv2d(x, weight))
+    torch.testing.assert_close(moments[0, :, 0].double(), exact.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
+    var = moments[0, :, 1].double() / counts.double()
+    torch.testing.assert_close(var, exact.var((0, 2, 3), correction=0), rtol=1e-5, atol=0)
+    (grad_x,) = pointwise_fused.conv2d_add(grad_y, weight, more)
+    torch.testing.assert_close(
+        grad_x.double(), F.conv_transpose2d(grad_y.double(), weight.double()) + more, rtol=0.02, atol=0.05
+    )
+    x, weight = images(2, 3, 12, 16), images(8, 3, 7, 7).requires_grad_()
+    (y,) = blocks.conv2d_blocks(x, weight, [3, 3])
+    want = F.conv2d(x, weight, None, 2, 3)
+    grad_y = images(*want.shape)
+    (grad,) = blocks.conv2d_blocks_weight(grad_y, x, weight, [3, 3])
+    assert torch.equal(y, want) and torch.equal(grad, torch.autograd.grad(want, weight, grad_y)[0])
+    assert y.is_contiguous(memory_format=LAST)
+
+
+@pytest.mark.parametrize("function", ["conv2d_moments", "conv2d_add"])
+def test_operands_off_16_byte_boundaries_are_copied(function):
+    torch.manual_seed(0)
+    shifted = [torch.randn(n + 1).to(HALF)[1:] for n in (2 * 16 * 4 * 4, 8 * 16, 2 * 8 * 4 * 4)]
+    y, weight, x = (
+        shifted[0].view(2, 4, 4, 16).permute(0, 3, 1, 2),
+        shifted[1],
+        shifted[2].view(2, 4, 4, 8).permute(0, 3, 1, 2),
+    )
+    weight = weight.view(16, 8, 1, 1)
+    assert not any(cupyops.aligned(one) for one in (x, y, weight))
+    with cupyops.simulate("sm_90"):
+        if function == "conv2d_moments":
+            found, want = pointwise_fused.conv2d_moments(x, weight)[0], F.conv2d(x.double(), weight.double())
+        else:
+            found = pointwise_fused.conv2d_add(y, weight, x)[0]
+            want = F.conv_transpose2d(y.double(), weight.double()) + x.double()
+    assert relative(found, want) < 4e-3
