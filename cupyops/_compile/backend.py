@@ -132,6 +132,8 @@ def _compile(
     graph.graph.eliminate_dead_code()
     inplace.apply(graph)
     exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
+    if not exact:
+        patterns.apply_to_calls(graph)
     runner = Runner(graph, kind, exact=exact)
     runner.prepare_early()
     run: Callable[..., Any] = runner if held is None else held.wrap(runner, graph, kind=kind)

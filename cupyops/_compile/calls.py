@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from .._operator.derivation import plans, registration
 from .._operator.derivation.constants import MISS
 from .._util import observed
 from .kernel_group import Call
+from .lowering import name_of
 from .size import Real, Size
 from .values import Value
 
@@ -22,7 +24,7 @@ def function_of(call: Call) -> Callable[..., Any]:
     """Return the function for a call of the graph: the operator, or for one of ours a function that replays plans."""
     target: Callable[..., Any] = call.node.target
     form, tensors = _form(call.args)
-    if registration.inside(target) is None or call.kwargs or not tensors:
+    if _inside(target) is None or call.kwargs or not tensors:
         return target
     if _has_size(call.args) or any(one.numel == 0 for one in tensors):
         return target
@@ -33,10 +35,15 @@ def function_of(call: Call) -> Callable[..., Any]:
     return lambda *args: planned(*_tensors(args))
 
 
+def _inside(target: Any) -> Callable[..., Any] | None:
+    """The function that a plan records: an operator's below autograd, or one that a pattern has put into the graph."""
+    return target if isinstance(target, FunctionType) else registration.inside(target)
+
+
 @functools.lru_cache(maxsize=1024)
 def _planned(target: Any, form: tuple[Any, ...], count: int) -> Callable[..., Any]:
     """One function for calls with the same arguments besides tensors, so that equal layers share their plans."""
-    inside = registration.inside(target)
+    inside = _inside(target)
     assert inside is not None
 
     shared: set[int] = set()  # places of results that share memory with an argument or with another: these are copied
@@ -51,7 +58,7 @@ def _planned(target: Any, form: tuple[Any, ...], count: int) -> Callable[..., An
                 seen.add(one.untyped_storage()._cdata)
         return [one.clone() if k in shared else one for k, one in enumerate(found)]
 
-    held = plans.Plans(str(target), plain, 0, lambda: [inside], suspends=True)
+    held = plans.Plans(name_of(target), plain, 0, lambda: [inside], suspends=True)
     names = ", ".join(f"x{k}" for k in range(count))
     source = f"""
 def planned({names}):

@@ -12,6 +12,7 @@ import logging
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -307,6 +308,11 @@ def described(node: Node) -> str:
 
     given = ", ".join(f"{n.name}: {shown(n.meta.get('val'))}" for n in node.all_input_nodes)
     return f"{node.name} = {node.target}({given}) -> {shown(node.meta.get('val'))}"
+
+
+def name_of(target: Any) -> str:
+    """Overload that a node calls, or the name of a function of this library."""
+    return f"cupyops.{target.__name__}" if isinstance(target, FunctionType) else str(target)
 
 
 def _flat(meta: Any) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from .._kernel.kernel import executors
 from .._kernel.launch import faults
 from .._util import observed, settings, tracing
 from . import debug
-from .lowering import Unsupported, device_of
+from .lowering import Unsupported, device_of, name_of
 from .program import Program
 from .sizes import Sizes, Symbols
 
@@ -217,7 +217,7 @@ def _is_capturing(device: torch.device) -> bool:
 
 def _left(program: Program) -> str:
     """The calls that stay PyTorch's, in words."""
-    counts = Counter(str(node.target) for node, _ in program.lowering.left)
+    counts = Counter(name_of(node.target) for node, _ in program.lowering.left)
     named = ", ".join(f"{name} x {count}" if count > 1 else name for name, count in counts.most_common())
     return f"by PyTorch: {named}" if named else ""
 

@@ -27,6 +27,10 @@ from .wgmma import K, Operand
 # By their names in Python, those of common/elementwise/activations.cuh.
 ACTIVATIONS = {"none": "Identity", "relu": "Relu", "gelu": "GeluExact", "gelu_tanh": "GeluTanh", "silu": "Silu"}
 GATES = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
+MEASURED = (
+    "relu",
+    "gelu",
+)  # activations of linear_act, without a residual, that were measured beside PyTorch's functions
 
 
 class Fused(wgmma.Tile):
@@ -144,6 +148,14 @@ def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
     if activation != "silu" or dtype not in HALF or features % 8 or gpu(x.device).capability != 9:
         return False
     return GATED.is_large(math.prod(x.shape[:-1]), features, x.shape[-1])
+
+
+def is_activation_worth_it(x: Tensor, weight: Tensor, activation: str) -> bool:
+    """Return True if a layer of rows x runs faster with its activation in one operator than in two."""
+    if not library.is_wanted(x):
+        return True
+    found = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
+    return activation in MEASURED and isinstance(LINEAR_ACT.choose(found, gpu(x.device)), Fused)
 
 
 class Plan:

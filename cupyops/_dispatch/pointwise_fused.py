@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
-from . import gemm, linear, wgmma
+from .._util.strides import aligned, is_dry
+from . import gemm, library, linear, wgmma
 from .forms import Form, Forms, Launch
-from .gpu import Gpu
+from .gpu import Gpu, gpu
 
 CONSUMERS = 2  # of a block, that leave moments of rows of their own
 ROWS = 16  # that a warp measures at once
@@ -130,9 +131,10 @@ def measure(launch: Launch, x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tenso
     """y = x correlated with weight, in memory [pixels, channels]; the moments of its channels, [parts, channels, 2], each a
     mean and the sum of the squares of what differs from it, and of how many pixels each part is."""
     of, parts = launch.extra, launch.extra["parts"]
-    moments = torch.empty((parts, weight.shape[0], 2), dtype=torch.float32, device=x.device)
-    counts = torch.empty(parts, dtype=torch.float32, device=x.device)
-    launch(of["a"].map(x), of["b"].map(weight), of["y"].map(y, written=True), moments, counts)
+    moments = x.new_empty((parts, weight.shape[0], 2), dtype=torch.float32)
+    counts = x.new_empty(parts, dtype=torch.float32)
+    if not is_dry(x):
+        launch(of["a"].map(x), of["b"].map(weight), of["y"].map(y, written=True), moments, counts)
     return moments, counts
 
 
@@ -140,3 +142,45 @@ def add(launch: Launch, grad_y: Tensor, weight: Tensor, more: Tensor, grad_x: Te
     """grad_x = the gradient of a convolution's image + more, all in memory as [pixels, channels]."""
     of = launch.extra
     launch(of["a"].map(grad_y), of["b"].map(weight), of["y"].map(more), of["y"].map(grad_x, written=True))
+
+
+# --- as calls of a compiled graph, which give lists of tensors ---
+
+
+def conv2d_moments(x: Tensor, weight: Tensor) -> list[Tensor]:
+    """Convolution of one tap of an image in channels_last; and its moments with their counts, as `measure` gives them."""
+    launch = MOMENTS.launch(problem_of(x, len(weight), False), gpu(x.device))
+    if library.serves(launch):  # the graph was made where the kernel was chosen, and is not run there
+        y = torch.conv2d(x, weight)
+        var, mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
+        pixels = y.numel() // y.shape[1]
+        return [y, torch.stack((mean, var * pixels), 1)[None], y.new_full((1,), pixels, dtype=torch.float32)]
+    images, _, height, width = x.shape
+    y = x.new_empty((images, height, width, len(weight))).permute(0, 3, 1, 2)
+    return [y, *measure(launch, _whole(x), _matrix(weight), y)]
+
+
+def conv2d_add(grad_y: Tensor, weight: Tensor, more: Tensor) -> list[Tensor]:
+    """Gradient of the image of a convolution of one tap, plus `more`; all but the weight in channels_last."""
+    launch = ADDED.launch(problem_of(more, len(weight), True), gpu(more.device))
+    if library.serves(launch):
+        return [torch.nn.functional.conv_transpose2d(grad_y, weight) + more]
+    images, channels, height, width = more.shape
+    grad_x = more.new_empty((images, height, width, channels)).permute(0, 3, 1, 2)
+    if not is_dry(more):
+        add(launch, _whole(grad_y), _matrix(weight), _whole(more), grad_x)
+    return [grad_x]
+
+
+def _whole(image: Tensor) -> Tensor:
+    """An image in channels_last that begins at a 16-byte boundary."""
+    return _aligned(image.contiguous(memory_format=torch.channels_last))
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Filters of one tap as rows."""
+    return _aligned(weight.reshape(weight.shape[:2]).contiguous())
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor if is_dry(tensor) or aligned(tensor) else tensor.clone()

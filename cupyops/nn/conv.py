@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:
 # --- images cut into patches, as at the beginning of a vision transformer ---
 
 
-def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None, multiply: Callable[..., Tensor] = linear) -> Tensor:
     """The convolution whose stride is its kernel's size, of images that hold whole patches: a product with each of them."""
     (out, channels, height, width), dtype = weight.shape, autocast_dtype(input) or input.dtype
     apart = input.unflatten(3, (-1, width)).unflatten(2, (-1, height))
@@ -73,25 +74,28 @@ def of_patches(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     order, filters = ((0, 2, 4, 3, 5, 1), weight.permute(0, 2, 3, 1)) if is_last else ((0, 2, 4, 1, 3, 5), weight)
     patches = apart.permute(order).to(dtype, memory_format=torch.contiguous_format)  # cast and copied at once
     rows = patches.reshape(-1, channels * height * width)
-    y = linear(rows, filters.flatten(1), bias).view(*patches.shape[:3], out).permute(0, 3, 1, 2)
+    y = multiply(rows, filters.flatten(1), bias).view(*patches.shape[:3], out).permute(0, 3, 1, 2)
     return y if is_last else y.contiguous()
 
 
 def _is_of_patches(conv: torch.nn.Conv2d, input: Tensor, weight: Tensor) -> bool:
-    """Return whether a convolution whose stride is its kernel's size is faster as a product.
+    """Return whether a convolution whose stride is its kernel's size is faster as a product."""
+    if weight.shape[2:] != conv.kernel_size or conv.groups != 1 or conv.padding_mode != "zeros":
+        return False  # PyTorch says what is wrong, or computes with filters that somebody has put there
+    if conv.padding not in ((0, 0), "valid") or conv.dilation != (1, 1) or not is_faster_of_patches(input, weight):
+        return False
+    return not (torch_private.functorch_active() or torch_private.forward_mode())
+
+
+def is_faster_of_patches(input: Tensor, weight: Tensor) -> bool:
+    """Return whether a convolution whose stride is its kernel's size, without padding, is faster as a product.
 
     cuDNN reads channels by vectors of eight, and has slow kernels where there are fewer, as of coloured images.
     """
-    if input.dim() != 4 or input.shape[1] % 8 == 0 or not input.numel() or conv.groups != 1:
+    if input.dim() != 4 or input.shape[1] % 8 == 0 or not input.numel() or weight.shape[1] != input.shape[1]:
         return False
-    if weight.shape[1:] != (input.shape[1], *conv.kernel_size):
-        return False  # PyTorch says what is wrong, or computes with filters that somebody has put there
-    if conv.padding_mode != "zeros" or conv.padding not in ((0, 0), "valid") or conv.dilation != (1, 1):
-        return False
-    height, width = conv.kernel_size
-    if input.shape[2] % height or input.shape[3] % width or height * width == 1:
-        return False
-    return not (torch_private.functorch_active() or torch_private.forward_mode())
+    height, width = weight.shape[2:]
+    return not (input.shape[2] % height or input.shape[3] % width or height * width == 1)
 
 
 def _padded(conv: torch.nn.Conv2d, input: Tensor) -> tuple[Tensor, Any]:

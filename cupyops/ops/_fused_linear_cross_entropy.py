@@ -19,6 +19,10 @@ from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
+SCRATCH = 512 << 20
+"""Bytes of logits that models of language get. On an H200 a step of the benchmark's Llama takes 0.2 ms more than with all of
+them, with 240 MiB 2.4."""
+
 
 @operator("cupyops::fused_linear_cross_entropy", sharding=shardings.fused_linear_cross_entropy)
 def _linear_cross_entropy(

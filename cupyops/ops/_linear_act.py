@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .._dispatch import gemm, library
 from .._dispatch.activations import IN_PLACE, REFERENCES, activate, gradient
-from .._dispatch.epilogues import ACTIVATIONS, LINEAR_ACT, fused
+from .._dispatch.epilogues import ACTIVATIONS, LINEAR_ACT, MEASURED, fused
 from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
 from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
@@ -33,7 +33,7 @@ def forward(x, weight, bias, residual, activation, keep):
     kept = None
     if keep and activation != "none":  # of relu alone, y tells where its slope is 0
         kept = y if activation == "relu" and residual is None else torch.empty_like(y)
-    if plan := fused(LINEAR_ACT, rows, (weight,), measured=activation in ("relu", "gelu") and residual is None):
+    if plan := fused(LINEAR_ACT, rows, (weight,), measured=activation in MEASURED and residual is None):
         within, after = (residual, None) if plan.takes_residual else (None, residual)
         plan.run(y, None if kept is y else kept, activation, bias, within)
     else:

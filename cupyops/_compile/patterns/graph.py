@@ -1,4 +1,4 @@
-"""What patterns ask of Dynamo's graph, and how they change it."""
+"""Questions of patterns to Dynamo's graph, and how they change it."""
 
 from __future__ import annotations
 

@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
+from ..._kernel.kernel import HALF
+from ...nn.conv import is_faster_of_patches, of_patches
 from .graph import argument, calls, replaced, value_of
 
+CONVOLUTIONS = (F.conv2d, torch.conv2d)
 MAX_POOL = (F.max_pool2d, torch.max_pool2d)
 
 
@@ -79,3 +82,30 @@ def max_pool(node: Any) -> bool:
         return False
     node.target = ops.max_pool2d
     return True
+
+
+def patches(node: Any) -> bool:
+    """conv2d whose stride is its kernel's size, of images of few channels, as a product: see `cupyops.nn.conv`."""
+    if not calls(node, *CONVOLUTIONS):
+        return False
+    x, weight, bias = (argument(node, k, name) for k, name in enumerate(("input", "weight", "bias")))
+    usual = zip(("padding", "dilation", "groups"), ((0, 0), (1, 1), 1))
+    if any(_pair(argument(node, 4 + k, name, value)) != _pair(value) for k, (name, value) in enumerate(usual)):
+        return False
+    given = value_of(x), value_of(weight), value_of(node)
+    if not all(isinstance(one, Tensor) and all(isinstance(n, int) for n in one.shape) for one in given):
+        return False
+    image, filters, result = given
+    if _pair(argument(node, 3, "stride", 1)) != tuple(filters.shape[2:]) or result.dtype not in HALF:
+        return False
+    if not is_faster_of_patches(image, filters):
+        return False
+    node.target, node.args, node.kwargs = of_patches, (x, weight, bias, F.linear), {}
+    return True
+
+
+def _pair(numbers: Any) -> Any:
+    """Numbers of both sides; "valid" padding is none."""
+    if numbers == "valid":
+        return (0, 0)
+    return tuple(numbers) if isinstance(numbers, (tuple, list)) else (numbers, numbers)
