@@ -65,7 +65,7 @@ def _chain(node: Any) -> list[Node] | None:
     while isinstance(node, Node) and len(node.users) == 1:
         found.append(node)
         if calls(node, *LINEAR):
-            return None if are_written(node.graph, set(found)) else found
+            return None if are_written({*found, *node.all_input_nodes}, node, None) else found
         before: Any = node.args[0] if node.args else None
         one, other = value_of(node), value_of(before)
         if not isinstance(one, Tensor) or not isinstance(other, Tensor) or not one.dim() or not other.dim():
