@@ -1,4 +1,4 @@
-"""Questions of patterns to Dynamo's graph, and how they change it."""
+"""Questions that patterns ask of Dynamo's graph, and changes that they make to it."""
 
 from __future__ import annotations
 
