@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._kernel.launch.executors import executors
 from .._util import observed, tracing
+from .._util.strides import is_dry
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
@@ -85,3 +86,11 @@ def multiply_in_full(a: Tensor, b: Tensor, y: Tensor) -> None:
         call("torch.mm", y, lambda: torch.mm(a, b, out_dtype=y.dtype, out=y))
     else:  # where PyTorch has no such function
         call("torch.mm", y, lambda: torch.mm(a.to(y.dtype), b.to(y.dtype), out=y))
+
+
+def product_in_full(a: Tensor, b: Tensor) -> list[Tensor]:
+    """[a b] of matrices of a half type, in float32: as a call of a compiled graph, which gives a list of tensors."""
+    y = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
+    if not is_dry(a):
+        multiply_in_full(a, b, y)
+    return [y]

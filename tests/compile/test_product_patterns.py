@@ -10,6 +10,7 @@ from compiled import assert_as_eager, compiled
 import cupyops
 from cupyops._compile import patterns
 from cupyops._compile.backend import programs
+from cupyops._compile.lowering import name_of
 from cupyops._compile.patterns import losses
 from cupyops._dispatch import epilogues, library
 from cupyops.testing import assume_gpu
@@ -31,7 +32,7 @@ def tensors(*shapes, dtype=HALF):
 
 def names(made):
     """Names of the operators of this library in programs, in order."""
-    called = [str(node.target) for program in made for node, _ in program.lowering.left]
+    called = [name_of(node.target) for program in made for node, _ in program.lowering.left]
     return [name.removeprefix("cupyops.").removesuffix(".default") for name in called if name.startswith("cupyops.")]
 
 
@@ -74,7 +75,8 @@ def test_under_autocast_with_parameters_of_float32():
         with torch.autocast("cpu", HALF):
             return layer("gelu")(*args)
 
-    assert names(assert_as_eager(run, tensors(*SHAPES, dtype=torch.float32), factor=8)) == ["linear_act"]
+    made = assert_as_eager(run, tensors(*SHAPES, dtype=torch.float32), factor=8)
+    assert names(made) == ["linear_act", *["product_in_full"] * 3]
 
 
 LEFT = {
@@ -316,6 +318,34 @@ def test_logits_that_are_few_or_of_float32_or_without_a_gradient_are_left_alone(
     assert "fused_linear_cross_entropy" not in names(assert_as_eager(loss, tensors(*HEAD), dynamic=True))
 
 
+# --- gradients of float32 ---------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_a_parameter_of_float32_is_not_rounded_on_the_way():
+    """It is the product of the operands, which alone were rounded; and by plans the same."""
+    (x, weight), run = tensors((64, 32), (48, 32), dtype=torch.float32), compiled(lambda x, w: F.linear(x, w))
+    grad = torch.randn(64, 48).to(HALF)
+    programs.clear()
+    for _ in range(5):
+        with cupyops.simulate("sm_90"), torch.autocast("cpu", HALF):
+            (found,) = torch.autograd.grad(run(x.detach(), weight), weight, grad)
+        torch.testing.assert_close(found, grad.float().T @ x.detach().to(HALF).float(), rtol=1e-5, atol=1e-5)
+    assert names(programs) == ["product_in_full"]
+
+
+NOT_IN_FULL = {
+    "a half type": lambda x, w: F.linear(x.to(HALF), w.to(HALF)).to(HALF),
+    "something is done with it": lambda x, w: F.linear(x.to(HALF), (w * 2).to(HALF)),
+}
+
+
+@pytest.mark.parametrize("why", NOT_IN_FULL)
+def test_what_is_no_gradient_of_float32(why):
+    dtype = HALF if why == "a half type" else torch.float32
+    x, weight = tensors((64, 32), (48, 32), dtype=dtype)
+    assert names(assert_as_eager(NOT_IN_FULL[why], [x.detach(), weight], dynamo=False, factor=8)) == []
+
+
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
@@ -366,10 +396,11 @@ def test_a_transformer_under_autocast(little_scratch, images):
         norm = c.norm().clamp_min(1e-3)
         assert (b.double() - c).norm() / norm <= 4 * (a.double() - c).norm() / norm + 1e-6
     found = names(programs)
-    assert sorted(name for name in found if not name.endswith("_backward")) == [
+    assert sorted({name for name in found if not name.endswith("_backward")}) == [
         "attention",
         "fused_linear_cross_entropy",
         "linear_act",
+        "product_in_full",
     ]
 
 

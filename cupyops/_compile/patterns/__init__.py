@@ -21,12 +21,12 @@ from .decoding import decoding
 from .graph import calls
 from .images import CONVOLUTIONS, MAX_POOL, batch_norm_relu, max_pool, patches
 from .losses import linear_loss
-from .products import gated_linear, linear_act
+from .products import gated_linear, in_full, linear_act
 
 log = logging.getLogger("cupyops.compile")
 
 PATTERNS: tuple[Callable[[Any], bool], ...] = (decoding, attention, batch_norm_relu, max_pool, patches, linear_loss)
-OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added, in_blocks)
+OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added, in_blocks, in_full)
 BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL, *CONVOLUTIONS, F.cross_entropy)  # calls that a graph with a pattern has
 
 

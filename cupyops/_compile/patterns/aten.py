@@ -27,21 +27,17 @@ def is_sized(*nodes: Any) -> bool:
     return all(isinstance(one, Tensor) and all(isinstance(n, int) for n in one.shape) for one in metas)
 
 
+def is_call(node: Any) -> bool:
+    """Return True if a node stays a call whatever is around it, so that its operands and results are in memory."""
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    return name in LIBRARIES or name.startswith("cupyops::") or isinstance(node.target, FunctionType)
+
+
 def in_memory(node: Node) -> bool:
     """Return True if a call or the caller reads a value, or a view of it, from memory: no kernel then saves its store."""
-    for user in node.users:
-        schema = getattr(user.target, "_schema", None)
-        name = "" if schema is None else schema.name
-        if (
-            user.op == "output"
-            or name in LIBRARIES
-            or name.startswith("cupyops::")
-            or isinstance(user.target, FunctionType)
-        ):
-            return True
-        if user.target in VIEWS and in_memory(user):
-            return True
-    return False
+    return any(
+        user.op == "output" or is_call(user) or (user.target in VIEWS and in_memory(user)) for user in node.users
+    )
 
 
 def same(one: Any, other: Any) -> bool:

@@ -16,7 +16,7 @@ from ..._dispatch.pointwise_fused import ADDED, MOMENTS, conv2d_add, conv2d_mome
 from ..._kernel.kernel import HALF
 from ...nn.blocks import STEP, conv2d_blocks, conv2d_blocks_weight, is_faster
 from ...ops._batch_norm_act import _batch_norm_act
-from .aten import aten, call, in_memory, is_sized, meta_of
+from .aten import aten, call, in_memory, is_call, is_sized, meta_of
 
 GEOMETRY = [1, 1], [0, 0], [1, 1], False, [0, 0], 1  # of a convolution of one tap
 
@@ -123,9 +123,4 @@ def _is_read(node: Any) -> bool:
     """Return True if a value is in memory whoever reads it: an input, or a result of a call that stays one."""
     if not isinstance(node, Node):
         return False
-    return node.op == "placeholder" or (node.target is operator.getitem and _is_call(node.args[0]))
-
-
-def _is_call(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or schema.name == "aten::convolution_backward" or schema.name.startswith("cupyops::")
+    return node.op == "placeholder" or (node.target is operator.getitem and is_call(node.args[0]))

@@ -13,10 +13,23 @@ import torch
 from torch.fx import Node
 
 from ..._dispatch.epilogues import is_activation_worth_it, is_gate_worth_it
+from ..._dispatch.library import product_in_full
 from ..._kernel.kernel import HALF
 from ...ops._gated_linear import _gated_linear
 from ...ops._linear_act import _linear_act
-from .aten import aten, aten_call, call, chain_before, in_memory, is_returned_at_most, is_sized, meta_of, same, serves
+from .aten import (
+    VIEWS,
+    aten,
+    aten_call,
+    call,
+    chain_before,
+    in_memory,
+    is_returned_at_most,
+    is_sized,
+    meta_of,
+    same,
+    serves,
+)
 
 
 class Layer(NamedTuple):
@@ -120,6 +133,29 @@ def _of_one(node: Any, act: Any, gate: Any, up: Any, name: Any) -> bool:
         return False
     y, *z = call(layer.product, torch.ops.cupyops.gated_linear.default, args)
     return _put(node, y, layer, z)
+
+
+def in_full(node: Any) -> bool:
+    """Gradient in float32 under autocast, as of a parameter, which the product gives in float32 at once."""
+    if node.target is not aten._to_copy.default or not is_sized(node) or meta_of(node).dtype is not torch.float32:
+        return False
+    given, found = meta_of(node.args[0]), meta_of(node)
+    if not any(user.op == "output" for user in node.users) or not is_sized(node.args[0]):
+        return False
+    if given.stride() != found.stride() or given.device != found.device:
+        return False
+    chain = [node.args[0]]
+    while chain[-1].target in (*VIEWS, aten.t.default) and len(chain[-1].users) == 1:
+        chain.append(chain[-1].args[0])
+    product = chain[-1]
+    if product.target is not aten.mm.default or len(product.users) != 1 or meta_of(product).dtype not in HALF:
+        return False
+    (result,) = call(node, product_in_full, product.args)
+    for view in reversed(chain[:-1]):
+        result = aten_call(node, view.target, result, *view.args[1:])
+    node.replace_all_uses_with(result)
+    node.graph.erase_node(node)
+    return True
 
 
 def _put(node: Any, y: Node, layer: Layer, z: list[Node]) -> bool:
