@@ -13,12 +13,12 @@ from .._kernel.kernel import ceil_div
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
-from . import gemm, library, sum_var, tf32, wgmma
+from . import few_rows, gemm, library, sum_var, tf32, wgmma
 from .forms import Forms
 from .gemm import Layout, Problem
 from .gpu import gpu
 
-PRODUCT = Forms("linear", "product", [tf32.InVectors(), *wgmma.forms(gemm.DENSE)])
+PRODUCT = Forms("linear", "product", [few_rows.FewRows(), tf32.InVectors(), *wgmma.forms(gemm.DENSE)])
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -88,6 +88,8 @@ def multiply(
         return None
     if copies := gemm.prepared(found, launch, a.T if turn_a else a, b.T if turn_b else b):
         return multiply(*copies, bias, y, column)
+    if few_rows.serves(launch) and y is not None:
+        return few_rows.run(launch, a, [b if turn_b else b.T], [bias], [y])
     return wgmma.run(launch, a, b, y, bias=bias, column=column)
 
 

@@ -1,0 +1,191 @@
+"""Products of at most 64 rows, which are bound by reading the weights once (cuda_src/few_rows.cu)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import HALF, Kernel, ceil_div
+from .._util.strides import aligned
+from . import gemm
+from .forms import Form, Launch
+from .gpu import Gpu
+
+MOST_ROWS = 64
+MOST_PARTS = 4  # weights of one launch
+PAIR = 32  # columns of a tile in which as many of a gate and of what it is multiplied by take turns, by 16
+LEAST_WEIGHT = 2**20  # elements, from which on reading them takes longer than a launch
+RAMP = 256  # of k: how much a block could read while it begins and ends
+PREFETCHED = 48 << 10  # bytes of a block's weights that L2 is asked for while the launch before ends
+
+
+class Tuned(NamedTuple):
+    """Template values of a kernel, by rows and columns of its tile, and how many of its blocks run on a multiprocessor."""
+
+    M: int  # rows, in 8
+    N: int  # columns, in 16
+    WARPS: int
+    STAGES: int
+    CHUNKS: int  # of 64 bytes of a row of a weight, in a stage
+    blocks: int = 2
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of the rings."""
+        return self.WARPS * self.STAGES * self.CHUNKS * (2 * self.N + self.M) * 512
+
+
+TUNED = (Tuned(1, 2, 4, 4, 2), Tuned(2, 2, 4, 4, 2), Tuned(4, 4, 4, 4, 1), Tuned(8, 4, 4, 3, 1))
+
+
+def _is_tuned(**values: int) -> bool:
+    return any(all(getattr(tuned, name) == value for name, value in values.items()) for tuned in TUNED)
+
+
+few_rows_mma = Kernel(
+    "few_rows.cu",
+    "few_rows_mma<T, M, N, WARPS, STAGES, CHUNKS>",
+    T=HALF,
+    **{name: tuple(sorted({getattr(one, name) for one in TUNED})) for name in Tuned._fields[:5]},
+    where=lambda M, N, WARPS, STAGES, CHUNKS: _is_tuned(M=M, N=N, WARPS=WARPS, STAGES=STAGES, CHUNKS=CHUNKS),
+    strided=True,
+)
+
+
+def why_slower(rows: int, weight: int, dtype: torch.dtype) -> str | None:
+    """Return why PyTorch's product, or another form, is faster, or None: what measuring may cut is all here.
+
+    Args:
+        rows: of x.
+        weight: elements of all weights.
+        dtype: of both.
+    """
+    if weight < LEAST_WEIGHT:
+        return f"reading less than {LEAST_WEIGHT} elements of weight is not what takes the time"
+    return None
+
+
+class FewRows(Form[Any]):
+    """A block reads rows of a weight once for all rows of x.
+
+    Args:
+        gated: whether the product of two weights is followed by a gate.
+    """
+
+    name = "few_rows"
+    summary = "a block, or a cluster that shares k, reads its rows of the weight once for all rows of x; by MMA"
+
+    def __init__(self, gated: bool = False) -> None:
+        self.kernel, self.gated = few_rows_mma, gated
+
+    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
+        """It takes few rows whose vectors, and those of the weight, lie along k."""
+        p = gemm.gemm_of(problem)
+        if 0 < gpu.capability < 8:
+            return "its instructions are of compute capability 8.0"
+        if p.dtype not in HALF:
+            return f"{p.dtype} is not multiplied by mma"
+        if p.m > MOST_ROWS:
+            return f"there are more than {MOST_ROWS} rows"
+        if p.batches > 1 or p.ones or p.bias_along_m or p.out[:2] != (p.n, 1) or not (p.m and p.n and p.k):
+            return "it has no batches, no column of ones, no bias along m, no sizes of 0, and contiguous results"
+        if p.a.k != 1 or p.b.k != 1 or not all(p.in_vectors) or p.k * p.dtype.itemsize % 16:
+            return "the rows of x and of the weight must be contiguous, and whole vectors"
+        return None
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """Ask what was measured, by rows and size of the weight."""
+        p = gemm.gemm_of(problem)
+        return why_slower(p.m, p.n * p.k * (1 + self.gated), p.dtype)
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """A block, or a cluster, for each tile of columns."""
+        p = gemm.gemm_of(problem)
+        return launch_of(p.m, (p.n,), p.k, p.dtype, gpu, self.gated)
+
+
+def launch_of(
+    rows: int, features: tuple[int, ...], k: int, dtype: torch.dtype, gpu: Gpu, gated: bool = False
+) -> Launch:
+    """The launch for weights of so many features each; of a gate those of one of the two."""
+    tuned = next(one for one in TUNED if rows <= 8 * one.M)
+    columns = 16 * tuned.N
+    tiles = sum(ceil_div(n * (1 + gated), columns) for n in features)
+    cluster = _cluster(tiles, k, gpu, tuned.blocks) if gpu.has_clusters else 1
+    received = (rows * columns + PAIR * cluster) * 4 if cluster > 1 else 0
+    return Launch(
+        few_rows_mma,
+        tiles * cluster,
+        32 * tuned.WARPS,
+        tuned.shared + received,
+        {"T": dtype, **dict(zip(Tuned._fields[:5], tuned))},
+        cluster=cluster if cluster > 1 else None,
+        overlap=gpu.has_clusters,
+        extra={"columns": columns, "cluster": cluster, "gated": gated},
+    )
+
+
+def _cluster(tiles: int, k: int, gpu: Gpu, blocks: int) -> int:
+    """Blocks that share the k of a tile: with those that run at one time a cluster more takes another wave."""
+    at_once = gpu.multiprocessors * blocks
+    return min((1, 2, 4, 8), key=lambda share: ceil_div(tiles * share, at_once) * (ceil_div(k, share) + RAMP))
+
+
+def serves(launch: Launch) -> bool:
+    """Return True if a launch is of these kernels."""
+    return launch.kernel is few_rows_mma
+
+
+def run(
+    launch: Launch,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    results: Sequence[Tensor],
+    residual: Tensor | None = None,
+    function: int = 0,
+    kept: Tensor | None = None,
+) -> None:
+    """Launch it for a matrix x and weights (n, k), of a gate both; the results, residual and kept are contiguous.
+
+    Args:
+        function: an index into `activations.FUNCTIONS`.
+        kept: where what the function is given goes: as the result, or of a gate [2, m, n] or [m, 2 n].
+    """
+    features = tuple(one.shape[0] for one in weights)
+    n = features[0]
+    strides = (0, 0) if kept is None else (n, x.shape[0] * n) if kept.shape[-1] == n else (2 * n, n)
+    pitches = tuple(one.stride(0) * one.element_size() for one in weights)
+    extra = launch.extra
+    share = ceil_div(x.shape[1], extra["cluster"]) * x.element_size()
+    prefetch = min(share, PREFETCHED // extra["columns"] // 16 * 16) if launch.overlap else 0
+    of = (x.shape[0], x.shape[1], x.stride(0), function, int(extra["gated"]), *strides, prefetch)
+    sizes = _sizes(of, features, pitches, extra["columns"])
+    launch(x, *_filled(weights), *_filled(biases), *_filled(results), residual, kept, sizes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sizes(of: tuple[int, ...], features: tuple[int, ...], pitches: tuple[int, ...], columns: int) -> Any:
+    """`struct few_rows::Sizes`; tiles behind the last part are never looked for."""
+    tiles, total = [], 0
+    for n in features:
+        total += ceil_div(n, columns)
+        tiles.append(total)
+    tiles += [2**31 - 1] * (MOST_PARTS - len(tiles))
+    if of[4]:
+        tiles = [2**31 - 1] * MOST_PARTS
+    return np.array((*of, *_filled(features, 0), *_filled(pitches, 0), *tiles), dtype=np.int64)
+
+
+def _filled(values: Sequence[Any], by: Any = None) -> list[Any]:
+    return [*values, *[by] * (MOST_PARTS - len(values))]
+
+
+def whole(matrix: Tensor) -> Tensor:
+    """Return the matrix if it begins at a 16-byte boundary; else a copy that does."""
+    return matrix if aligned(matrix) else gemm.padded(matrix)
