@@ -8,13 +8,23 @@
 
 // Grid: a cluster, or a block, for each tile of 16 N columns of each weight; of a gate half as many. Block: 32 * WARPS. Shared
 // memory: see by_mma(). M: tiles of 8 rows.
-template <typename T, int M, int N, int WARPS, int STAGES, int CHUNKS>
-__global__ void __launch_bounds__(32 * WARPS)
-    few_rows_mma(const T* __restrict__ x, const T* w0, const T* w1, const T* w2, const T* w3, const T* b0, const T* b1,
-                 const T* b2, const T* b3, T* y0, T* y1, T* y2, T* y3, const T* residual, T* kept,
-                 const few_rows::Sizes sizes) {
+template <typename T, int M, int N, int WARPS, int STAGES, int CHUNKS, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+    few_rows_mma(const T* x, const T* w0, const T* w1, const T* w2, const T* w3, const T* b0, const T* b1, const T* b2,
+                 const T* b3, T* y0, T* y1, T* y2, T* y3, const T* residual, T* kept, const few_rows::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
   const few_rows::Tensors<T> of{x, {w0, w1, w2, w3}, {b0, b1, b2, b3}, {y0, y1, y2, y3}, residual, kept};
   few_rows::by_mma<T, M, N, WARPS, STAGES, CHUNKS>(of, sizes, few_rows::Whole<T>());
+#endif
+}
+
+// Grid: the same for each ROWS rows, of tiles of N * WARPS columns. Block: 32 * WARPS. Shared memory: see by_fma(). T is float.
+template <typename T, int ROWS, int N, int WARPS, int STAGES, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+    few_rows_fma(const T* x, const T* w0, const T* w1, const T* w2, const T* w3, const T* b0, const T* b1, const T* b2,
+                 const T* b3, T* y0, T* y1, T* y2, T* y3, const T* residual, T* kept, const few_rows::Sizes sizes) {
+#if __CUDA_ARCH__ >= 800
+  const few_rows::Tensors<T> of{x, {w0, w1, w2, w3}, {b0, b1, b2, b3}, {y0, y1, y2, y3}, residual, kept};
+  few_rows::by_fma<ROWS, N, WARPS, STAGES>(of, sizes);
 #endif
 }

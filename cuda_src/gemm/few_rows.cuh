@@ -38,18 +38,20 @@ template <typename T> struct Tensors {
   T* kept;  // what f is given, of a gate both
 };
 
-// The tile of a block, COLUMNS wide, and its share of k in steps of STEP.
-template <typename T, int COLUMNS, int STEP> struct Work {
+// The tile of a block, COLUMNS wide, of ROWS rows of x at most, and its share of k in steps of STEP.
+template <typename T, int ROWS, int COLUMNS, int STEP> struct Work {
+  const T* x;
   const void *weight, *up;
-  const T* bias;
-  T* y;
-  long long pitch, n;
-  int first, begin, end;  // column, and of k
+  const T *bias, *residual;
+  T *y, *kept;
+  long long x_row, pitch, n;
+  int rows, first, begin, end;  // first: column; begin and end of k
   bool gated;
 
-  __device__ __forceinline__ Work(const Tensors<T>& of, const Sizes& s) : gated(s.gated) {
+  __device__ __forceinline__ Work(const Tensors<T>& of, const Sizes& s) : x_row(s.x_row), gated(s.gated) {
     const int blocks = cluster_blocks(), steps = (s.k + STEP - 1) / STEP, share = (steps + blocks - 1) / blocks;
-    int tile = blockIdx.x / blocks;
+    const unsigned groups = (s.rows + ROWS - 1) / ROWS, unit = blockIdx.x / blocks;  // neighbours share a weight's rows
+    const int tile = unit / groups, row = unit % groups * ROWS;
     weight = of.weight[0], up = of.weight[1], bias = of.bias[0], y = of.y[0], pitch = s.pitch[0], n = s.n[0];
     int before = 0;
 #pragma unroll
@@ -61,6 +63,9 @@ template <typename T, int COLUMNS, int STEP> struct Work {
     first = (tile - before) * (gated ? COLUMNS / 2 : COLUMNS);
     begin = min(static_cast<long long>(cluster_rank()) * share * STEP, s.k);
     end = min(static_cast<long long>(begin) + share * STEP, s.k);
+    rows = min(static_cast<int>(s.rows) - row, ROWS);
+    x = of.x + row * x_row, y += row * n;
+    residual = of.residual ? of.residual + row * n : nullptr, kept = of.kept ? of.kept + row * s.kept_row : nullptr;
   }
 
   // The column of the result to which one of the tile belongs.
@@ -69,54 +74,57 @@ template <typename T, int COLUMNS, int STEP> struct Work {
   }
 
   // The row of a weight that a column of the tile is; the last one, of whose result nothing is stored, where there is none.
-  __device__ __forceinline__ const unsigned char* row(int c) const {
+  __device__ __forceinline__ const unsigned char* weight_row(int c) const {
     const void* from = gated && c / kPair % 2 ? up : weight;
     return static_cast<const unsigned char*>(from) + min(static_cast<long long>(column(c)), n - 1) * pitch;
   }
 
-  // Asks L2 for `bytes` of each row, multiples of 16, from the place on that begins the share; thread c does so for row c.
-  __device__ __forceinline__ void prefetch(long long from, long long bytes) const {
+  // The row of x, or the last one.
+  __device__ __forceinline__ const T* x_at(int row) const { return x + min(row, rows - 1) * x_row; }
+
+  // Begins with what does not depend on the launch before, which may have written weights too: L2 is asked for `most` bytes of each
+  // row, a multiple of 16, thread c for that of column c. values: of k in 16 bytes.
+  __device__ __forceinline__ void wait(int values, long long most) {
+    let_next_grid_begin();
 #if __CUDA_ARCH__ >= 900
+    const long long bytes = min(static_cast<long long>(end - begin) / values * 16, most);
     if (threadIdx.x < COLUMNS && bytes > 0 && column(threadIdx.x) < n)
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row(threadIdx.x) + from),
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(weight_row(threadIdx.x) + begin / values * 16),
                    "r"(static_cast<unsigned>(bytes))
                    : "memory");
 #endif
+    x = written_before(x);
   }
 };
 
 // Adds up what REGIONS of shared memory have of each sum, [rows][PITCH], and what the blocks of a cluster have; then what follows
 // the product, and the store. Block r of a cluster finishes the r-th share of the tile. The order is fixed.
 template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
-  const Tensors<T>& of;
-  const Sizes& s;
   int elements, share, first, last;
   float residual = 0;  // of this thread's first result, asked for before the product is computed
 
-  template <class W>
-  __device__ __forceinline__ Finish(const Tensors<T>& of, const Sizes& s, const W& w, const T* given) : of(of), s(s) {
-    elements = s.rows * COLUMNS;
+  template <class W> __device__ __forceinline__ explicit Finish(const W& w) : elements(w.rows * COLUMNS) {
     const int blocks = cluster_blocks();
     share = ((elements + blocks - 1) / blocks + 2 * kPair - 1) / (2 * kPair) * (2 * kPair);
     first = min(share * static_cast<int>(cluster_rank()), elements), last = min(first + share, elements);
     const int at = first + threadIdx.x;
-    if (given && at < last && w.column(at % COLUMNS) < w.n)
-      residual = to_acc(given[at / COLUMNS * w.n + w.column(at % COLUMNS)]);
+    if (w.residual && at < last && w.column(at % COLUMNS) < w.n)
+      residual = to_acc(w.residual[at / COLUMNS * w.n + w.column(at % COLUMNS)]);
   }
 
-  // Where block `rank` of the cluster stores what this one adds up: behind the regions.
-  static __device__ __forceinline__ float sum(const float* region, int stride, int at) {
-    const float* from = region + at / COLUMNS * PITCH + at % COLUMNS;
+  static __device__ __forceinline__ float sum(const float* regions, int stride, int at) {
+    const float* from = regions + at / COLUMNS * PITCH + at % COLUMNS;
     float total = from[0];
 #pragma unroll
     for (int r = 1; r < REGIONS; ++r) total += from[r * stride];
     return total;
   }
 
-  // Called by all threads, after a barrier. stride: floats from one region to the next; received: those of all blocks.
+  // Called by all threads, after a barrier. stride: floats from one region to the next; received: of a cluster, what all of its
+  // blocks have.
   template <class W, class Weights>
-  __device__ __forceinline__ void store(const W& w, const Weights& weights, float* regions, int stride, float* received,
-                                        const T* given) const {
+  __device__ __forceinline__ void store(const W& w, const Sizes& s, const Weights& weights, const float* regions,
+                                        int stride, float* received) const {
     const int blocks = cluster_blocks();
     if (blocks > 1) {
       cluster_wait();  // all of them have begun
@@ -138,7 +146,7 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
       if (n >= w.n || (w.gated && c / kPair % 2)) continue;
       float z = weights.scaled(total(at), c);
       if (w.bias) z += to_acc(w.bias[n]);
-      T* const kept = of.kept ? of.kept + m * s.kept_row + n : nullptr;
+      T* const kept = w.kept ? w.kept + m * s.kept_row + n : nullptr;
       if (kept) kept[0] = from_acc<T>(z);
       float y = activate<T>(s.function, z);
       if (w.gated) {
@@ -147,7 +155,7 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
         y *= up;
       }
       const long long place = m * w.n + n;
-      if (given) y += at == first + threadIdx.x ? residual : to_acc(given[place]);
+      if (w.residual) y += at == first + threadIdx.x ? residual : to_acc(w.residual[place]);
       w.y[place] = from_acc<T>(y);
     }
   }
@@ -164,7 +172,7 @@ __device__ __forceinline__ uint4 load16(unsigned shared) {
 
 // How weights become operands of mma, here those of the type of x. Others have the same members.
 template <typename T> struct Whole {
-  static constexpr int kValues = 8;  // of 16 bytes
+  static constexpr int kValues = kVecWidth<T>;  // of 16 bytes
 
   // a[j]: the values 4j to 4j + 3 of two rows, as mma<T> takes them.
   static __device__ __forceinline__ void fragments(unsigned (&a)[kValues / 4][4], const uint4& low, const uint4& high) {
@@ -237,16 +245,16 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
     }
   }
 
-  template <class W> __device__ __forceinline__ ByMma(const Tensors<T>& of, const Sizes& s, const W& w) {
+  template <class W> __device__ __forceinline__ explicit ByMma(const W& w) {
     extern __shared__ __align__(16) unsigned char few_rows_shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     ring = static_cast<unsigned>(__cvta_generic_to_shared(few_rows_shared)) + warp * kRing + lane * 16;
     at = w.begin + warp * kStep + t * Weights::kValues, end = w.end;
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i)
-      weight[i] = w.row(i / 2 * 16 + i % 2 * 8 + g) + static_cast<long long>(at) / Weights::kValues * 16;
+      weight[i] = w.weight_row(i / 2 * 16 + i % 2 * 8 + g) + static_cast<long long>(at) / Weights::kValues * 16;
 #pragma unroll
-    for (int j = 0; j < M; ++j) x[j] = of.x + min(8 * j + g, static_cast<int>(s.rows) - 1) * s.x_row + at;
+    for (int j = 0; j < M; ++j) x[j] = w.x_at(8 * j + g) + at;
 
     const int mine = (w.end - w.begin + kStep - 1) / kStep - warp, steps = mine > 0 ? (mine + WARPS - 1) / WARPS : 0;
 #pragma unroll
@@ -266,7 +274,7 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = 8 * m + 2 * t + e % 2;
-        if (row >= s.rows) continue;
+        if (row >= w.rows) continue;
 #pragma unroll
         for (int i = 0; i < N; ++i) to[row * kPitch + 16 * i + g + e / 2 * 8] = sums[i][m][e];
       }
@@ -274,23 +282,103 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
   }
 };
 
-// Shared memory: the rings of all warps; in a cluster behind them the sums of all of its blocks, rows * kColumns floats and what
-// rounding to shares adds.
+// Shared memory: the rings of all warps; in a cluster behind them the sums of all of its blocks, of the rows times kColumns and what
+// rounding up to shares adds.
 template <typename T, int M, int N, int WARPS, int STAGES, int CHUNKS, class Weights>
-__device__ __forceinline__ void by_mma(Tensors<T> of, const Sizes& s, const Weights& weights) {
+__device__ __forceinline__ void by_mma(const Tensors<T>& of, const Sizes& s, const Weights& weights) {
   using By = ByMma<T, Weights, M, N, WARPS, STAGES, CHUNKS>;
   extern __shared__ __align__(16) unsigned char few_rows_shared[];
   if (cluster_blocks() > 1) cluster_begin();
-  const Work<T, By::kColumns, By::kStep> w(of, s);
-  let_next_grid_begin();
-  const long long bytes = static_cast<long long>(w.end - w.begin) / Weights::kValues * 16;
-  w.prefetch(static_cast<long long>(w.begin) / Weights::kValues * 16, min(bytes, s.prefetch));
-  of.x = written_before(of.x);
-  const Finish<T, By::kColumns, By::kPitch, WARPS> finish(of, s, w, of.residual);
-  By product(of, s, w);
+  Work<T, 8 * M, By::kColumns, By::kStep> w(of, s);
+  w.wait(Weights::kValues, s.prefetch);
+  const Finish<T, By::kColumns, By::kPitch, WARPS> finish(w);
+  By product(w);
   __syncthreads();
   float* const regions = reinterpret_cast<float*>(few_rows_shared);
-  finish.store(w, weights, regions, By::kRing / 4, regions + WARPS * By::kRing / 4, of.residual);
+  finish.store(w, s, weights, regions, By::kRing / 4, regions + WARPS * By::kRing / 4);
+}
+
+// fp32 by FMAs, ROWS rows of x at a time. A warp has N columns of the tile, of which its lanes share each 128 of k; its weights lie
+// in the ring, and x, which all warps read, comes from the first cache.
+template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
+  static constexpr int kColumns = N * WARPS, kPitch = kColumns + 1, kStep = 128, kStage = N * 512,
+                       kRing = STAGES * kStage;  // bytes of a warp
+  static_assert(kColumns <= 32 * WARPS && kColumns % (2 * kPair) == 0, "a thread for each column, gates in pairs");
+
+  const unsigned char* weight[N];
+  const float* x[ROWS];
+  int at, end;  // of k: of the next copy, of this lane
+  float sums[N][ROWS] = {};
+
+  __device__ __forceinline__ void fetch(unsigned to) {
+#pragma unroll
+    for (int i = 0; i < N; ++i, to += 512) {
+      fetch16_or_zero(to, weight[i], at < end);
+      weight[i] += 4 * kStep;
+    }
+    at += kStep;
+    end_group();
+  }
+
+  __device__ __forceinline__ void multiply(unsigned from, int k) {
+    Words<float> w[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) w[i].words = load16(from + i * 512);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const Vec<float, 4> values = k < end ? load_vec<float, 4>(x[r] + k) : Vec<float, 4>{};
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][r] = fmaf(w[i].elements.data[e], values.data[e], sums[i][r]);
+      }
+    }
+  }
+
+  // Leaves the sums in [rows][kPitch] at `to`.
+  template <class W> __device__ __forceinline__ ByFma(const W& w, float* to) {
+    extern __shared__ __align__(16) unsigned char few_rows_shared[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned ring = static_cast<unsigned>(__cvta_generic_to_shared(few_rows_shared)) + warp * kRing + lane * 16;
+    at = w.begin + lane * 4, end = w.end;
+#pragma unroll
+    for (int i = 0; i < N; ++i) weight[i] = w.weight_row(warp * N + i) + 4 * static_cast<long long>(at);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) x[r] = w.x_at(r);
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) fetch(ring + i * kStage);
+    int stage = 0;
+    for (int k = w.begin; k < w.end; k += kStep) {
+      wait_for_groups<STAGES - 2>();
+      fetch(ring + (stage == 0 ? STAGES - 1 : stage - 1) * kStage);  // which the step before has read
+      multiply(ring + stage * kStage, k + lane * 4);
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    wait_for_groups<0>();
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float sum = warp_reduce<Sum>(sums[i][r]);
+        if (lane == (r * N + i) % 32 && r < w.rows) to[r * kPitch + warp * N + i] = sum;
+      }
+    }
+  }
+};
+
+// Shared memory: the rings of all warps, the sums of ROWS * kPitch; in a cluster behind them what by_mma() has there.
+template <int ROWS, int N, int WARPS, int STAGES>
+__device__ __forceinline__ void by_fma(const Tensors<float>& of, const Sizes& s) {
+  using By = ByFma<ROWS, N, WARPS, STAGES>;
+  extern __shared__ __align__(16) unsigned char few_rows_shared[];
+  if (cluster_blocks() > 1) cluster_begin();
+  Work<float, ROWS, By::kColumns, By::kStep> w(of, s);
+  w.wait(4, s.prefetch);
+  const Finish<float, By::kColumns, By::kPitch, 1> finish(w);
+  float* const sums = reinterpret_cast<float*>(few_rows_shared + WARPS * By::kRing);
+  By product(w, sums);
+  __syncthreads();
+  finish.store(w, s, Whole<float>(), sums, 0, sums + ROWS * By::kPitch);
 }
 
 }  // namespace few_rows

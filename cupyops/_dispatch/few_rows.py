@@ -16,6 +16,7 @@ from . import gemm
 from .forms import Form, Launch
 from .gpu import Gpu
 
+DTYPES = (*HALF, torch.float32)
 MOST_ROWS = 64
 MOST_PARTS = 4  # weights of one launch
 PAIR = 32  # columns of a tile in which as many of a gate and of what it is multiplied by take turns, by 16
@@ -25,34 +26,81 @@ PREFETCHED = 48 << 10  # bytes of a block's weights that L2 is asked for while t
 
 
 class Tuned(NamedTuple):
-    """Template values of a kernel, by rows and columns of its tile, and how many of its blocks run on a multiprocessor."""
+    """Template values of a kernel by MMA."""
 
-    M: int  # rows, in 8
-    N: int  # columns, in 16
+    M: int  # rows of x, in 8
+    N: int  # columns of a tile, in 16
     WARPS: int
     STAGES: int
     CHUNKS: int  # of 64 bytes of a row of a weight, in a stage
-    blocks: int = 2
+    BLOCKS: int = 2  # of a multiprocessor at one time
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of x that a block has."""
+        return 8 * self.M
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a tile."""
+        return 16 * self.N
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of the rings."""
+        """Bytes of shared memory of the rings, in whose place the sums are."""
         return self.WARPS * self.STAGES * self.CHUNKS * (2 * self.N + self.M) * 512
 
 
-TUNED = (Tuned(1, 2, 4, 4, 2), Tuned(2, 2, 4, 4, 2), Tuned(4, 4, 4, 4, 1), Tuned(8, 4, 4, 3, 1))
+class TunedFma(NamedTuple):
+    """Template values of a kernel by FMA."""
+
+    ROWS: int
+    N: int  # columns of a warp
+    WARPS: int
+    STAGES: int
+    BLOCKS: int = 2  # of a multiprocessor at one time
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of x that a block has."""
+        return self.ROWS
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a tile."""
+        return self.N * self.WARPS
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of the rings, and of the sums."""
+        return self.WARPS * self.STAGES * self.N * 512 + self.ROWS * (self.columns + 1) * 4
 
 
-def _is_tuned(**values: int) -> bool:
-    return any(all(getattr(tuned, name) == value for name, value in values.items()) for tuned in TUNED)
+# The first that has as many rows, or the last, is taken.
+BY_MMA = (Tuned(1, 2, 4, 4, 2), Tuned(2, 2, 4, 4, 2), Tuned(4, 4, 4, 4, 1), Tuned(8, 4, 4, 3, 1))
+BY_FMA = tuple(TunedFma(rows, 4, 8, 5) for rows in (1, 4, 8, 16))
+
+
+def _domain(among: Sequence[Tuned | TunedFma]) -> dict[str, Any]:
+    """Template values of a kernel, each combination of which is one of those that are tuned."""
+    every = [one._asdict() for one in among]
+    return {name: tuple(sorted({one[name] for one in every})) for name in every[0]}
 
 
 few_rows_mma = Kernel(
     "few_rows.cu",
-    "few_rows_mma<T, M, N, WARPS, STAGES, CHUNKS>",
+    "few_rows_mma<T, M, N, WARPS, STAGES, CHUNKS, BLOCKS>",
     T=HALF,
-    **{name: tuple(sorted({getattr(one, name) for one in TUNED})) for name in Tuned._fields[:5]},
-    where=lambda M, N, WARPS, STAGES, CHUNKS: _is_tuned(M=M, N=N, WARPS=WARPS, STAGES=STAGES, CHUNKS=CHUNKS),
+    **_domain(BY_MMA),
+    where=lambda M, N, WARPS, STAGES, CHUNKS, BLOCKS: (M, N, WARPS, STAGES, CHUNKS, BLOCKS) in BY_MMA,
+    strided=True,
+)
+few_rows_fma = Kernel(
+    "few_rows.cu",
+    "few_rows_fma<T, ROWS, N, WARPS, STAGES, BLOCKS>",
+    T=(torch.float32,),
+    **_domain(BY_FMA),
+    where=lambda ROWS, N, WARPS, STAGES, BLOCKS: (ROWS, N, WARPS, STAGES, BLOCKS) in BY_FMA,
     strided=True,
 )
 
@@ -78,18 +126,19 @@ class FewRows(Form[Any]):
     """
 
     name = "few_rows"
-    summary = "a block, or a cluster that shares k, reads its rows of the weight once for all rows of x; by MMA"
+    summary = "a block, or a cluster that shares k, reads its rows of the weight once for all rows of x"
+    uses = (few_rows_mma, few_rows_fma)
 
     def __init__(self, gated: bool = False) -> None:
-        self.kernel, self.gated = few_rows_mma, gated
+        self.gated = gated
 
     def why_not(self, problem: Any, gpu: Gpu) -> str | None:
         """It takes few rows whose vectors, and those of the weight, lie along k."""
         p = gemm.gemm_of(problem)
         if 0 < gpu.capability < 8:
             return "its instructions are of compute capability 8.0"
-        if p.dtype not in HALF:
-            return f"{p.dtype} is not multiplied by mma"
+        if p.dtype not in DTYPES:
+            return f"it is not for {p.dtype}"
         if p.m > MOST_ROWS:
             return f"there are more than {MOST_ROWS} rows"
         if p.batches > 1 or p.ones or p.bias_along_m or p.out[:2] != (p.n, 1) or not (p.m and p.n and p.k):
@@ -109,21 +158,28 @@ class FewRows(Form[Any]):
         return launch_of(p.m, (p.n,), p.k, p.dtype, gpu, self.gated)
 
 
+def is_chosen(rows: int, features: int, k: int, dtype: torch.dtype, gpu: Gpu) -> bool:
+    """Return True if a layer of contiguous operands is computed by these kernels."""
+    problem = gemm.Problem(rows, features, k, gemm.Layout(k, 1), gemm.Layout(k, 1), gemm.Layout(features, 1), dtype)
+    return FORM.why_not(problem, gpu) is None and FORM.why_slower(problem, gpu) is None
+
+
 def launch_of(
     rows: int, features: tuple[int, ...], k: int, dtype: torch.dtype, gpu: Gpu, gated: bool = False
 ) -> Launch:
     """The launch for weights of so many features each; of a gate those of one of the two."""
-    tuned = next(one for one in TUNED if rows <= 8 * one.M)
-    columns = 16 * tuned.N
-    tiles = sum(ceil_div(n * (1 + gated), columns) for n in features)
-    cluster = _cluster(tiles, k, gpu, tuned.blocks) if gpu.has_clusters else 1
-    received = (rows * columns + PAIR * cluster) * 4 if cluster > 1 else 0
+    among: Sequence[Tuned | TunedFma] = BY_MMA if dtype in HALF else BY_FMA
+    tuned = next((one for one in among if rows <= one.rows), among[-1])
+    columns, groups = tuned.columns, ceil_div(rows, tuned.rows)
+    tiles = sum(ceil_div(n * (1 + gated), columns) for n in features) * groups
+    cluster = _cluster(tiles, k, gpu, tuned.BLOCKS) if gpu.has_clusters else 1
+    received = (min(rows, tuned.rows) * columns + PAIR * cluster) * 4 if cluster > 1 else 0
     return Launch(
-        few_rows_mma,
+        few_rows_mma if dtype in HALF else few_rows_fma,
         tiles * cluster,
         32 * tuned.WARPS,
         tuned.shared + received,
-        {"T": dtype, **dict(zip(Tuned._fields[:5], tuned))},
+        {"T": dtype, **tuned._asdict()},
         cluster=cluster if cluster > 1 else None,
         overlap=gpu.has_clusters,
         extra={"columns": columns, "cluster": cluster, "gated": gated},
@@ -136,9 +192,12 @@ def _cluster(tiles: int, k: int, gpu: Gpu, blocks: int) -> int:
     return min((1, 2, 4, 8), key=lambda share: ceil_div(tiles * share, at_once) * (ceil_div(k, share) + RAMP))
 
 
+FORM = FewRows()
+
+
 def serves(launch: Launch) -> bool:
     """Return True if a launch is of these kernels."""
-    return launch.kernel is few_rows_mma
+    return launch.kernel in FewRows.uses
 
 
 def run(
