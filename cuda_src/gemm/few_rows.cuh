@@ -128,6 +128,7 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
     const int blocks = cluster_blocks();
     if (blocks > 1) {
       cluster_wait();  // all of them have begun
+#pragma unroll 1
       for (int at = threadIdx.x; at < elements; at += blockDim.x) {
         const int to = at / share;
         store_remote(received + cluster_rank() * share + at - to * share, to, sum(regions, stride, at));
@@ -138,9 +139,11 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
     const auto total = [&](int at) {
       if (blocks == 1) return sum(regions, stride, at);
       float all = received[at - first];
+#pragma unroll 1
       for (int r = 1; r < blocks; ++r) all += received[r * share + at - first];
       return all;
     };
+#pragma unroll 1
     for (int at = first + threadIdx.x; at < last; at += blockDim.x) {
       const int m = at / COLUMNS, c = at % COLUMNS, n = w.column(c);
       if (n >= w.n || (w.gated && c / kPair % 2)) continue;
@@ -197,13 +200,11 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
   static_assert(kColumns <= 32 * WARPS, "a thread for each column");
 
   const unsigned char* weight[2 * N];
-  const T* x[M];
-  unsigned ring;
   int at, end;  // of k: of the next copy, of this lane
   float sums[N][M][4] = {};
 
   // Starts the copies of a step; nothing where k has ended.
-  __device__ __forceinline__ void fetch(unsigned to) {
+  template <class W> __device__ __forceinline__ void fetch(const W& of, unsigned to) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const bool inside = at + c * kChunk < end;
@@ -212,12 +213,11 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
       for (int i = 0; i < 2 * N; ++i, vector += 512) fetch16_or_zero(vector, weight[i] + c * 64, inside);
 #pragma unroll
       for (int j = 0; j < M * kOfX; ++j, vector += 512)
-        fetch16_or_zero(vector, x[j / kOfX] + c * kChunk + j % kOfX * 8, inside);
+        fetch16_or_zero(vector, of.x_at(8 * (j / kOfX) + threadIdx.x % 32 / 4) + at + c * kChunk + j % kOfX * 8,
+                        inside);
     }
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i) weight[i] += WARPS * CHUNKS * 64;
-#pragma unroll
-    for (int j = 0; j < M; ++j) x[j] += WARPS * kStep;
     at += WARPS * kStep;
     end_group();
   }
@@ -248,21 +248,19 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
   template <class W> __device__ __forceinline__ explicit ByMma(const W& w) {
     extern __shared__ __align__(16) unsigned char few_rows_shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    ring = static_cast<unsigned>(__cvta_generic_to_shared(few_rows_shared)) + warp * kRing + lane * 16;
+    const unsigned ring = static_cast<unsigned>(__cvta_generic_to_shared(few_rows_shared)) + warp * kRing + lane * 16;
     at = w.begin + warp * kStep + t * Weights::kValues, end = w.end;
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i)
       weight[i] = w.weight_row(i / 2 * 16 + i % 2 * 8 + g) + static_cast<long long>(at) / Weights::kValues * 16;
-#pragma unroll
-    for (int j = 0; j < M; ++j) x[j] = w.x_at(8 * j + g) + at;
 
     const int mine = (w.end - w.begin + kStep - 1) / kStep - warp, steps = mine > 0 ? (mine + WARPS - 1) / WARPS : 0;
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) fetch(ring + i * kStage);
+    for (int i = 0; i < STAGES - 1; ++i) fetch(w, ring + i * kStage);
     int stage = 0;
     for (int step = 0; step < steps; ++step) {
       wait_for_groups<STAGES - 2>();
-      fetch(ring + (stage == 0 ? STAGES - 1 : stage - 1) * kStage);  // which the step before has read
+      fetch(w, ring + (stage == 0 ? STAGES - 1 : stage - 1) * kStage);  // which the step before has read
       multiply(ring + stage * kStage);
       stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
@@ -306,7 +304,6 @@ template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
   static_assert(kColumns <= 32 * WARPS && kColumns % (2 * kPair) == 0, "a thread for each column, gates in pairs");
 
   const unsigned char* weight[N];
-  const float* x[ROWS];
   int at, end;  // of k: of the next copy, of this lane
   float sums[N][ROWS] = {};
 
@@ -320,13 +317,13 @@ template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
     end_group();
   }
 
-  __device__ __forceinline__ void multiply(unsigned from, int k) {
+  template <class W> __device__ __forceinline__ void multiply(const W& of, unsigned from, int k) {
     Words<float> w[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) w[i].words = load16(from + i * 512);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      const Vec<float, 4> values = k < end ? load_vec<float, 4>(x[r] + k) : Vec<float, 4>{};
+      const Vec<float, 4> values = k < end ? load_vec<float, 4>(of.x_at(r) + k) : Vec<float, 4>{};
 #pragma unroll
       for (int i = 0; i < N; ++i) {
 #pragma unroll
@@ -344,14 +341,12 @@ template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
 #pragma unroll
     for (int i = 0; i < N; ++i) weight[i] = w.weight_row(warp * N + i) + 4 * static_cast<long long>(at);
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) x[r] = w.x_at(r);
-#pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch(ring + i * kStage);
     int stage = 0;
     for (int k = w.begin; k < w.end; k += kStep) {
       wait_for_groups<STAGES - 2>();
       fetch(ring + (stage == 0 ? STAGES - 1 : stage - 1) * kStage);  // which the step before has read
-      multiply(ring + stage * kStage, k + lane * 4);
+      multiply(w, ring + stage * kStage, k + lane * 4);
       stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     wait_for_groups<0>();

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._kernel.kernel import HALF, Kernel
 from .._util.arguments import autocast_dtype
-from .._util.strides import aligned, is_dry
+from .._util.strides import is_dry
 from . import few_rows, gemm, library, linear, wgmma
 from .activations import FUNCTIONS
 from .forms import Form, Forms, Launch
@@ -231,21 +231,18 @@ def fused(
     problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
     launch = forms.launch(problem, gpu(x.device))
     if few_rows.serves(launch):
-        return FewRowsPlan(launch, _whole(x), [_whole(weight if turn else weight.T) for weight in weights])
+        return FewRowsPlan(
+            launch, few_rows.whole(x), [few_rows.whole(weight if turn else weight.T) for weight in weights]
+        )
     if not measured and library.is_wanted(x):
         return None
     if launch.extra:
-        return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
+        return Plan(launch, few_rows.whole(x), [few_rows.whole(weight) for weight in weights])
     if library.serves(launch):
         return None
     if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
         return fused(forms, copies[0], copies[1:], turn=False, measured=measured)
     return Plan(launch, x, weights)
-
-
-def _whole(matrix: Tensor) -> Tensor:
-    """Return the matrix if it begins at a 16-byte boundary, as TMA requires; else a copy that does."""
-    return matrix if aligned(matrix) else gemm.padded(matrix)
 
 
 def rows_and_columns(captured: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:

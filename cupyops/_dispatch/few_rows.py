@@ -78,7 +78,7 @@ class TunedFma(NamedTuple):
 
 # The first that has as many rows, or the last, is taken.
 BY_MMA = (Tuned(1, 2, 4, 4, 2), Tuned(2, 2, 4, 4, 2), Tuned(4, 4, 4, 4, 1), Tuned(8, 4, 4, 3, 1))
-BY_FMA = tuple(TunedFma(rows, 4, 8, 5) for rows in (1, 4, 8, 16))
+BY_FMA = (TunedFma(1, 4, 8, 5), TunedFma(4, 4, 8, 5), TunedFma(8, 4, 8, 5), TunedFma(16, 4, 8, 6, 1))
 
 
 def _domain(among: Sequence[Tuned | TunedFma]) -> dict[str, Any]:
@@ -164,6 +164,12 @@ def is_chosen(rows: int, features: int, k: int, dtype: torch.dtype, gpu: Gpu) ->
     return FORM.why_not(problem, gpu) is None and FORM.why_slower(problem, gpu) is None
 
 
+def are_served(problems: Sequence[gemm.Problem], gpu: Gpu) -> bool:
+    """Return True if one launch can compute these products of the same x."""
+    return len(problems) <= MOST_PARTS and all(FORM.why_not(one, gpu) is None for one in problems)
+
+
+@functools.lru_cache(maxsize=4096)
 def launch_of(
     rows: int, features: tuple[int, ...], k: int, dtype: torch.dtype, gpu: Gpu, gated: bool = False
 ) -> Launch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,6 +92,24 @@ def multiply(
     if few_rows.serves(launch) and y is not None:
         return few_rows.run(launch, a, [b if turn_b else b.T], [bias], [y])
     return wgmma.run(launch, a, b, y, bias=bias, column=column)
+
+
+def multiply_several(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], results: Sequence[Tensor]
+) -> None:
+    """results[i] = x weights[i]^T + biases[i], contiguous; of few rows and up to four weights in one launch."""
+    if is_dry(x):
+        return
+    found = [problem(x.shape, x.stride(), False, w.shape, w.stride(), True, False, x.dtype) for w in weights]
+    card, n = gpu(x.device), sum(one.n for one in found)
+    together = few_rows.serves(PRODUCT.launch(found[0]._replace(n=n, out=Layout(n, 1)), card))
+    if together and few_rows.are_served(found, card):
+        launch = few_rows.launch_of(x.shape[0], tuple(one.n for one in found), x.shape[1], x.dtype, card)
+        whole = [few_rows.whole(weight) for weight in weights]
+        return few_rows.run(launch, few_rows.whole(x), whole, biases, results)
+    for weight, bias, y in zip(weights, biases, results):
+        multiply(x, weight, bias, y, turn_b=True)
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
