@@ -446,8 +446,16 @@ def _activated(m: Make, activation: str) -> Any:
     return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": [f"linear_act:{epilogues.ACTIVATED.name}"]}
 
 
+def _few_rows(m: Make, rows: int) -> Any:
+    """A linear layer with all that follows it, of few rows; k is shared by a cluster where there are any."""
+    if not m.narrow:
+        return ()
+    given = m(rows, 328), m(75, 328), m(75), "silu", m(rows, 75)
+    return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": ["linear_act:few_rows"]}
+
+
 def _gated(m: Make, activation: str) -> Any:
-    """The same of a gated layer."""
+    """A gated layer, by wgmma."""
     if not m.hopper:
         return ()
     given = m(136, 264), m(152, 264), m(152, 264), activation
@@ -645,6 +653,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": 64}),
         lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": 128}),
         lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
+    ],
+    "few_rows": [
+        *[partial(_few_rows, rows=rows) for rows in (1, 4, 8, 16, 32, 64)],
+        lambda m: (
+            m.narrow and (cupyops.gated_linear, m(3, 72), m(40, 72), m(40, 72), {"forms": ["gated_linear:few_rows"]})
+        ),
     ],
     "linear_act": [
         lambda m: (cupyops.linear_act, m(70, 33), m(40, 33), m(40), "gelu", m(70, 40)),
