@@ -101,15 +101,17 @@ template <typename T, int ROWS, int COLUMNS, int STEP> struct Work {
 // the product, and the store. Block r of a cluster finishes the r-th share of the tile. The order is fixed.
 template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
   int elements, share, first, last;
-  float residual = 0;  // of this thread's first result, asked for before the product is computed
+  float bias = 0,
+        residual = 0;  // of this thread's column, and of its first result: asked for before the product is computed
 
   template <class W> __device__ __forceinline__ explicit Finish(const W& w) : elements(w.rows * COLUMNS) {
     const int blocks = cluster_blocks();
     share = ((elements + blocks - 1) / blocks + 2 * kPair - 1) / (2 * kPair) * (2 * kPair);
     first = min(share * static_cast<int>(cluster_rank()), elements), last = min(first + share, elements);
-    const int at = first + threadIdx.x;
-    if (w.residual && at < last && w.column(at % COLUMNS) < w.n)
-      residual = to_acc(w.residual[at / COLUMNS * w.n + w.column(at % COLUMNS)]);
+    const int at = first + threadIdx.x, n = w.column(at % COLUMNS);  // as blockDim.x is a multiple of COLUMNS
+    if (n >= w.n) return;
+    if (w.bias) bias = to_acc(w.bias[n]);
+    if (w.residual && at < last) residual = to_acc(w.residual[at / COLUMNS * w.n + n]);
   }
 
   static __device__ __forceinline__ float sum(const float* regions, int stride, int at) {
@@ -147,8 +149,7 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
     for (int at = first + threadIdx.x; at < last; at += blockDim.x) {
       const int m = at / COLUMNS, c = at % COLUMNS, n = w.column(c);
       if (n >= w.n || (w.gated && c / kPair % 2)) continue;
-      float z = weights.scaled(total(at), c);
-      if (w.bias) z += to_acc(w.bias[n]);
+      const float z = weights.scaled(total(at), c) + bias;
       T* const kept = w.kept ? w.kept + m * s.kept_row + n : nullptr;
       if (kept) kept[0] = from_acc<T>(z);
       float y = activate<T>(s.function, z);
@@ -197,7 +198,7 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
   static constexpr int kVectors = 2 * N + M * kOfX;
   static constexpr int kStage = CHUNKS * kVectors * 512, kRing = STAGES * kStage;  // bytes of a warp
   static_assert(8 * M * kPitch * 4 <= kRing, "the sums of a warp lie in its ring");
-  static_assert(kColumns <= 32 * WARPS, "a thread for each column");
+  static_assert(32 * WARPS % kColumns == 0, "a thread has one column");
 
   const unsigned char* weight[2 * N];
   int at, end;  // of k: of the next copy, of this lane
@@ -301,7 +302,7 @@ __device__ __forceinline__ void by_mma(const Tensors<T>& of, const Sizes& s, con
 template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
   static constexpr int kColumns = N * WARPS, kPitch = kColumns + 1, kStep = 128, kStage = N * 512,
                        kRing = STAGES * kStage;  // bytes of a warp
-  static_assert(kColumns <= 32 * WARPS && kColumns % (2 * kPair) == 0, "a thread for each column, gates in pairs");
+  static_assert(32 * WARPS % kColumns == 0 && kColumns % (2 * kPair) == 0, "a thread has one column, gates have pairs");
 
   const unsigned char* weight[N];
   int at, end;  // of k: of the next copy, of this lane

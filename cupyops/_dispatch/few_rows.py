@@ -188,7 +188,7 @@ def launch_of(
         {"T": dtype, **tuned._asdict()},
         cluster=cluster if cluster > 1 else None,
         overlap=gpu.has_clusters,
-        extra={"columns": columns, "cluster": cluster, "gated": gated},
+        extra={"columns": columns, "gated": gated},
     )
 
 
@@ -227,8 +227,7 @@ def run(
     strides = (0, 0) if kept is None else (n, x.shape[0] * n) if kept.shape[-1] == n else (2 * n, n)
     pitches = tuple(one.stride(0) * one.element_size() for one in weights)
     extra = launch.extra
-    share = ceil_div(x.shape[1], extra["cluster"]) * x.element_size()
-    prefetch = min(share, PREFETCHED // extra["columns"] // 16 * 16) if launch.overlap else 0
+    prefetch = PREFETCHED // extra["columns"] // 16 * 16 if launch.overlap else 0  # bytes of a row of a weight
     of = (x.shape[0], x.shape[1], x.stride(0), function, int(extra["gated"]), *strides, prefetch)
     sizes = _sizes(of, features, pitches, extra["columns"])
     launch(x, *_filled(weights), *_filled(biases), *_filled(results), residual, kept, sizes)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import cupyops
 from cupyops._dispatch import epilogues, few_rows, linear
 from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops.ops import _matmul
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448}
@@ -133,6 +134,17 @@ def test_the_same_bits_in_any_order(dtype):
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [(), (1, 1)])
+def test_matmul(device, dtype, batch):
+    """Columns that are contiguous, as of a transposed weight."""
+    x, weight = numbers(device, dtype, (*batch, 5, 72), (70, 72))
+    with asked(device, "matmul"), cupyops.trace() as trace:
+        y = cupyops.matmul(x, weight.T.expand(*batch, 72, 70))
+    assert trace.launches()[0].kernel.startswith("few_rows")
+    assert_close(y, x, weight)
+
+
 REFUSED = [
     ((65, 64), (8, 64), torch.float16, "more than 64 rows"),
     ((3, 12), (8, 12), torch.float16, "whole vectors"),
@@ -203,7 +215,7 @@ def chosen(forms, m, n, k, dtype, **card):
         return forms.choose(problem, gpu(torch.device("cpu"))).name
 
 
-@pytest.mark.parametrize("forms", [linear.PRODUCT, epilogues.LINEAR_ACT, epilogues.GATED_LINEAR])
+@pytest.mark.parametrize("forms", [linear.PRODUCT, _matmul.PRODUCT, epilogues.LINEAR_ACT, epilogues.GATED_LINEAR])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_chosen(forms, dtype):
     for rows in (1, 16, 17, 64):
