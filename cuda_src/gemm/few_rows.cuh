@@ -1,5 +1,5 @@
 // Products of few rows of x with weights that are read once: y[m, n] = sum over k of x[m, k] w[n, k], of up to four weights, or
-// f(x gate^T) * (x up^T) of two. Both x and weights have rows that are contiguous, and whole vectors of 16 bytes.
+// f(x gate^T) * (x up^T) of two; of x as it is, or after an RMS norm. Both x and weights have rows that are contiguous, and whole vectors of 16 bytes.
 //
 // A block owns a tile of columns of the result, of one weight; in a cluster, a share of k of it. Each thread copies what it
 // multiplies itself into a ring of its own in shared memory by cp.async: no thread waits for another before the sums are added,
@@ -36,19 +36,23 @@ template <typename T> struct Tensors {
   T* y[kMostParts];
   const T* residual;  // contiguous, as y
   T* kept;  // what f is given, of a gate both
+  const T* norm;  // the weight of an RMS norm of x
+  float eps;
 };
 
 // The tile of a block, COLUMNS wide, of ROWS rows of x at most, and its share of k in steps of STEP.
 template <typename T, int ROWS, int COLUMNS, int STEP> struct Work {
   const T* x;
   const void *weight, *up;
-  const T *bias, *residual;
+  const T *bias, *residual, *norm;
   T *y, *kept;
+  float eps;
   long long x_row, pitch, n;
   int rows, first, begin, end;  // first: column; begin and end of k
   bool gated;
 
-  __device__ __forceinline__ Work(const Tensors<T>& of, const Sizes& s) : x_row(s.x_row), gated(s.gated) {
+  __device__ __forceinline__ Work(const Tensors<T>& of, const Sizes& s)
+      : norm(of.norm), eps(of.eps), x_row(s.x_row), gated(s.gated) {
     const int blocks = cluster_blocks(), steps = (s.k + STEP - 1) / STEP, share = (steps + blocks - 1) / blocks;
     const unsigned groups = (s.rows + ROWS - 1) / ROWS, unit = blockIdx.x / blocks;  // neighbours share a weight's rows
     const int tile = unit / groups, row = unit % groups * ROWS;
@@ -122,8 +126,16 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
     return total;
   }
 
+  // The squares of a row of x, of this block's share of k; they lie behind the columns.
+  static __device__ __forceinline__ float squares(const float* regions, int stride, int row) {
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < REGIONS; ++r) total += regions[r * stride + row * PITCH + COLUMNS];
+    return total;
+  }
+
   // Called by all threads, after a barrier. stride: floats from one region to the next; received: of a cluster, what all of its
-  // blocks have.
+  // blocks have, sums and then squares.
   template <class W, class Weights>
   __device__ __forceinline__ void store(const W& w, const Sizes& s, const Weights& weights, const float* regions,
                                         int stride, float* received) const {
@@ -135,6 +147,12 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
         const int to = at / share;
         store_remote(received + cluster_rank() * share + at - to * share, to, sum(regions, stride, at));
       }
+#pragma unroll 1
+      for (int at = threadIdx.x; w.norm && at < w.rows * blocks; at += blockDim.x) {
+        const int row = at / blocks;
+        float* const to = received + blocks * share + cluster_rank() * w.rows + row;
+        store_remote(to, at % blocks, squares(regions, stride, row));
+      }
       cluster_arrive();
       cluster_wait();
     }
@@ -145,16 +163,22 @@ template <typename T, int COLUMNS, int PITCH, int REGIONS> struct Finish {
       for (int r = 1; r < blocks; ++r) all += received[r * share + at - first];
       return all;
     };
+    const auto normalised = [&](int row) {
+      float all = blocks == 1 ? squares(regions, stride, row) : 0;
+#pragma unroll 1
+      for (int r = 0; blocks > 1 && r < blocks; ++r) all += received[blocks * share + r * w.rows + row];
+      return rsqrtf(all / s.k + w.eps);
+    };
 #pragma unroll 1
     for (int at = first + threadIdx.x; at < last; at += blockDim.x) {
       const int m = at / COLUMNS, c = at % COLUMNS, n = w.column(c);
       if (n >= w.n || (w.gated && c / kPair % 2)) continue;
-      const float z = weights.scaled(total(at), c) + bias;
+      const float factor = w.norm ? normalised(m) : 1.0f, z = weights.scaled(total(at), c) * factor + bias;
       T* const kept = w.kept ? w.kept + m * s.kept_row + n : nullptr;
       if (kept) kept[0] = from_acc<T>(z);
       float y = activate<T>(s.function, z);
       if (w.gated) {
-        const float up = weights.scaled(total(at + kPair), c + kPair);
+        const float up = weights.scaled(total(at + kPair), c + kPair) * factor;
         if (kept) kept[s.kept_part] = from_acc<T>(up);
         y *= up;
       }
@@ -188,21 +212,34 @@ template <typename T> struct Whole {
   __device__ __forceinline__ float scaled(float sum, int c) const { return sum; }
 };
 
+// x becomes x * by, rounded, and its squares are added; what divides the row comes later, since it is one number.
+template <typename T> __device__ __forceinline__ void scale_and_square(uint4& x, const uint4& by, float& squares) {
+  Words<T> values, factors;
+  values.words = x, factors.words = by;
+#pragma unroll
+  for (int e = 0; e < kVecWidth<T>; ++e) {
+    const float value = to_acc(values.elements.data[e]);
+    squares = fmaf(value, value, squares);
+    values.elements.data[e] = from_acc<T>(value * to_acc(factors.elements.data[e]));
+  }
+  x = values.words;
+}
+
 // Half types by mma, of which the weight is the operand of 16 rows, N of these in a tile, and x that of 8, M of these. Lane (g, t) =
 // (lane / 4, lane % 4) takes vector t of rows g and g + 8 of a weight and of row g of x: which is the how-manieth of the sum over k
 // does not matter, as long as it is the same of both. The warps have steps of k in turns.
-template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CHUNKS> struct ByMma {
+template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CHUNKS, bool NORM> struct ByMma {
   static constexpr int kColumns = 16 * N, kPitch = kColumns + 4;
   static constexpr int kChunk = 4 * Weights::kValues, kStep = kChunk * CHUNKS;  // of k
   static constexpr int kOfX = Weights::kValues / 8;  // vectors of a row of x in a chunk, of a lane
-  static constexpr int kVectors = 2 * N + M * kOfX;
+  static constexpr int kVectors = 2 * N + (M + NORM) * kOfX;
   static constexpr int kStage = CHUNKS * kVectors * 512, kRing = STAGES * kStage;  // bytes of a warp
   static_assert(8 * M * kPitch * 4 <= kRing, "the sums of a warp lie in its ring");
   static_assert(32 * WARPS % kColumns == 0, "a thread has one column");
 
   const unsigned char* weight[2 * N];
   int at, end;  // of k: of the next copy, of this lane
-  float sums[N][M][4] = {};
+  float sums[N][M][4] = {}, squares[M] = {};
 
   // Starts the copies of a step; nothing where k has ended.
   template <class W> __device__ __forceinline__ void fetch(const W& of, unsigned to) {
@@ -216,6 +253,11 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
       for (int j = 0; j < M * kOfX; ++j, vector += 512)
         fetch16_or_zero(vector, of.x_at(8 * (j / kOfX) + threadIdx.x % 32 / 4) + at + c * kChunk + j % kOfX * 8,
                         inside);
+      if constexpr (NORM) {
+#pragma unroll
+        for (int j = 0; j < kOfX; ++j, vector += 512)
+          fetch16_or_zero(vector, of.norm + at + c * kChunk + j * 8, inside);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i) weight[i] += WARPS * CHUNKS * 64;
@@ -230,6 +272,14 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
       uint4 rows[M][kOfX];
 #pragma unroll
       for (int j = 0; j < M * kOfX; ++j) rows[j / kOfX][j % kOfX] = load16(vectors + (2 * N + j) * 512);
+      if constexpr (NORM) {
+#pragma unroll
+        for (int j = 0; j < kOfX; ++j) {
+          const uint4 by = load16(vectors + (2 * N + M * kOfX + j) * 512);
+#pragma unroll
+          for (int m = 0; m < M; ++m) scale_and_square<T>(rows[m][j], by, squares[m]);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         unsigned a[Weights::kValues / 4][4];
@@ -278,14 +328,22 @@ template <typename T, class Weights, int M, int N, int WARPS, int STAGES, int CH
         for (int i = 0; i < N; ++i) to[row * kPitch + 16 * i + g + e / 2 * 8] = sums[i][m][e];
       }
     }
+    if constexpr (NORM) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        squares[m] += __shfl_xor_sync(~0u, squares[m], 1);
+        squares[m] += __shfl_xor_sync(~0u, squares[m], 2);
+        if (t == 0 && 8 * m + g < w.rows) to[(8 * m + g) * kPitch + kColumns] = squares[m];
+      }
+    }
   }
 };
 
 // Shared memory: the rings of all warps; in a cluster behind them the sums of all of its blocks, of the rows times kColumns and what
-// rounding up to shares adds.
-template <typename T, int M, int N, int WARPS, int STAGES, int CHUNKS, class Weights>
+// rounding up to shares adds, and the squares of the rows.
+template <typename T, int M, int N, int WARPS, int STAGES, int CHUNKS, bool NORM, class Weights>
 __device__ __forceinline__ void by_mma(const Tensors<T>& of, const Sizes& s, const Weights& weights) {
-  using By = ByMma<T, Weights, M, N, WARPS, STAGES, CHUNKS>;
+  using By = ByMma<T, Weights, M, N, WARPS, STAGES, CHUNKS, NORM>;
   extern __shared__ __align__(16) unsigned char few_rows_shared[];
   if (cluster_blocks() > 1) cluster_begin();
   Work<T, 8 * M, By::kColumns, By::kStep> w(of, s);
@@ -299,14 +357,14 @@ __device__ __forceinline__ void by_mma(const Tensors<T>& of, const Sizes& s, con
 
 // fp32 by FMAs, ROWS rows of x at a time. A warp has N columns of the tile, of which its lanes share each 128 of k; its weights lie
 // in the ring, and x, which all warps read, comes from the first cache.
-template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
+template <int ROWS, int N, int WARPS, int STAGES, bool NORM> struct ByFma {
   static constexpr int kColumns = N * WARPS, kPitch = kColumns + 1, kStep = 128, kStage = N * 512,
                        kRing = STAGES * kStage;  // bytes of a warp
   static_assert(32 * WARPS % kColumns == 0 && kColumns % (2 * kPair) == 0, "a thread has one column, gates have pairs");
 
   const unsigned char* weight[N];
   int at, end;  // of k: of the next copy, of this lane
-  float sums[N][ROWS] = {};
+  float sums[N][ROWS] = {}, squares[ROWS] = {};
 
   __device__ __forceinline__ void fetch(unsigned to) {
 #pragma unroll
@@ -322,13 +380,17 @@ template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
     Words<float> w[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) w[i].words = load16(from + i * 512);
+    uint4 by = {0, 0, 0, 0};
+    if (NORM && k < end) by = *reinterpret_cast<const uint4*>(of.norm + k);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      const Vec<float, 4> values = k < end ? load_vec<float, 4>(of.x_at(r) + k) : Vec<float, 4>{};
+      Words<float> x;
+      x.words = k < end ? *reinterpret_cast<const uint4*>(of.x_at(r) + k) : uint4{0, 0, 0, 0};
+      if constexpr (NORM) scale_and_square<float>(x.words, by, squares[r]);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][r] = fmaf(w[i].elements.data[e], values.data[e], sums[i][r]);
+        for (int e = 0; e < 4; ++e) sums[i][r] = fmaf(w[i].elements.data[e], x.elements.data[e], sums[i][r]);
       }
     }
   }
@@ -358,14 +420,18 @@ template <int ROWS, int N, int WARPS, int STAGES> struct ByFma {
         const float sum = warp_reduce<Sum>(sums[i][r]);
         if (lane == (r * N + i) % 32 && r < w.rows) to[r * kPitch + warp * N + i] = sum;
       }
+      if (NORM && warp == 0) {  // every warp has all of x
+        const float all = warp_reduce<Sum>(squares[r]);
+        if (lane == 0 && r < w.rows) to[r * kPitch + kColumns] = all;
+      }
     }
   }
 };
 
 // Shared memory: the rings of all warps, the sums of ROWS * kPitch; in a cluster behind them what by_mma() has there.
-template <int ROWS, int N, int WARPS, int STAGES>
+template <int ROWS, int N, int WARPS, int STAGES, bool NORM>
 __device__ __forceinline__ void by_fma(const Tensors<float>& of, const Sizes& s) {
-  using By = ByFma<ROWS, N, WARPS, STAGES>;
+  using By = ByFma<ROWS, N, WARPS, STAGES, NORM>;
   extern __shared__ __align__(16) unsigned char few_rows_shared[];
   if (cluster_blocks() > 1) cluster_begin();
   Work<float, ROWS, By::kColumns, By::kStep> w(of, s);

@@ -17,6 +17,7 @@ from .forms import Form, Launch
 from .gpu import Gpu
 
 DTYPES = (*HALF, torch.float32)
+NORMALISED = (torch.bfloat16, torch.float32)  # x times the weight of a norm may be too large for fp16
 MOST_ROWS = 64
 MOST_PARTS = 4  # weights of one launch
 PAIR = 32  # columns of a tile in which as many of a gate and of what it is multiplied by take turns, by 16
@@ -45,10 +46,9 @@ class Tuned(NamedTuple):
         """Number of columns of a tile."""
         return 16 * self.N
 
-    @property
-    def shared(self) -> int:
+    def shared(self, norm: bool = False) -> int:
         """Bytes of shared memory of the rings, in whose place the sums are."""
-        return self.WARPS * self.STAGES * self.CHUNKS * (2 * self.N + self.M) * 512
+        return self.WARPS * self.STAGES * self.CHUNKS * (2 * self.N + self.M + norm) * 512
 
 
 class TunedFma(NamedTuple):
@@ -70,8 +70,7 @@ class TunedFma(NamedTuple):
         """Number of columns of a tile."""
         return self.N * self.WARPS
 
-    @property
-    def shared(self) -> int:
+    def shared(self, norm: bool = False) -> int:
         """Bytes of shared memory of the rings, and of the sums."""
         return self.WARPS * self.STAGES * self.N * 512 + self.ROWS * (self.columns + 1) * 4
 
@@ -89,17 +88,21 @@ def _domain(among: Sequence[Tuned | TunedFma]) -> dict[str, Any]:
 
 few_rows_mma = Kernel(
     "few_rows.cu",
-    "few_rows_mma<T, M, N, WARPS, STAGES, CHUNKS, BLOCKS>",
+    "few_rows_mma<T, M, N, WARPS, STAGES, CHUNKS, BLOCKS, NORM>",
     T=HALF,
     **_domain(BY_MMA),
-    where=lambda M, N, WARPS, STAGES, CHUNKS, BLOCKS: (M, N, WARPS, STAGES, CHUNKS, BLOCKS) in BY_MMA,
+    NORM=(False, True),
+    where=lambda T, M, N, WARPS, STAGES, CHUNKS, BLOCKS, NORM: (
+        (M, N, WARPS, STAGES, CHUNKS, BLOCKS) in BY_MMA and (not NORM or T in NORMALISED)
+    ),
     strided=True,
 )
 few_rows_fma = Kernel(
     "few_rows.cu",
-    "few_rows_fma<T, ROWS, N, WARPS, STAGES, BLOCKS>",
+    "few_rows_fma<T, ROWS, N, WARPS, STAGES, BLOCKS, NORM>",
     T=(torch.float32,),
     **_domain(BY_FMA),
+    NORM=(False, True),
     where=lambda ROWS, N, WARPS, STAGES, BLOCKS: (ROWS, N, WARPS, STAGES, BLOCKS) in BY_FMA,
     strided=True,
 )
@@ -171,21 +174,21 @@ def are_served(problems: Sequence[gemm.Problem], gpu: Gpu) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def launch_of(
-    rows: int, features: tuple[int, ...], k: int, dtype: torch.dtype, gpu: Gpu, gated: bool = False
+    rows: int, features: tuple[int, ...], k: int, dtype: torch.dtype, gpu: Gpu, gated: bool = False, norm: bool = False
 ) -> Launch:
-    """The launch for weights of so many features each; of a gate those of one of the two."""
+    """The launch for weights of so many features each; of a gate those of one of the two. norm: x has an RMS norm first."""
     among: Sequence[Tuned | TunedFma] = BY_MMA if dtype in HALF else BY_FMA
     tuned = next((one for one in among if rows <= one.rows), among[-1])
     columns, groups = tuned.columns, ceil_div(rows, tuned.rows)
     tiles = sum(ceil_div(n * (1 + gated), columns) for n in features) * groups
     cluster = _cluster(tiles, k, gpu, tuned.BLOCKS) if gpu.has_clusters else 1
-    received = (min(rows, tuned.rows) * columns + PAIR * cluster) * 4 if cluster > 1 else 0
+    received = (min(rows, tuned.rows) * (columns + norm * cluster) + PAIR * cluster) * 4 if cluster > 1 else 0
     return Launch(
         few_rows_mma if dtype in HALF else few_rows_fma,
         tiles * cluster,
         32 * tuned.WARPS,
-        tuned.shared + received,
-        {"T": dtype, **tuned._asdict()},
+        tuned.shared(norm) + received,
+        {"T": dtype, **tuned._asdict(), "NORM": norm},
         cluster=cluster if cluster > 1 else None,
         overlap=gpu.has_clusters,
         extra={"columns": columns, "gated": gated},
@@ -215,12 +218,15 @@ def run(
     residual: Tensor | None = None,
     function: int = 0,
     kept: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Launch it for a matrix x and weights (n, k), of a gate both; the results, residual and kept are contiguous.
 
     Args:
         function: an index into `activations.FUNCTIONS`.
         kept: where what the function is given goes: as the result, or of a gate [2, m, n] or [m, 2 n].
+        norm: the weight of an RMS norm of x, contiguous, of a launch for that.
     """
     features = tuple(one.shape[0] for one in weights)
     n = features[0]
@@ -230,7 +236,7 @@ def run(
     prefetch = PREFETCHED // extra["columns"] // 16 * 16 if launch.overlap else 0  # bytes of a row of a weight
     of = (x.shape[0], x.shape[1], x.stride(0), function, int(extra["gated"]), *strides, prefetch)
     sizes = _sizes(of, features, pitches, extra["columns"])
-    launch(x, *_filled(weights), *_filled(biases), *_filled(results), residual, kept, sizes)
+    launch(x, *_filled(weights), *_filled(biases), *_filled(results), residual, kept, norm, eps, sizes)
 
 
 @functools.lru_cache(maxsize=4096)
