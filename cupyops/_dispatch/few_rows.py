@@ -167,9 +167,11 @@ def is_chosen(rows: int, features: int, k: int, dtype: torch.dtype, gpu: Gpu) ->
     return FORM.why_not(problem, gpu) is None and FORM.why_slower(problem, gpu) is None
 
 
-def are_served(problems: Sequence[gemm.Problem], gpu: Gpu) -> bool:
-    """Return True if one launch can compute these products of the same x."""
-    return len(problems) <= MOST_PARTS and all(FORM.why_not(one, gpu) is None for one in problems)
+def are_served(problems: Sequence[gemm.Problem], gpu: Gpu, norm: bool) -> bool:
+    """Return True if one launch can compute these products of the same x, with an RMS norm before them or without."""
+    if len(problems) > MOST_PARTS or (norm and problems[0].dtype not in NORMALISED):
+        return False
+    return all(FORM.why_not(one, gpu) is None for one in problems)
 
 
 @functools.lru_cache(maxsize=4096)

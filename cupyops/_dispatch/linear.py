@@ -15,7 +15,7 @@ from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
 from . import few_rows, gemm, library, sum_var, tf32, wgmma
-from .forms import Forms
+from .forms import Forms, Launch
 from .gemm import Layout, Problem
 from .gpu import gpu
 
@@ -94,17 +94,37 @@ def multiply(
     return wgmma.run(launch, a, b, y, bias=bias, column=column)
 
 
+def launch_together(
+    forms: Forms[Any],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: Sequence[Tensor],
+    norm: bool = False,
+) -> Launch | None:
+    """Return the launch of all layers of a matrix of few rows, described by its shape and strides, or None.
+
+    Args:
+        forms: `PRODUCT`, or those of a gate, of which `weights` has one.
+        norm: an RMS norm comes first.
+    """
+    found = [problem(shape, stride, False, one.shape, one.stride(), True, False, dtype) for one in weights]
+    n, card = sum(one.n for one in found), gpu(device)
+    chosen = forms.choose(found[0]._replace(n=n, out=Layout(n, 1)), card)
+    if not isinstance(chosen, few_rows.FewRows) or not few_rows.are_served(found, card, norm):
+        return None
+    features = tuple(one.n for one in found)
+    return few_rows.launch_of(*shape[:1], features, shape[1], dtype, card, chosen.gated, norm)
+
+
 def multiply_several(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], results: Sequence[Tensor]
 ) -> None:
     """results[i] = x weights[i]^T + biases[i], contiguous; of few rows and up to four weights in one launch."""
     if is_dry(x):
         return
-    found = [problem(x.shape, x.stride(), False, w.shape, w.stride(), True, False, x.dtype) for w in weights]
-    card, n = gpu(x.device), sum(one.n for one in found)
-    together = few_rows.serves(PRODUCT.launch(found[0]._replace(n=n, out=Layout(n, 1)), card))
-    if together and few_rows.are_served(found, card):
-        launch = few_rows.launch_of(x.shape[0], tuple(one.n for one in found), x.shape[1], x.dtype, card)
+    if launch := launch_together(PRODUCT, x.shape, x.stride(), x.dtype, x.device, weights):
         whole = [few_rows.whole(weight) for weight in weights]
         return few_rows.run(launch, few_rows.whole(x), whole, biases, results)
     for weight, bias, y in zip(weights, biases, results):
