@@ -347,6 +347,7 @@ __device__ __forceinline__ void by_mma(const Tensors<T>& of, const Sizes& s, con
   extern __shared__ __align__(16) unsigned char few_rows_shared[];
   if (cluster_blocks() > 1) cluster_begin();
   Work<T, 8 * M, By::kColumns, By::kStep> w(of, s);
+  if (!NORM) w.norm = nullptr;  // which leaves its code out
   w.wait(Weights::kValues, s.prefetch);
   const Finish<T, By::kColumns, By::kPitch, WARPS> finish(w);
   By product(w);
@@ -435,6 +436,7 @@ __device__ __forceinline__ void by_fma(const Tensors<float>& of, const Sizes& s)
   extern __shared__ __align__(16) unsigned char few_rows_shared[];
   if (cluster_blocks() > 1) cluster_begin();
   Work<float, ROWS, By::kColumns, By::kStep> w(of, s);
+  if (!NORM) w.norm = nullptr;  // which leaves its code out
   w.wait(4, s.prefetch);
   const Finish<float, By::kColumns, By::kPitch, 1> finish(w);
   float* const sums = reinterpret_cast<float*>(few_rows_shared + WARPS * By::kRing);

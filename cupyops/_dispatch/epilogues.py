@@ -131,8 +131,10 @@ ACTIVATED = Fused("linear_act_wgmma", ACTIVATIONS, 256, (16384, 3072, 768))
 GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
 COMPUTED = Computed(16384 * 768 * 3072)
 
+FEW_GATED = few_rows.FewRows(gated=True)
+
 LINEAR_ACT = Forms("linear_act", "product", [few_rows.FewRows(), ACTIVATED, Apart(last=False), *gemm.DENSE])
-GATED_LINEAR = Forms("gated_linear", "product", [few_rows.FewRows(gated=True), GATED, Apart(last=True)])
+GATED_LINEAR = Forms("gated_linear", "product", [FEW_GATED, GATED, Apart(last=True)])
 LINEAR_EPILOGUE = Forms("linear_epilogue", "product", [COMPUTED, Apart(last=True)])
 
 
@@ -141,7 +143,7 @@ def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
     if not library.is_wanted(x):
         return True
     dtype = autocast_dtype(x) or x.dtype
-    if few_rows.is_chosen(math.prod(x.shape[:-1]), 2 * features, x.shape[-1], dtype, gpu(x.device)):
+    if few_rows.is_chosen(math.prod(x.shape[:-1]), features, x.shape[-1], dtype, gpu(x.device), FEW_GATED):
         return True
     if activation != "silu" or dtype not in HALF or features % 8 or gpu(x.device).capability != 9:
         return False

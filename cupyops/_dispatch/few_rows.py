@@ -22,7 +22,10 @@ MOST_ROWS = 64
 MOST_PARTS = 4  # weights of one launch
 PAIR = 32  # columns of a tile in which as many of a gate and of what it is multiplied by take turns, by 16
 LEAST_WEIGHT = 2**20  # elements, from which on reading them takes longer than a launch
-RAMP = 256  # of k: how much a block could read while it begins and ends
+LARGE_WEIGHT = (
+    2**27
+)  # elements of one weight, from which on cuBLAS reads it sooner: measured of 2^25, and of 128256 x 2048
+LONG_ROW = 8192  # bytes of a row of a weight, from which on two blocks share it where tiles are few
 PREFETCHED = 48 << 10  # bytes of a block's weights that L2 is asked for while the launch before ends
 
 
@@ -75,9 +78,17 @@ class TunedFma(NamedTuple):
         return self.WARPS * self.STAGES * self.N * 512 + self.ROWS * (self.columns + 1) * 4
 
 
-# The first that has as many rows, or the last, is taken.
-BY_MMA = (Tuned(1, 2, 4, 4, 2), Tuned(2, 2, 4, 4, 2), Tuned(4, 4, 4, 4, 1), Tuned(8, 4, 4, 3, 1))
-BY_FMA = (TunedFma(1, 4, 8, 5), TunedFma(4, 4, 8, 5), TunedFma(8, 4, 8, 5), TunedFma(16, 4, 8, 6, 1))
+# Measured on an H200 with layers of Llama of 1.2 B parameters: 1, 8, 16, 32 and 64 rows of bf16, 1 and 8 of fp32; fp16 is
+# taken as bf16. The first that has as many rows and finds room in shared memory is taken;
+# of a gate those of GATED, which find room on every card.
+BY_MMA = (Tuned(1, 2, 8, 3, 2, 1), Tuned(2, 2, 8, 3, 2, 1), Tuned(4, 2, 8, 3, 2, 1), Tuned(8, 2, 8, 2, 2, 1))
+GATED = (Tuned(1, 4, 8, 2, 1, 2), Tuned(2, 4, 8, 2, 1, 2), Tuned(4, 4, 8, 2, 1, 2), Tuned(8, 4, 4, 3, 1, 2))
+BY_FMA = (TunedFma(1, 4, 8, 4), TunedFma(4, 4, 8, 4), TunedFma(8, 4, 8, 4))  # which take more rows in groups
+MOST_MEASURED = {
+    torch.float16: (16, 32, 64),
+    torch.bfloat16: (16, 32, 64),
+    torch.float32: (8, 8, 8),
+}  # see `why_slower`
 
 
 def _domain(among: Sequence[Tuned | TunedFma]) -> dict[str, Any]:
@@ -90,10 +101,10 @@ few_rows_mma = Kernel(
     "few_rows.cu",
     "few_rows_mma<T, M, N, WARPS, STAGES, CHUNKS, BLOCKS, NORM>",
     T=HALF,
-    **_domain(BY_MMA),
+    **_domain(BY_MMA + GATED),
     NORM=(False, True),
     where=lambda T, M, N, WARPS, STAGES, CHUNKS, BLOCKS, NORM: (
-        (M, N, WARPS, STAGES, CHUNKS, BLOCKS) in BY_MMA and (not NORM or T in NORMALISED)
+        (M, N, WARPS, STAGES, CHUNKS, BLOCKS) in BY_MMA + GATED and (not NORM or T in NORMALISED)
     ),
     strided=True,
 )
@@ -108,16 +119,27 @@ few_rows_fma = Kernel(
 )
 
 
-def why_slower(rows: int, weight: int, dtype: torch.dtype) -> str | None:
-    """Return why PyTorch's product, or another form, is faster, or None: what measuring may cut is all here.
+def why_slower(
+    rows: int, weight: int, dtype: torch.dtype, gpu: Gpu, weights: int = 1, gated: bool = False
+) -> str | None:
+    """Return why PyTorch's product, or another form, is faster, or None: what measuring may change is all here.
 
     Args:
         rows: of x.
         weight: elements of all weights.
         dtype: of both.
+        weights: how many there are, of the same x.
+        gated: two of them are those of a gate.
     """
     if weight < LEAST_WEIGHT:
         return f"reading less than {LEAST_WEIGHT} elements of weight is not what takes the time"
+    if not gpu.library:
+        return None
+    most = MOST_MEASURED[dtype][2 if weights > 1 else 1 if gated else 0]
+    if rows > most:
+        return f"it is measured to be as fast as cuBLAS up to {most} rows alone"
+    if weights == 1 and not gated and weight >= LARGE_WEIGHT:
+        return "cuBLAS reads so large a weight sooner, in 126 us where this takes 135"
     return None
 
 
@@ -146,6 +168,8 @@ class FewRows(Form[Any]):
             return f"there are more than {MOST_ROWS} rows"
         if p.batches > 1 or p.ones or p.bias_along_m or p.out[:2] != (p.n, 1) or not (p.m and p.n and p.k):
             return "it has no batches, no column of ones, no bias along m, no sizes of 0, and contiguous results"
+        if _tuned(p.m, p.dtype, gpu, self.gated, False) is None:
+            return "there is too little shared memory"
         if p.a.k != 1 or p.b.k != 1 or not all(p.in_vectors) or p.k * p.dtype.itemsize % 16:
             return "the rows of x and of the weight must be contiguous, and whole vectors"
         return None
@@ -153,7 +177,7 @@ class FewRows(Form[Any]):
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
         """Ask what was measured, by rows and size of the weight."""
         p = gemm.gemm_of(problem)
-        return why_slower(p.m, p.n * p.k * (1 + self.gated), p.dtype)
+        return why_slower(p.m, p.n * p.k * (1 + self.gated), p.dtype, gpu, gated=self.gated)
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
         """A block, or a cluster, for each tile of columns."""
@@ -161,17 +185,26 @@ class FewRows(Form[Any]):
         return launch_of(p.m, (p.n,), p.k, p.dtype, gpu, self.gated)
 
 
-def is_chosen(rows: int, features: int, k: int, dtype: torch.dtype, gpu: Gpu) -> bool:
-    """Return True if a layer of contiguous operands is computed by these kernels."""
+def is_chosen(rows: int, features: int, k: int, dtype: torch.dtype, gpu: Gpu, form: FewRows) -> bool:
+    """Return True if a layer of contiguous operands is computed by a form of these kernels."""
     problem = gemm.Problem(rows, features, k, gemm.Layout(k, 1), gemm.Layout(k, 1), gemm.Layout(features, 1), dtype)
-    return FORM.why_not(problem, gpu) is None and FORM.why_slower(problem, gpu) is None
+    return form.why_not(problem, gpu) is None and form.why_slower(problem, gpu) is None
 
 
-def are_served(problems: Sequence[gemm.Problem], gpu: Gpu, norm: bool) -> bool:
+def are_served(problems: Sequence[gemm.Problem], gpu: Gpu, gated: bool, norm: bool) -> bool:
     """Return True if one launch can compute these products of the same x, with an RMS norm before them or without."""
-    if len(problems) > MOST_PARTS or (norm and problems[0].dtype not in NORMALISED):
+    first = problems[0]
+    if len(problems) > MOST_PARTS or any(FORM.why_not(one, gpu) is not None for one in problems):
         return False
-    return all(FORM.why_not(one, gpu) is None for one in problems)
+    return not norm or (first.dtype in NORMALISED and _tuned(first.m, first.dtype, gpu, gated, True) is not None)
+
+
+def _tuned(rows: int, dtype: torch.dtype, gpu: Gpu, gated: bool, norm: bool) -> Tuned | TunedFma | None:
+    """Return the template values for so many rows on a card; None where its shared memory is too little."""
+    by_mma = GATED if gated else BY_MMA + GATED
+    among: Sequence[Tuned | TunedFma] = by_mma if dtype in HALF else BY_FMA
+    wide = [one for one in among if rows <= one.rows] or among[-1:]
+    return next((one for one in wide if one.shared(norm) <= gpu.shared), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,28 +212,23 @@ def launch_of(
     rows: int, features: tuple[int, ...], k: int, dtype: torch.dtype, gpu: Gpu, gated: bool = False, norm: bool = False
 ) -> Launch:
     """The launch for weights of so many features each; of a gate those of one of the two. norm: x has an RMS norm first."""
-    among: Sequence[Tuned | TunedFma] = BY_MMA if dtype in HALF else BY_FMA
-    tuned = next((one for one in among if rows <= one.rows), among[-1])
+    tuned = _tuned(rows, dtype, gpu, gated, norm)
+    assert tuned is not None
     columns, groups = tuned.columns, ceil_div(rows, tuned.rows)
     tiles = sum(ceil_div(n * (1 + gated), columns) for n in features) * groups
-    cluster = _cluster(tiles, k, gpu, tuned.BLOCKS) if gpu.has_clusters else 1
-    received = (min(rows, tuned.rows) * (columns + norm * cluster) + PAIR * cluster) * 4 if cluster > 1 else 0
+    received = (min(rows, tuned.rows) * (columns + 2 * norm) + 2 * PAIR) * 4  # of two blocks
+    pays = k * dtype.itemsize >= LONG_ROW and tiles <= gpu.multiprocessors
+    cluster = 2 if pays and gpu.has_clusters and tuned.shared(norm) + received <= gpu.shared else 1
     return Launch(
         few_rows_mma if dtype in HALF else few_rows_fma,
         tiles * cluster,
         32 * tuned.WARPS,
-        tuned.shared(norm) + received,
+        tuned.shared(norm) + (received if cluster > 1 else 0),
         {"T": dtype, **tuned._asdict(), "NORM": norm},
         cluster=cluster if cluster > 1 else None,
         overlap=gpu.has_clusters,
         extra={"columns": columns, "gated": gated},
     )
-
-
-def _cluster(tiles: int, k: int, gpu: Gpu, blocks: int) -> int:
-    """Blocks that share the k of a tile: with those that run at one time a cluster more takes another wave."""
-    at_once = gpu.multiprocessors * blocks
-    return min((1, 2, 4, 8), key=lambda share: ceil_div(tiles * share, at_once) * (ceil_div(k, share) + RAMP))
 
 
 FORM = FewRows()

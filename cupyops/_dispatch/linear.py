@@ -15,7 +15,7 @@ from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
 from . import few_rows, gemm, library, sum_var, tf32, wgmma
-from .forms import Forms, Launch
+from .forms import Forms, Launch, asked
 from .gemm import Layout, Problem
 from .gpu import gpu
 
@@ -110,12 +110,18 @@ def launch_together(
         norm: an RMS norm comes first.
     """
     found = [problem(shape, stride, False, one.shape, one.stride(), True, False, dtype) for one in weights]
-    n, card = sum(one.n for one in found), gpu(device)
-    chosen = forms.choose(found[0]._replace(n=n, out=Layout(n, 1)), card)
-    if not isinstance(chosen, few_rows.FewRows) or not few_rows.are_served(found, card, norm):
+    card, wanted = gpu(device), asked().get((forms.family, forms.direction))
+    if len(found) == 1:
+        chosen = forms.choose(found[0], card)
+        gated = isinstance(chosen, few_rows.FewRows) and chosen.gated
+        fits = isinstance(chosen, few_rows.FewRows)
+    else:
+        gated, elements = False, sum(one.n * one.k for one in found)
+        slower = few_rows.why_slower(shape[0], elements, dtype, card, len(found)) if dtype in few_rows.DTYPES else ""
+        fits = slower is None if wanted is None else wanted == few_rows.FORM.name
+    if not fits or not few_rows.are_served(found, card, gated, norm):
         return None
-    features = tuple(one.n for one in found)
-    return few_rows.launch_of(*shape[:1], features, shape[1], dtype, card, chosen.gated, norm)
+    return few_rows.launch_of(shape[0], tuple(one.n for one in found), shape[1], dtype, card, gated, norm)
 
 
 def multiply_several(

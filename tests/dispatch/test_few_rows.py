@@ -67,20 +67,21 @@ def test_k_of_one_vector_of_float32(device):
         assert_close(cupyops.linear(x, weight), x, weight)
 
 
-@pytest.mark.parametrize("multiprocessors, cluster", [(1, 1), (2, 2), (4, 4), (8, 8)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_clusters(multiprocessors, cluster, dtype):
-    """As many blocks as share a tile's k, of which the last may have none."""
-    x, weight, bias = numbers("cpu", dtype, (5, 712), (64, 712), (64,))
-    with asked(x.device, multiprocessors=multiprocessors), cupyops.trace() as trace:
+@pytest.mark.parametrize("dtype, k", [(torch.bfloat16, 4104), (torch.float32, 2052)])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_clusters(dtype, k, rows):
+    """Two blocks share the k of a tile where that is long and tiles are few."""
+    x, weight, bias = numbers("cpu", dtype, (rows, k), (40, k), (40,))
+    with asked(x.device, multiprocessors=16), cupyops.trace() as trace:
         y = cupyops.linear(x, weight, bias)
-    assert trace.launches()[0].grid[0] == 2 * cluster
+    groups = -(-rows // 8) if dtype is torch.float32 else 1
+    assert trace.launches()[0].grid[0] == 2 * 2 * groups
     assert_close(y, x, weight, bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_without_clusters(dtype):
-    x, weight = numbers("cpu", dtype, (5, 712), (64, 712))
+    x, weight = numbers("cpu", dtype, (5, 4104), (64, 4104))
     with asked(x.device, arch="sm_80"), cupyops.trace() as trace:
         y = cupyops.linear(x, weight)
     assert trace.launches()[0].grid[0] == 2
@@ -215,11 +216,33 @@ def chosen(forms, m, n, k, dtype, **card):
         return forms.choose(problem, gpu(torch.device("cpu"))).name
 
 
-@pytest.mark.parametrize("forms", [linear.PRODUCT, _matmul.PRODUCT, epilogues.LINEAR_ACT, epilogues.GATED_LINEAR])
+@pytest.mark.parametrize("forms", [linear.PRODUCT, _matmul.PRODUCT, epilogues.LINEAR_ACT])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_chosen(forms, dtype):
-    for rows in (1, 16, 17, 64):
-        assert chosen(forms, rows, 2048, 2048, dtype) == "few_rows"
-    assert chosen(forms, 65, 2048, 2048, dtype) != "few_rows"
+    """As measured beside cuBLAS; where that may not be called, of every number of rows that there are kernels for."""
+    most = 8 if dtype is torch.float32 else 16
+    assert {chosen(forms, rows, 2048, 2048, dtype) for rows in (1, most)} == {"few_rows"}
+    assert chosen(forms, most + 1, 2048, 2048, dtype) != "few_rows"
+    assert chosen(forms, 1, 128256, 2048, dtype) != "few_rows"
     assert chosen(forms, 1, 256, 256, dtype) != "few_rows"
     assert chosen(forms, 1, 2048, 2048, dtype, capability=7) != "few_rows"
+    assert chosen(forms, 64, 2048, 2048, dtype, library=False) == "few_rows"
+    assert chosen(forms, 65, 2048, 2048, dtype, library=False) != "few_rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_chosen_of_gates(dtype):
+    most = 8 if dtype is torch.float32 else 32
+    assert chosen(epilogues.GATED_LINEAR, most, 8192, 2048, dtype) == "few_rows"
+    assert chosen(epilogues.GATED_LINEAR, most + 1, 8192, 2048, dtype) != "few_rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shared", [101376, 166912, 232448])
+def test_shared_memory_of_every_card(dtype, shared):
+    """As little as Ada's, Ampere's and Hopper's."""
+    with assume_gpu(**HOPPER | {"shared": shared}):
+        card = gpu(torch.device("cpu"))
+        for rows in (1, 9, 17, 33):
+            for gated in (False, True):
+                assert few_rows.launch_of(rows, (64,), 8192, dtype, card, gated).shared <= shared

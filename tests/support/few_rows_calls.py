@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_map_only
 import cupyops
 from cupyops._dispatch import few_rows
 from cupyops._dispatch.gpu import assume_gpu
-from cupyops.ops._rms_norm_linears import rms_norm_linears
+from cupyops.ops._rms_norm_linears import rms_norm_gated_linear, rms_norm_linears
 
 
 @contextmanager
 def asked(device: Any, operator: str = "linear", **card: int) -> Iterator[None]:
-    """Calls inside take few rows; on the CPU as on a card with so few multiprocessors that k is shared where it may be."""
+    """Calls inside take few rows; on the CPU as on a card like Hopper's."""
     card = {"shared": 232448, "multiprocessors": 8} | card if torch.device(device).type == "cpu" else card
     with cupyops.use_form(f"{operator}:few_rows"), assume_gpu(**card):
         yield
@@ -32,6 +32,7 @@ def calls(dtype: torch.dtype, device: str) -> Iterator[Callable[[], None]]:
     for tuned in few_rows.BY_MMA if dtype in few_rows.HALF else few_rows.BY_FMA:
         for rows in (tuned.rows, max(1, tuned.rows - 3)):
             yield partial(_activated, rows, "gelu", dtype, device)
+        yield partial(_gated, tuned.rows, "silu", dtype, device)
         if dtype in few_rows.NORMALISED:
             yield partial(_normalised, tuned.rows, dtype, device)
     yield partial(_activated, 40, "none", dtype, device)
@@ -84,3 +85,6 @@ def _normalised(rows: int, dtype: torch.dtype, device: str) -> None:
     given = tree_map_only(Tensor, lambda one: one.to(dtype), given)
     with asked(device):
         compare(rms_norm_linears(*given), normalised, given)
+    given = x, norm, 1e-5, given[3][0], given[3][0].flip(0), "silu"
+    with asked(device, "gated_linear"):
+        compare([rms_norm_gated_linear(*given)], lambda *args: [normalised_gate(*args)], given)
