@@ -8,7 +8,7 @@
 //
 // Bytes: n k x sizeof(T) of the weights, which are read once; x is read by each block, from L2.
 //
-// Reached on an H200 in bf16, in us (PyTorch's functions), one product after the other in a CUDA graph, of weights that are in no cache:
+// Reached on an H200 in bf16, in us (PyTorch's functions): one product after the other in a CUDA graph, weights in no cache.
 //
 //   k, columns                    1 row          8 rows         16             32             64
 //   2048, 2048                    5.3 (6.1)      4.7 (6.1)
@@ -17,10 +17,9 @@
 //   8192, 2048                                   12.4 (13.2)    13.1 (13.3)
 //
 // In fp32 2048 columns take 7.1 of one row (7.4), and 10.6 of 8 (21.9); the gate 36.8 (52.9) and 46.7 (97.1).
-// Lost: 128256 columns take 135 of one row (127), 3.9 TB/s; small weights are read at 1.6 to 3.1, in which a launch and the first
-// answer of memory weigh more. 32 and 64 rows of one weight are slower than cuBLAS, 7.0 and 9.0 of 2048 columns (6.4): each block reads
-// all of x. Launches that do not overlap take 1 us more. k shared by clusters of 4 and 8 blocks, 4 warps of a block, and asking L2 for more
-// than 48 KiB of a block were slower.
+// Lost: 128256 columns take 135 of one row (127), 3.9 TB/s; small weights are read at 1.6 to 3.1, since a launch and the first
+// answer of memory weigh more there. 32 and 64 rows of one weight are slower than cuBLAS, 7.0 and 9.0 of 2048 columns (6.4): each
+// block reads all of x. Launches that do not overlap take 1 us more. Asking L2 for more than 48 KiB of a block gains 2% at most.
 #include "gemm/few_rows.cuh"
 
 // Grid: a cluster, or a block, for each tile of 16 N columns of each weight; of a gate half as many. Block: 32 * WARPS. Shared
