@@ -14,13 +14,16 @@ from torch.utils._pytree import tree_map_only
 import cupyops
 from cupyops._dispatch import few_rows
 from cupyops._dispatch.gpu import assume_gpu
+from cupyops._kernel.kernel import capability
 from cupyops.ops._rms_norm_linears import rms_norm_gated_linear, rms_norm_linears
 
 
 @contextmanager
 def asked(device: Any, operator: str = "linear", **card: int) -> Iterator[None]:
-    """Calls inside take few rows; on the CPU as on a card like Hopper's."""
-    card = {"shared": 232448, "multiprocessors": 8} | card if torch.device(device).type == "cpu" else card
+    """Calls inside take few rows; on the CPU as on a card like Hopper's, or Ampere's where that is simulated."""
+    if torch.device(device).type == "cpu":
+        shared = 166912 if capability(torch.device("cpu")) == 8 else 232448
+        card = {"shared": shared, "multiprocessors": 8} | card
     with cupyops.use_form(f"{operator}:few_rows"), assume_gpu(**card):
         yield
 
@@ -85,6 +88,7 @@ def _normalised(rows: int, dtype: torch.dtype, device: str) -> None:
     given = tree_map_only(Tensor, lambda one: one.to(dtype), given)
     with asked(device):
         compare(rms_norm_linears(*given), normalised, given)
-    given = x, norm, 1e-5, given[3][0], given[3][0].flip(0), "silu"
+    gate = given[3][0]
+    given = *given[:3], gate, gate.flip(0), "silu"
     with asked(device, "gated_linear"):
         compare([rms_norm_gated_linear(*given)], lambda *args: [normalised_gate(*args)], given)
