@@ -20,13 +20,24 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import epilogues, gemm, grouped, linear_loss_parts, pointwise_fused, rows, scaled, wgmma
+from cupyops._dispatch import (
+    epilogues,
+    few_rows,
+    gemm,
+    grouped,
+    linear_loss_parts,
+    pointwise_fused,
+    rows,
+    scaled,
+    wgmma,
+)
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.image_blocks import Side, blocks_of
 from cupyops._kernel.compile.source import cuda_src
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._relu import MASKED
+from cupyops.ops._rms_norm_linears import rms_norm_gated_linear
 from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
@@ -446,8 +457,24 @@ def _activated(m: Make, activation: str) -> Any:
     return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": [f"linear_act:{epilogues.ACTIVATED.name}"]}
 
 
+def _few_rows(m: Make, rows: int) -> Any:
+    """A linear layer with all that follows it, of few rows; k is shared by a cluster where there are any."""
+    if not m.narrow:
+        return ()
+    given = m(rows, 328), m(75, 328), m(75), "silu", m(rows, 75)
+    return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": ["linear_act:few_rows"]}
+
+
+def _normalised(m: Make) -> Any:
+    """A gated layer behind an RMS norm, of few rows."""
+    if m.dtype not in few_rows.NORMALISED:
+        return ()
+    given = m(5, 328), m(328), 1e-5, m(40, 328), m(40, 328)
+    return rms_norm_gated_linear, *given, {"gpu": _A_CARD, "forms": ["gated_linear:few_rows"]}
+
+
 def _gated(m: Make, activation: str) -> Any:
-    """The same of a gated layer."""
+    """A gated layer, by wgmma."""
     if not m.hopper:
         return ()
     given = m(136, 264), m(152, 264), m(152, 264), activation
@@ -648,6 +675,13 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": 64}),
         lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": 128}),
         lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
+    ],
+    "few_rows": [
+        *[partial(_few_rows, rows=rows) for rows in (1, 4, 8, 16, 32, 64)],
+        lambda m: (
+            m.narrow and (cupyops.gated_linear, m(3, 72), m(40, 72), m(40, 72), {"forms": ["gated_linear:few_rows"]})
+        ),
+        _normalised,
     ],
     "linear_act": [
         lambda m: (cupyops.linear_act, m(70, 33), m(40, 33), m(40), "gelu", m(70, 40)),

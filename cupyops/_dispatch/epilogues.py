@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .._kernel.kernel import HALF, Kernel
 from .._util.arguments import autocast_dtype
-from .._util.strides import aligned, is_dry
-from . import gemm, library, linear, wgmma
+from .._util.strides import is_dry
+from . import few_rows, gemm, library, linear, wgmma
 from .activations import FUNCTIONS
 from .forms import Form, Forms, Launch
 from .gemm import Problem
@@ -135,8 +135,10 @@ ACTIVATED = Fused("linear_act_wgmma", ACTIVATIONS, 256, (16384, 3072, 768))
 GATED = Fused("gated_linear_wgmma", GATES, 128, (8192, 5632, 2048))
 COMPUTED = Computed(16384 * 768 * 3072)
 
-LINEAR_ACT = Forms("linear_act", "product", [ACTIVATED, Apart(last=False), *gemm.DENSE])
-GATED_LINEAR = Forms("gated_linear", "product", [GATED, Apart(last=True)])
+FEW_GATED = few_rows.FewRows(gated=True)
+
+LINEAR_ACT = Forms("linear_act", "product", [few_rows.FewRows(), ACTIVATED, Apart(last=False), *gemm.DENSE])
+GATED_LINEAR = Forms("gated_linear", "product", [FEW_GATED, GATED, Apart(last=True)])
 LINEAR_EPILOGUE = Forms("linear_epilogue", "product", [COMPUTED, Apart(last=True)])
 
 
@@ -145,6 +147,8 @@ def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
     if not library.is_wanted(x):
         return True
     dtype = autocast_dtype(x) or x.dtype
+    if few_rows.is_chosen(math.prod(x.shape[:-1]), features, x.shape[-1], dtype, gpu(x.device), FEW_GATED):
+        return True
     if activation != "silu" or dtype not in HALF or features % 8 or gpu(x.device).capability != 9:
         return False
     return GATED.is_large(math.prod(x.shape[:-1]), features, x.shape[-1])
@@ -208,6 +212,21 @@ class Plan:
         return [*maps, stored, stored if pitch else place.map(kept, written=True)], strides
 
 
+class FewRowsPlan(Plan):
+    """Plan by which the kernel of few rows computes a layer, with all that follows the product."""
+
+    @property
+    def takes_residual(self) -> bool:
+        """True: what follows is computed from one sum by one thread."""
+        return True
+
+    def run(self, y: Tensor, kept: Tensor | None, activation: str, *more: Tensor | None) -> None:
+        """Launch it, as any plan."""
+        bias, residual = more or (None, None)
+        function = FUNCTIONS.index(ACTIVATIONS[activation])
+        few_rows.run(self.launch, self.x, self.weights, [bias], [y], residual, function, kept)
+
+
 def fused(
     forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = True, measured: bool = True
 ) -> Plan | None:
@@ -220,23 +239,24 @@ def fused(
         turn: x weight^T is multiplied, else x weight.
         measured: whether what follows is one of those that were measured, beside PyTorch's.
     """
-    if is_dry(x) or (not measured and library.is_wanted(x)):
+    if is_dry(x):
         return None
     weight = weights[0]
     problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
     launch = forms.launch(problem, gpu(x.device))
+    if few_rows.serves(launch):
+        return FewRowsPlan(
+            launch, few_rows.whole(x), [few_rows.whole(weight if turn else weight.T) for weight in weights]
+        )
+    if not measured and library.is_wanted(x):
+        return None
     if launch.extra:
-        return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
+        return Plan(launch, few_rows.whole(x), [few_rows.whole(weight) for weight in weights])
     if library.serves(launch):
         return None
     if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
         return fused(forms, copies[0], copies[1:], turn=False, measured=measured)
     return Plan(launch, x, weights)
-
-
-def _whole(matrix: Tensor) -> Tensor:
-    """Return the matrix if it begins at a 16-byte boundary, as TMA requires; else a copy that does."""
-    return matrix if aligned(matrix) else gemm.padded(matrix)
 
 
 def rows_and_columns(captured: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from .._kernel.kernel import ceil_div
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
-from . import gemm, library, sum_var, tf32, wgmma
-from .forms import Forms
+from . import few_rows, gemm, library, sum_var, tf32, wgmma
+from .forms import Forms, Launch, asked
 from .gemm import Layout, Problem
 from .gpu import gpu
 
-PRODUCT = Forms("linear", "product", [tf32.InVectors(), *wgmma.forms(gemm.DENSE)])
+PRODUCT = Forms("linear", "product", [few_rows.FewRows(), tf32.InVectors(), *wgmma.forms(gemm.DENSE)])
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -88,7 +89,53 @@ def multiply(
         return None
     if copies := gemm.prepared(found, launch, a.T if turn_a else a, b.T if turn_b else b):
         return multiply(*copies, bias, y, column)
+    if few_rows.serves(launch) and y is not None:
+        return few_rows.run(launch, a, [b if turn_b else b.T], [bias], [y])
     return wgmma.run(launch, a, b, y, bias=bias, column=column)
+
+
+def launch_together(
+    forms: Forms[Any],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: Sequence[Tensor],
+    norm: bool = False,
+) -> Launch | None:
+    """Return the launch of all layers of a matrix of few rows, described by its shape and strides, or None.
+
+    Args:
+        forms: `PRODUCT`, or those of a gate, of which `weights` has one.
+        norm: an RMS norm comes first.
+    """
+    found = [problem(shape, stride, False, one.shape, one.stride(), True, False, dtype) for one in weights]
+    card, wanted = gpu(device), asked().get((forms.family, forms.direction))
+    if len(found) == 1:
+        chosen = forms.choose(found[0], card)
+        gated = isinstance(chosen, few_rows.FewRows) and chosen.gated
+        fits = isinstance(chosen, few_rows.FewRows)
+    else:
+        gated, elements = False, sum(one.n * one.k for one in found)
+        slower = few_rows.why_slower(shape[0], elements, dtype, card, len(found)) if dtype in few_rows.DTYPES else ""
+        fits = slower is None if wanted is None else wanted == few_rows.FORM.name
+    if not fits or not few_rows.are_served(found, card, gated, norm):
+        return None
+    return few_rows.launch_of(shape[0], tuple(one.n for one in found), shape[1], dtype, card, gated, norm)
+
+
+def multiply_several(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], results: Sequence[Tensor]
+) -> None:
+    """results[i] = x weights[i]^T + biases[i], contiguous; of few rows and up to four weights in one launch."""
+    if is_dry(x):
+        return
+    if launch := launch_together(PRODUCT, x.shape, x.stride(), x.dtype, x.device, weights):
+        whole = [few_rows.whole(weight) for weight in weights]
+        return few_rows.run(launch, few_rows.whole(x), whole, biases, results)
+    for weight, bias, y in zip(weights, biases, results):
+        multiply(x, weight, bias, y, turn_b=True)
+    return None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm, library, shardings, wgmma
+from .._dispatch import few_rows, gemm, library, shardings, wgmma
 from .._dispatch.broadcast import broadcast_shapes
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
@@ -20,7 +20,7 @@ from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
 
-PRODUCT = Forms("matmul", "product", wgmma.forms(gemm.DENSE))
+PRODUCT = Forms("matmul", "product", [few_rows.FewRows(), *wgmma.forms(gemm.DENSE)])
 
 
 @operator("cupyops::matmul", autocast="lower", sharding=shardings.matmul)
@@ -131,6 +131,8 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
         return library.call("torch.matmul", y, lambda: torch.matmul(a, b, out=y))
     if copies := gemm.prepared(problem, launch, a, b):
         return _multiply(*copies, y)
+    if few_rows.serves(launch):
+        return few_rows.run(launch, a.reshape(a.shape[-2:]), [b.reshape(b.shape[-2:]).T], [None], [y])
     return wgmma.run(launch, a, b, y)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import attentions
 import byte_products
 import few_channels
+import few_rows_calls
 import gemms
 import groups
 import kept
@@ -357,6 +358,7 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "attention": attended_and_cleared,
     "gemm_wgmma": by_wgmma,
     "gemm": dense_products,
+    "few_rows": partial(few_rows_calls.calls, device="cpu"),
     "linear_act": activated,
     "gated_linear": gated,
     "grouped_mm": by_groups,
