@@ -276,3 +276,41 @@ def test_bad_input(device):
     ]:
         with pytest.raises(cupyops.InputError, match=words):
             cupyops.quantized_linear(*args)
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_a_language_model(kind, rows):
+    """Of more blocks than run at once, and of few; twice the same bits, and once from a CUDA graph with other values."""
+    for n, k in ((8192, 2048), (2048, 8192)):
+        given = [one.cuda() for one in operands(rows, k, n, k // 128, kind)]
+        with cupyops.trace() as trace:
+            y = linear(*given, kind=kind)
+        assert {record.kernel.partition("<")[0] for record in trace.launches()} == {"quantized_linear_fwd"}
+        ours, theirs = errors(y, given, kind)
+        assert ours <= theirs and torch.equal(y, linear(*given, kind=kind))
+        weight = stored(given[1], kind)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = cupyops.quantized_linear(given[0], weight, *given[2:])
+        given[0].mul_(0.5)
+        graph.replay()
+        assert torch.equal(y, linear(*given, kind=kind))
+
+
+@pytest.mark.gpu
+def test_a_weight_that_the_kernel_before_has_written():
+    """A launch that begins while that runs does not read what was there before."""
+    x, weight, scale, _, _ = (None if one is None else one.cuda() for one in operands(2, 2048, 4096, 1, "int8"))
+    other = torch.randint_like(stored(weight, "int8"), -127, 128)
+    expected = cupyops.quantized_linear(x, other, scale)
+    for _ in range(20):
+        own = torch.zeros_like(other)
+        cupyops.quantized_linear(x, own, scale)
+        own.copy_(other)
+        assert torch.equal(cupyops.quantized_linear(x, own, scale), expected)
