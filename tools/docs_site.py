@@ -43,7 +43,7 @@ KINDS = {  # sections of the table of operators; what stands in none of them is 
     "Attention": "attention decode_attention rope scaled_dot_product_attention",
     "Convolution and pooling": "avg_pool2d conv2d max_pool2d",
     "Losses": "cross_entropy fused_linear_cross_entropy kl_div nll_loss",
-    "Matrix products": "gated_linear grouped_mm linear linear_act matmul scaled_mm",
+    "Matrix products": "gated_linear grouped_mm linear linear_act matmul quantized_linear scaled_mm",
     "Normalization": "add_rms_norm batch_norm batch_norm_act group_norm layer_norm rms_norm",
     "Softmax and reductions": "amax log_softmax mean softmax sum var",
 }

@@ -28,6 +28,7 @@ from ._matmul import matmul as matmul
 from ._max_pool2d import max_pool2d as max_pool2d
 from ._mean import mean as mean
 from ._nll_loss import nll_loss as nll_loss
+from ._quantized_linear import quantized_linear as quantized_linear
 from ._relu import relu as relu
 from ._rms_norm import rms_norm as rms_norm
 from ._rope import rope as rope

@@ -49,7 +49,7 @@ def test_the_table_of_operators_has_each_function():
     halves = {"attention", "grouped_mm", "scaled_dot_product_attention"}  # as docs/operators.md says
     assert rows["decode_attention"].dtypes == "fp16, bf16, fp32"
     others = {name for name, row in rows.items() if row.dtypes != "fp16, bf16, fp32, fp64"}
-    assert others == {*halves, "decode_attention", "scaled_mm"}
+    assert others == {*halves, "decode_attention", "quantized_linear", "scaled_mm"}
     assert {rows[name].dtypes for name in halves} == {"fp16, bf16"}
     assert rows["nll_loss"].module == "`NLLLoss`" and rows["scale_shift"].twin == ""
     assert {one.strip("` ") for row in rows.values() for one in row.module.split(",")} - {""} == set(

@@ -274,4 +274,6 @@ def test_the_librarys_own_declare_theirs(name):
     served = (torch.float16, torch.bfloat16, torch.float32) if "decode_attention" in name else served
     if name.endswith("scaled_mm"):  # operands, then what scales and biases are of
         served = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32)
+    if name.endswith("quantized_linear"):  # what is multiplied, scales, and weights
+        served = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
     assert cupyops.operators()[name].definition.dtypes == served

@@ -16,6 +16,7 @@ import byte_products
 import gemms
 import groups
 import normalisations
+import quantized
 import samples
 import torch
 from decoding import by_cache
@@ -204,6 +205,24 @@ def products_of_bytes(draw: st.DrawFn) -> Call:
     bias = draw(st.sampled_from([None, bias]))
     types = byte_products.types_of(a, b, out)
     return Call(x, weight, *scales, bias, types=types, use_fast_accum=draw(st.booleans()))
+
+
+@st.composite
+def quantised_layers(draw: st.DrawFn) -> Call:
+    """Each kind of number, with any number of groups that divides the columns."""
+    kind, dtype = draw(st.sampled_from(quantized.KINDS)), draw(_dtypes)
+    rows, n, k = (
+        draw(st.sampled_from([0, 1, 5, 33])),
+        draw(st.sampled_from([1, 7, 16, 40])),
+        draw(st.sampled_from([2, 8, 96, 256])),
+    )
+    groups = draw(st.sampled_from([count for count in (1, 2, 3, 8) if k % count == 0]))
+    x, scale, zero_point, bias = (
+        draw(tensors(shape, dtype, special=False)) for shape in ((rows, k), (n, groups), (n, groups), (n,))
+    )
+    weight = draw(tensors((n, k), torch.int64, high=256))
+    shifted, biased = draw(st.booleans()), draw(st.booleans())
+    return Call(x, weight, scale, zero_point if shifted else None, bias if biased else None, kind=kind)
 
 
 @st.composite
@@ -543,6 +562,7 @@ _DRAWN: dict[str, Drawn] = {
     "linear_act": (cupyops.linear_act, _activated, activated()),
     "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
     "grouped_mm": (cupyops.grouped_mm, groups.by_torch, grouped_products()),
+    "quantized_linear": (quantized.linear, quantized.by_torch, quantised_layers()),
     "scaled_mm": (byte_products.of_numbers, byte_products.of_numbers_by_torch, products_of_bytes()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),

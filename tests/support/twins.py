@@ -192,6 +192,14 @@ CASES = {
         "for the gradient of the weight alone PyTorch keeps what the weight was multiplied by, and no weight and no rstd",
         4 * (COLS + ROWS),
     ),
+    "quantized_linear": Case(
+        lambda x, w, s: cupyops.quantized_linear(x.bfloat16(), w, s),
+        lambda x, w, s: F.linear(x.bfloat16(), (w * s[:, None]).bfloat16()),
+        lambda: [rows()],
+        lambda: [values(16, COLS).mul(50).to(torch.int8), values(16).abs() + 1],
+        "the input and the scales, on which second derivatives depend",
+        2 * ROWS * COLS + 4 * 16,
+    ),
     "rope": Case(
         cupyops.rope,
         lambda x, cos, sin, at: rotated(x, cos[at], sin[at]),

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
-from . import activations, batch_norms, calls, classes, norms, rotary, tracing
+from . import activations, batch_norms, calls, classes, norms, quantized, rotary, tracing
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
 from .report import Kept, Reason, Replaced, Swap, shown
@@ -59,6 +59,7 @@ def swap(
       was read: attributes, `training`, functions and constants that it reads are compared at each call. Where something
       differs, the module's own forward runs. A forward that does more than compute, as one that stores an attribute or
       calls a function unknown to torch.fx, is left alone;
+    - a `torch.nn.Linear` whose weight torchao has quantised, in 8 bits and alone, by `cupyops.quantized_linear`;
     - calls inside forwards: functions of `torch.nn.functional` that cupyops has, and rotary embeddings, which are compared
       as well, together with the model's tables;
     - in models of Hugging Face's transformers, attention where it is PyTorch's ("sdpa"), and the loss function.
@@ -145,6 +146,8 @@ def _successor(
     module: Module, name: str, options: calls.Options, known: dict[Any, Recipe | Reason | None]
 ) -> tuple[Class | Reason | None, str]:
     """The class that a module is to have, and what that is in words; or why there is none; None where there is nothing."""
+    if not options.exact and (recipe := quantized.recognised(module)) is not None:
+        return derived(type(module), recipe), recipe.what
     ours = counterpart(type(module))
     if ours is not None:
         twin = next(base for base in ours.__mro__ if getattr(nn, base.__name__, None) is base)
