@@ -20,9 +20,8 @@ template <typename T> struct Factors {
 
   __device__ __forceinline__ bool exist() const { return wide != nullptr || half != nullptr; }
 
-  // The bits, so that nobody waits for them before `value`.
-  __device__ __forceinline__ unsigned bits(int n, int g) const {
-    const long long at = n * row + g * group;
+  // The bits at a place, so that nobody waits for them before `value`.
+  __device__ __forceinline__ unsigned bits(long long at) const {
     if (wide != nullptr) return __ldg(reinterpret_cast<const unsigned*>(wide) + at);
     return __ldg(reinterpret_cast<const unsigned short*>(half) + at);
   }
@@ -64,19 +63,18 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
 
   const T* x;
   const unsigned char* rows[2];
-  int outputs[2];
+  long long at_scale[2], at_zero[2];  // of the group that is loaded next
   Factors<T> scale, zero;
   Sizes sizes;
-  int m0, g, t, steps_of_group;
+  int m0, g, t, steps_of_group, load_end, finish_end;  // where the groups end that are loaded, and added up, in steps
   bool grouped;
 
   unsigned words[AHEAD][2][WORDS], factors[AHEAD][2][2];
   float sums[TILES][4] = {}, of_x[TILES][4] = {}, total[TILES][4] = {};
 
   __device__ __forceinline__ Warp(const T* x, const unsigned char* weight, const Factors<T>& scale,
-                                  const Factors<T>& zero, const Sizes& sizes)
-      : x(x),
-        scale(scale),
+                                  const Factors<T>& zero, const Sizes& sizes, int first)
+      : scale(scale),
         zero(zero),
         sizes(sizes),
         m0(blockIdx.y * (8 * TILES)),
@@ -84,10 +82,14 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
         t(threadIdx.x % 4),
         steps_of_group(sizes.group / STEP),
         grouped(sizes.group < sizes.k) {
+    this->x = x + (m0 + g) * sizes.x_row + t * OF_LANE;
+    const int group = grouped ? first / steps_of_group : 0;
+    load_end = finish_end = (group + 1) * steps_of_group;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // rows behind the last one are read as that, and not stored
-      outputs[half] = min(static_cast<int>(blockIdx.x) * kOutputs + g + 8 * half, sizes.n - 1);
-      rows[half] = weight + outputs[half] * sizes.row_bytes + t * BYTES;
+      const int n = min(static_cast<int>(blockIdx.x) * kOutputs + g + 8 * half, sizes.n - 1);
+      rows[half] = weight + n * sizes.row_bytes + t * BYTES;
+      at_scale[half] = n * scale.row + group * scale.group, at_zero[half] = n * zero.row + group * zero.group;
     }
   }
 
@@ -113,16 +115,28 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
 #pragma unroll
         for (int word = 0; word < WORDS; ++word) words[slot][half][word] = 0;  // of which x has zeros
       }
-      if (grouped) load_factors(slot, half, step / steps_of_group);
+    }
+    if (!grouped) return;
+    if (step == load_end) next_group();
+    load_factors(slot);
+  }
+
+  __device__ __forceinline__ void next_group() {
+    load_end += steps_of_group;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) at_scale[half] += scale.group, at_zero[half] += zero.group;
+  }
+
+  __device__ __forceinline__ void load_factors(int slot) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factors[slot][half][0] = scale.bits(at_scale[half]);
+      factors[slot][half][1] = zero.exist() ? zero.bits(at_zero[half]) : 0;
     }
   }
 
-  __device__ __forceinline__ void load_factors(int slot, int half, int group) {
-    factors[slot][half][0] = scale.bits(outputs[half], group);
-    factors[slot][half][1] = zero.exist() ? zero.bits(outputs[half], group) : 0;
-  }
-
   __device__ __forceinline__ void multiply(int slot, int step) {
+    const bool inside = is_inside(step);
     constexpr int OF_VECTOR = 8 / (32 / W::BITS);  // words that go with eight values of x
 #pragma unroll
     for (int vector = 0; vector < OF_LANE / 8; ++vector) {
@@ -137,7 +151,7 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
           for (int j = 0; j < W::PAIRS; ++j) a[half][word * W::PAIRS + j] = pairs[j];
         }
       }
-      multiply(a, step * STEP + t * OF_LANE + 8 * vector);
+      multiply(a, x + step * STEP + 8 * vector, inside);
     }
   }
 
@@ -161,10 +175,7 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
 
   // Steps from `first` to before `last`.
   __device__ __forceinline__ void run(int first, int last) {
-    if (!grouped) {  // asked for before the weight, and needed behind all of it
-#pragma unroll
-      for (int half = 0; half < 2; ++half) load_factors(0, half, 0);
-    }
+    if (!grouped) load_factors(0);  // asked for before the weight, and needed behind all of it
 #pragma unroll
     for (int slot = 0; slot < AHEAD; ++slot) {
       if (first + slot < last) load(slot, first + slot);
@@ -175,7 +186,7 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
         const int step = begin + slot;
         if (step >= last) break;
         multiply(slot, step);
-        if (grouped && (step + 1 == last || (step + 1) % steps_of_group == 0)) finish(slot);
+        if (grouped && (step + 1 == last || step + 1 == finish_end)) finish(slot), finish_end += steps_of_group;
         if (step + AHEAD < last) load(slot, step + AHEAD);
       }
     }
@@ -184,14 +195,14 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
 
  private:
   // Eight k of this lane, in fragments of two mma.
-  __device__ __forceinline__ void multiply(const unsigned (&a)[2][4], int k) {
-    const unsigned ones = pair_of<T>(1.0f, 1.0f);
+  __device__ __forceinline__ void multiply(const unsigned (&a)[2][4], const T* from, bool inside) {
+    constexpr unsigned ones = Magic<T>::ONES;
     const bool shifted = zero.exist();
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
       const int row = m0 + 8 * tile + g;
       uint4 values = {0, 0, 0, 0};
-      if (row < sizes.m && k < sizes.k) values = *reinterpret_cast<const uint4*>(x + row * sizes.x_row + k);
+      if (row < sizes.m && inside) values = *reinterpret_cast<const uint4*>(from + 8 * tile * sizes.x_row);
       unsigned b[4];
       order<W>(values, b);
 #pragma unroll
@@ -211,10 +222,10 @@ __device__ __forceinline__ void product(const T* x, const unsigned char* weight,
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int steps = (sizes.k + Own::STEP - 1) / Own::STEP, share = (steps + warps - 1) / warps;
   const int first = min(steps, warp * share), last = min(steps, first + share);
-  Own own(x, weight, scale, zero, sizes);
+  Own own(x, weight, scale, zero, sizes, first);
   let_next_grid_begin();
   for (int step = first; step < min(last, first + Own::AHEAD); ++step) own.announce(step);
-  own.x = written_before(x), bias = written_before(bias);
+  own.x = written_before(own.x), bias = written_before(bias);
   own.scale.wait(), own.zero.wait();
   own.run(first, last);
 

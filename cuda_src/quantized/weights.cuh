@@ -17,23 +17,30 @@ template <> __device__ __forceinline__ unsigned pair_of<__half>(float low, float
 }
 
 // Integers from 0 to 2^bits of T's fraction, written into the low bits of a T whose last place is 1, and taken out by a difference.
+// Constants are bits, since a conversion would be computed anew each time.
 template <typename T> struct Magic;
 template <> struct Magic<__half> {
-  static constexpr unsigned BITS = 0x64006400u;  // 1024 twice
-  static constexpr float VALUE = 1024.0f;
-  static __device__ __forceinline__ unsigned minus(unsigned pair, float less) {
-    const __half2 found = __hsub2(*reinterpret_cast<const __half2*>(&pair), __float2half2_rn(less));
+  static constexpr unsigned BITS = 0x64006400u, ONES = 0x3c003c00u;  // 1024 twice, and 1
+  static constexpr int MOST = 1023;
+  static __device__ __forceinline__ unsigned minus(unsigned pair, unsigned less) {
+    const __half2 found = __hsub2(*reinterpret_cast<const __half2*>(&pair), *reinterpret_cast<const __half2*>(&less));
     return *reinterpret_cast<const unsigned*>(&found);
   }
 };
 template <> struct Magic<__nv_bfloat16> {
-  static constexpr unsigned BITS = 0x43004300u;  // 128 twice
-  static constexpr float VALUE = 128.0f;
-  static __device__ __forceinline__ unsigned minus(unsigned pair, float less) {
-    const __nv_bfloat162 found = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&pair), __float2bfloat162_rn(less));
+  static constexpr unsigned BITS = 0x43004300u, ONES = 0x3f803f80u;  // 128 twice, and 1
+  static constexpr int MOST = 127;
+  static __device__ __forceinline__ unsigned minus(unsigned pair, unsigned less) {
+    const __nv_bfloat162 found =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&pair), *reinterpret_cast<const __nv_bfloat162*>(&less));
     return *reinterpret_cast<const unsigned*>(&found);
   }
 };
+
+// Takes what Magic's 1024 or 128 and a middle are from a pair of such sums.
+template <typename T, int MIDDLE> __device__ __forceinline__ unsigned without_magic(unsigned pair) {
+  return Magic<T>::minus(pair, Magic<T>::BITS + MIDDLE * 0x00010001u);
+}
 
 // Each has BITS of a number, and what MIDDLE is taken from it. `pairs` makes PAIRS pairs of a word; the numbers of a pair lie APART.
 
@@ -42,9 +49,9 @@ struct Int8 {
 
   template <typename T> static __device__ __forceinline__ void pairs(unsigned word, unsigned (&pairs)[PAIRS]) {
     word ^= 0x80808080u;  // from 0 to 255
-    if constexpr (Magic<T>::VALUE >= 256) {
-      pairs[0] = Magic<T>::minus(__byte_perm(word, Magic<T>::BITS, 0x5150), Magic<T>::VALUE + 128);
-      pairs[1] = Magic<T>::minus(__byte_perm(word, Magic<T>::BITS, 0x5352), Magic<T>::VALUE + 128);
+    if constexpr (Magic<T>::MOST >= 255) {
+      pairs[0] = without_magic<T, 128>(__byte_perm(word, Magic<T>::BITS, 0x5150));
+      pairs[1] = without_magic<T, 128>(__byte_perm(word, Magic<T>::BITS, 0x5352));
     } else {
 #pragma unroll
       for (int j = 0; j < PAIRS; ++j) pairs[j] = pair_of<T>(number(word, 2 * j), number(word, 2 * j + 1));
@@ -67,7 +74,7 @@ struct E4M3 {
 #if __CUDA_ARCH__ >= 890
       unsigned halves;  // which have all numbers of e4m3
       asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(word >> (16 * j))));
-      if constexpr (Magic<T>::VALUE >= 256) {
+      if constexpr (Magic<T>::MOST >= 255) {
         pairs[j] = halves;
       } else {
         const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&halves));
@@ -95,7 +102,7 @@ struct UInt4 {
   template <typename T> static __device__ __forceinline__ void pairs(unsigned word, unsigned (&pairs)[PAIRS]) {
 #pragma unroll
     for (int j = 0; j < PAIRS; ++j) {
-      pairs[j] = Magic<T>::minus(((word >> (4 * j)) & 0x000f000fu) | Magic<T>::BITS, Magic<T>::VALUE + 8);
+      pairs[j] = without_magic<T, MIDDLE>(((word >> (4 * j)) & 0x000f000fu) | Magic<T>::BITS);
     }
   }
 };
