@@ -458,11 +458,14 @@ def _activated(m: Make, activation: str) -> Any:
 
 
 def _few_rows(m: Make, rows: int) -> Any:
-    """A linear layer with all that follows it, of few rows; k is shared by a cluster where there are any."""
+    """A linear layer with all that follows it, or a gated one, of few rows."""
     if not m.narrow:
         return ()
+    if rows > 16:  # of which a gate alone has room on every card
+        given = m(rows, 328), m(75, 328), m(75, 328)
+        return cupyops.gated_linear, *given, {"forms": ["gated_linear:few_rows"]}
     given = m(rows, 328), m(75, 328), m(75), "silu", m(rows, 75)
-    return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": ["linear_act:few_rows"]}
+    return cupyops.linear_act, *given, {"forms": ["linear_act:few_rows"]}
 
 
 def _normalised(m: Make) -> Any:

@@ -17,12 +17,14 @@ from cupyops._dispatch.gpu import assume_gpu
 from cupyops._kernel.kernel import capability
 from cupyops.ops._rms_norm_linears import rms_norm_gated_linear, rms_norm_linears
 
+AMPERE = 166912  # bytes of shared memory of a block
+
 
 @contextmanager
 def asked(device: Any, operator: str = "linear", **card: int) -> Iterator[None]:
     """Calls inside take few rows; on the CPU as on a card like Hopper's, or Ampere's where that is simulated."""
     if torch.device(device).type == "cpu":
-        shared = 166912 if capability(torch.device("cpu")) == 8 else 232448
+        shared = AMPERE if capability(torch.device("cpu")) == 8 else 232448
         card = {"shared": shared, "multiprocessors": 8} | card
     with cupyops.use_form(f"{operator}:few_rows"), assume_gpu(**card):
         yield
@@ -36,13 +38,24 @@ def calls(dtype: torch.dtype, device: str) -> Iterator[Callable[[], None]]:
         for rows in (tuned.rows, max(1, tuned.rows - 3)):
             yield partial(_activated, rows, "gelu", dtype, device)
         yield partial(_gated, tuned.rows, "silu", dtype, device)
-        if dtype in few_rows.NORMALISED:
+        norm = dtype in few_rows.NORMALISED
+        if norm:
             yield partial(_normalised, tuned.rows, dtype, device)
+        if device == "cpu" and tuned.shared(norm) > AMPERE:
+            yield partial(_on_hopper, tuned.rows, dtype, norm)
     yield partial(_activated, 40, "none", dtype, device)
     for index, activation in enumerate(gemms._FUNCTIONS):
         yield partial(_activated, 1 + 3 * index, activation, dtype, device)
     for index, activation in enumerate(cupyops._dispatch.epilogues.GATES):
         yield partial(_gated, 2 + 11 * index, activation, dtype, device)
+
+
+def _on_hopper(rows: int, dtype: torch.dtype, norm: bool) -> None:
+    """What takes more shared memory than there is elsewhere, whatever is simulated."""
+    with cupyops.simulate("sm_90"):
+        _activated(rows, "silu", dtype, "cpu")
+        if norm:
+            _normalised(rows, dtype, "cpu")
 
 
 def _activated(rows: int, activation: str, dtype: torch.dtype, device: str) -> None:
