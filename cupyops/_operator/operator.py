@@ -253,7 +253,7 @@ class Operator(ByName):
     def _of_values(self, *args: Any) -> Any:
         return self._otherwise(args)
 
-    def _settled(self, args: tuple[Any, ...], reason: str) -> Callable[..., Any]:
+    def _settled(self, args: tuple[Any, ...], reason: str, alike: bool) -> Callable[..., Any]:
         """Return the function for more calls of a known signature, without a choice of route if it is the kernels'."""
         if self._route(args)[0] != "kernel" or self.definition.nondeterministic:  # which the settings of PyTorch decide
             return self._of_values

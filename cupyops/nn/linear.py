@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._util import torch_private
+from .._dispatch.linear import is_pytorch
+from .._util import observed, torch_private
 from .._util.arguments import autocast_dtype
 from ..ops._linear import linear
 from ..ops._linear_lowered import linear_lowered
@@ -27,11 +28,22 @@ class Linear(Twin, torch.nn.Linear):
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        if not is_dynamo_compiling() and type(input) is Tensor and (half := autocast_dtype(input)) is not None:
+        if is_dynamo_compiling() or type(input) is not Tensor:
+            return linear(input, weight, bias)
+        if not torch_private.any_autocast():
+            if self._is_pytorch(input, weight):
+                return torch.nn.functional.linear(input, weight, bias)
+        elif (half := autocast_dtype(input)) is not None:
             input = _in_half(input, half)
             if input.dtype is half and _is_lowered(input, weight, bias):
                 return linear_lowered(input, weight, bias)
         return linear(input, weight, bias)
+
+    def _is_pytorch(self, input: Tensor, weight: Any) -> bool:
+        """Return whether `linear` would call PyTorch's own function anyway, so that the layer may call it at once."""
+        if not input.is_cuda or observed.unplanned or torch_private.dispatch_modes() or input.dtype is not weight.dtype:
+            return False
+        return is_pytorch(input, weight)
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:
