@@ -111,24 +111,24 @@ def problem(
     return Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), dtype, ones=ones)
 
 
-def is_pytorch(x: Tensor, weight: Tensor) -> bool:
-    """Return True if PyTorch's own product is the fastest form for a layer on a GPU, were its tensors contiguous."""
-    key = x.shape, weight.shape, x.dtype
+def is_pytorch(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if PyTorch's product is the fastest form for a layer on a GPU, were its tensors contiguous and of `dtype`."""
+    key = x.shape, weight.shape, dtype
     found = _pytorch.get(key)
     if found is None:
         if len(_pytorch) >= _MOST:
             _pytorch.clear()
-        found = _pytorch[key] = _is_pytorch(x, weight)
+        found = _pytorch[key] = _is_pytorch(x, weight, dtype)
     return found
 
 
-def _is_pytorch(x: Tensor, weight: Tensor) -> bool:
+def _is_pytorch(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     if weight.dim() != 2 or x.shape[-1:] != weight.shape[1:] or not x.numel() or not weight.numel():
         return False
     (n, k), m = weight.shape, math.prod(x.shape[:-1])
     if too_large(m, n, k):
         return False
-    product = problem((m, k), (k, 1), False, (n, k), (k, 1), True, False, x.dtype)
+    product = problem((m, k), (k, 1), False, (n, k), (k, 1), True, False, dtype)
     return library.faster(PRODUCT, tf32.asked(product), x.device) is not None
 
 

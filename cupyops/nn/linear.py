@@ -30,20 +30,27 @@ class Linear(Twin, torch.nn.Linear):
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
         if is_dynamo_compiling() or type(input) is not Tensor:
             return linear(input, weight, bias)
-        if not torch_private.any_autocast():
-            if self._is_pytorch(input, weight):
-                return torch.nn.functional.linear(input, weight, bias)
-        elif (half := autocast_dtype(input)) is not None:
+        half = autocast_dtype(input) if torch_private.any_autocast() else None
+        if half is not None:
             input = _in_half(input, half)
-            if input.dtype is half and _is_lowered(input, weight, bias):
-                return linear_lowered(input, weight, bias)
+        if _is_pytorch(input, weight, half):
+            return torch.nn.functional.linear(input, weight, bias)
+        if input.dtype is half and _is_lowered(input, weight, bias):
+            return linear_lowered(input, weight, bias)
         return linear(input, weight, bias)
 
-    def _is_pytorch(self, input: Tensor, weight: Any) -> bool:
-        """Return whether `linear` would call PyTorch's own function anyway, so that the layer may call it at once."""
-        if not input.is_cuda or observed.unplanned or torch_private.dispatch_modes() or input.dtype is not weight.dtype:
-            return False
-        return is_pytorch(input, weight)
+
+def _is_pytorch(x: Tensor, weight: Tensor, half: torch.dtype | None) -> bool:
+    """Return whether `linear` would call PyTorch's own function anyway, so that the layer may call it at once.
+
+    half: to what autocast casts, if it is on.
+    """
+    if not x.is_cuda or observed.unplanned or torch_private.dispatch_modes():
+        return False
+    if half is None:
+        return x.dtype is weight.dtype and is_pytorch(x, weight, x.dtype)
+    cast = half, torch.float32
+    return x.dtype in cast and weight.dtype in cast and is_pytorch(x, weight, half)
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:
@@ -86,9 +93,9 @@ def _nothing() -> None:
 
 def _in_half(x: Tensor, half: torch.dtype) -> Tensor:
     """Cast a float32 tensor that is no leaf, once for all layers that read it; return any other tensor as it is."""
-    if x.dtype is not torch.float32:
+    if x.dtype is not torch.float32 or not x.requires_grad or x.is_leaf:
         return x
-    if torch_private.functorch_active() or torch_private.forward_mode() or not x.requires_grad or x.is_leaf:
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return x
     of = _state(x, half)
     kept: _Cast | None = getattr(x, "_cupyops_cast", None)
