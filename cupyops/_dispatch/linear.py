@@ -112,7 +112,7 @@ def problem(
 
 
 def is_pytorch(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if PyTorch's product is the fastest form for a layer on a GPU, were its tensors contiguous and of `dtype`."""
+    """Return True if PyTorch's product is the fastest form for a layer whose tensors are contiguous, and of `dtype`."""
     key = x.shape, weight.shape, dtype
     found = _pytorch.get(key)
     if found is None:

@@ -230,6 +230,11 @@ class Operator(ByName):
         self.public = public(function, function if alone else with_arrays, self.name, twin)
         return self.public
 
+    def replayed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Replay another function that checks arguments and calls the operator, checks included, as the public one is."""
+        shown: Callable[..., Any] = public(function, function, self.name)
+        return shown
+
     # --- the call ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

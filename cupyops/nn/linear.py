@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from .._dispatch import library
 from .._dispatch.linear import is_pytorch
-from .._util import observed, torch_private
+from .._util import torch_private
 from .._util.arguments import autocast_dtype
 from ..ops._linear import linear
 from ..ops._linear_lowered import linear_lowered
@@ -45,7 +46,7 @@ def _is_pytorch(x: Tensor, weight: Tensor, half: torch.dtype | None) -> bool:
 
     half: to what autocast casts, if it is on.
     """
-    if not x.is_cuda or observed.unplanned or torch_private.dispatch_modes():
+    if not library.at_once(x):
         return False
     if half is None:
         return x.dtype is weight.dtype and is_pytorch(x, weight, x.dtype)

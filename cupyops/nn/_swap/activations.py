@@ -11,13 +11,14 @@ from torch import Tensor, fx
 from torch.nn import Module
 
 from ... import nn
-from ..._dispatch import epilogues
+from ..._dispatch import epilogues, library
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
 from ...ops._relu import relu
 from ...ops._silu import silu
 from ...ops._swiglu import swiglu
+from ..activation import SMALL
 from . import proof
 from .classes import Class, Recipe, kind
 from .neighbours import is_unheard
@@ -29,6 +30,12 @@ ACTIVATIONS: dict[str, Function] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": functools.partial(gelu, approximate="tanh"),
+}
+PYTORCHS: dict[str, Function] = {
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 GATED: dict[str, Function] = {"silu": swiglu, "gelu": geglu, "gelu_tanh": functools.partial(geglu, approximate="tanh")}
 _STEPS = {"mul", "add", "sub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
@@ -65,7 +72,7 @@ def recognised(module: Module, traced: Traced) -> Recipe:
 def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class that calls an operator, for inputs of the dtypes for which it is proven."""
     (name, dtypes), before, holds = values, cls.forward, state.check(cls)
-    function = ACTIVATIONS[name]
+    function, pytorchs = ACTIVATIONS[name], PYTORCHS[name]
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +84,10 @@ def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple
             or args[0].dtype not in dtypes
         ):
             return cls.forward(self, *args, **kwargs)
-        return function(args[0])
+        x = args[0]
+        if type(x) is Tensor and x.numel() <= SMALL and library.at_once(x):
+            return pytorchs(x)
+        return function(x)
 
     return (cls,), {"forward": forward, _IS: (name, dtypes, holds)}
 

@@ -7,6 +7,7 @@ so configurations, which models may share, stay as they are, and what is set in 
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from ..._dispatch.attention import taken_mask
 from . import experts, packed
 
 ATTENTION = "cupyops"
+_SDPA = "transformers.integrations.sdpa_attention"
 _EXTRA = frozenset(("position_bias", "softcap", "s_aux", "sinks"))  # that "sdpa" may know of
 
 
@@ -50,7 +52,7 @@ def table_of(value: Any, exact: bool) -> Table | None:
     """Return our table for one of transformers, None for anything else. With `exact`, experts are left alone."""
     if "transformers" not in sys.modules or not str(type(value).__module__).startswith("transformers."):
         return None
-    import transformers.integrations.sdpa_attention  # type: ignore[import-not-found]  # for `_their_attention`
+    importlib.import_module(_SDPA)
     from transformers import AttentionInterface  # type: ignore[import-not-found]
 
     if isinstance(value, AttentionInterface):
@@ -66,8 +68,8 @@ def _attention_instead(name: str, found: Any) -> Any:
 
 
 def _their_attention() -> Any:
-    """Return transformers' function of "sdpa"; looked up, since an import statement would cost each call a microsecond."""
-    return sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
+    """Return transformers' function of "sdpa", without an import statement, which costs each call a microsecond."""
+    return sys.modules[_SDPA].sdpa_attention_forward
 
 
 def _experts_instead(name: str, found: Any) -> Any:
@@ -95,7 +97,7 @@ def register() -> None:
     Example:
         >>> cupyops.integrations.transformers.register()
     """
-    import transformers.integrations.sdpa_attention  # type: ignore[import-not-found]  # for `_their_attention`
+    importlib.import_module(_SDPA)
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
 
     AttentionInterface.register(ATTENTION, attention)
