@@ -53,7 +53,7 @@ _SIMULATED = Gpu(capability=0, multiprocessors=64, shared=101376, shared_total=1
 
 _assumed: dict[str, Any] = {}
 prefers_library = True
-"""Whether PyTorch's own functions may be taken where they are faster: `never_slower`."""
+"""True if PyTorch's own functions may be taken where they are faster: see `never_slower`."""
 
 
 def gpu(device: torch.device) -> Gpu:

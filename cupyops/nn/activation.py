@@ -36,7 +36,7 @@ class ReLU(Twin, torch.nn.ReLU):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is Tensor and input.numel() <= SMALL and library.at_once(input):
+        if type(input) is Tensor and library.at_once(input) and input.numel() <= SMALL:
             return torch.relu_(input) if self.inplace else torch.relu(input)
         return relu(input, self.inplace)
 
@@ -52,7 +52,7 @@ class GELU(Twin, torch.nn.GELU):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is Tensor and input.numel() <= SMALL and library.at_once(input):
+        if type(input) is Tensor and library.at_once(input) and input.numel() <= SMALL:
             return torch.nn.functional.gelu(input, approximate=self.approximate)
         return gelu(input, self.approximate)
 
@@ -68,7 +68,7 @@ class SiLU(Twin, torch.nn.SiLU):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is Tensor and input.numel() <= SMALL and library.at_once(input):
+        if type(input) is Tensor and library.at_once(input) and input.numel() <= SMALL:
             return torch.nn.functional.silu(input, self.inplace)
         return silu(input, self.inplace)
 

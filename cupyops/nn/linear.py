@@ -41,12 +41,12 @@ class Linear(Twin, torch.nn.Linear):
         return linear(input, weight, bias)
 
 
-def _is_pytorch(x: Tensor, weight: Tensor, half: torch.dtype | None) -> bool:
+def _is_pytorch(x: Tensor, weight: Any, half: torch.dtype | None) -> bool:
     """Return whether `linear` would call PyTorch's own function anyway, so that the layer may call it at once.
 
     half: to what autocast casts, if it is on.
     """
-    if not library.at_once(x):
+    if type(weight) is not torch.nn.Parameter or not library.at_once(x):
         return False
     if half is None:
         return x.dtype is weight.dtype and is_pytorch(x, weight, x.dtype)

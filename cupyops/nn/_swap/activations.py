@@ -85,7 +85,7 @@ def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple
         ):
             return cls.forward(self, *args, **kwargs)
         x = args[0]
-        if type(x) is Tensor and x.numel() <= SMALL and library.at_once(x):
+        if type(x) is Tensor and library.at_once(x) and x.numel() <= SMALL:
             return pytorchs(x)
         return function(x)
 
