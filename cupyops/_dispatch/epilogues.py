@@ -144,14 +144,14 @@ LINEAR_EPILOGUE = Forms("linear_epilogue", "product", [COMPUTED, Apart(last=True
 
 def is_gate_worth_it(x: Tensor, features: int, activation: str) -> bool:
     """Return True if a gated layer of x runs faster as one operator than as three, of which PyTorch may do the products."""
+    rows, k = math.prod(x.shape[:-1]), x.shape[-1]
     if not library.is_wanted(x):
         return True
-    dtype = autocast_dtype(x) or x.dtype
-    if few_rows.is_chosen(math.prod(x.shape[:-1]), features, x.shape[-1], dtype, gpu(x.device), FEW_GATED):
-        return True
-    if activation != "silu" or dtype not in HALF or features % 8 or gpu(x.device).capability != 9:
+    if rows <= few_rows.MOST_ROWS:
+        return few_rows.is_chosen(rows, features, k, autocast_dtype(x) or x.dtype, gpu(x.device), FEW_GATED)
+    if activation != "silu" or not GATED.is_large(rows, features, k):
         return False
-    return GATED.is_large(math.prod(x.shape[:-1]), features, x.shape[-1])
+    return (autocast_dtype(x) or x.dtype) in HALF and features % 8 == 0 and gpu(x.device).capability == 9
 
 
 def is_activation_worth_it(x: Tensor, weight: Tensor, activation: str) -> bool:
@@ -159,7 +159,8 @@ def is_activation_worth_it(x: Tensor, weight: Tensor, activation: str) -> bool:
     if not library.is_wanted(x):
         return True
     found = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
-    return activation in MEASURED and isinstance(LINEAR_ACT.choose(found, gpu(x.device)), Fused)
+    chosen = LINEAR_ACT.choose(found, gpu(x.device))
+    return isinstance(chosen, few_rows.FewRows) or (activation in MEASURED and isinstance(chosen, Fused))
 
 
 class Plan:

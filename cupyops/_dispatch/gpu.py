@@ -52,13 +52,14 @@ class Gpu:
 _SIMULATED = Gpu(capability=0, multiprocessors=64, shared=101376, shared_total=102400, threads=2048, l2=32 << 20)
 
 _assumed: dict[str, Any] = {}
-_never_slower = True
+prefers_library = True
+"""True if PyTorch's own functions may be taken where they are faster: see `never_slower`."""
 
 
 def gpu(device: torch.device) -> Gpu:
     """The GPU that launches on tensors of `device` are planned for."""
     found = _card(device) if device.type == "cuda" else _simulated(capability(device))
-    if found.library and not _never_slower:
+    if found.library and not prefers_library:
         found = replace(found, library=False)
     return replace(found, **_assumed) if _assumed else found
 
@@ -97,13 +98,13 @@ def never_slower(enabled: bool = True) -> Iterator[None]:
         >>> with cupyops.never_slower(False):
         ...     y = cupyops.linear(torch.randn(8, 64), torch.randn(32, 64))
     """
-    global _never_slower
-    before, _never_slower = _never_slower, enabled
+    global prefers_library
+    before, prefers_library = prefers_library, enabled
     observed.settings_changed()
     try:
         yield
     finally:
-        _never_slower = before
+        prefers_library = before
         observed.settings_changed()
 
 

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .._kernel.launch.executors import executors
-from .._util import observed, tracing
+from .._util import observed, torch_private, tracing
 from .._util.strides import is_dry
+from . import gpu as card
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
+_dispatch_modes = torch_private.dispatch_modes
 FASTER = observed.Faster("PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run")
 
 
@@ -46,6 +49,17 @@ class Library(Form[Any]):
 def is_wanted(tensor: Tensor) -> bool:
     """Return True if PyTorch's own functions may be taken for a tensor."""
     return tensor.is_cuda and gpu(tensor.device).library
+
+
+def at_once(tensor: Tensor) -> bool:
+    """Return True if a module may call PyTorch's own function, where that is as fast, with nothing of ours around it.
+
+    That is on a GPU, while nobody compiles, traces or records, and no dispatch mode is open, which would know our operator
+    by its name.
+    """
+    if is_dynamo_compiling() or not tensor.is_cuda or observed.unplanned:
+        return False
+    return card.prefers_library and not _dispatch_modes()
 
 
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:

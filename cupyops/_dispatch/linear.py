@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import ceil_div
-from .._util import arguments
+from .._util import arguments, observed
 from .._util.strides import is_dry
 from ..errors import InputError
 from . import few_rows, gemm, library, sum_var, tf32, wgmma
@@ -156,6 +156,32 @@ def problem(
         shape_b, stride_b = shape_b[::-1], stride_b[::-1]
     (m, k), n = shape_a, shape_b[1]
     return Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), dtype, ones=ones)
+
+
+def is_pytorch(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if PyTorch's product is the fastest form for a layer whose tensors are contiguous, and of `dtype`."""
+    key = x.shape, weight.shape, dtype
+    found = _pytorch.get(key)
+    if found is None:
+        if len(_pytorch) >= _MOST:
+            _pytorch.clear()
+        found = _pytorch[key] = _is_pytorch(x, weight, dtype)
+    return found
+
+
+def _is_pytorch(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    if weight.dim() != 2 or x.shape[-1:] != weight.shape[1:] or not x.numel() or not weight.numel():
+        return False
+    (n, k), m = weight.shape, math.prod(x.shape[:-1])
+    if too_large(m, n, k):
+        return False
+    product = problem((m, k), (k, 1), False, (n, k), (k, 1), True, False, dtype)
+    return library.faster(PRODUCT, tf32.asked(product), x.device) is not None
+
+
+_pytorch: dict[Any, bool] = {}  # by sizes and dtype
+_MOST = 4096
+observed.call_when_settings_change(_pytorch.clear)
 
 
 def too_large(m: Any, n: Any, k: Any) -> str | None:

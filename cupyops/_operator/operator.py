@@ -230,6 +230,11 @@ class Operator(ByName):
         self.public = public(function, function if alone else with_arrays, self.name, twin)
         return self.public
 
+    def replayed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Replay another function that checks arguments and calls the operator, checks included, as the public one is."""
+        shown: Callable[..., Any] = public(function, function, self.name)
+        return shown
+
     # --- the call ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -253,7 +258,7 @@ class Operator(ByName):
     def _of_values(self, *args: Any) -> Any:
         return self._otherwise(args)
 
-    def _settled(self, args: tuple[Any, ...], reason: str) -> Callable[..., Any]:
+    def _settled(self, args: tuple[Any, ...], reason: str, alike: bool) -> Callable[..., Any]:
         """Return the function for more calls of a known signature, without a choice of route if it is the kernels'."""
         if self._route(args)[0] != "kernel" or self.definition.nondeterministic:  # which the settings of PyTorch decide
             return self._of_values

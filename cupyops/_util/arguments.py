@@ -151,7 +151,8 @@ def autocast(device: torch.device) -> bool:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Half type to which autocast lowers the operands of products on the device of `x`; None while it is off."""
-    if not autocast(x.device):
+    kind = x.device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return None
-    dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = torch.get_autocast_dtype(kind)
     return dtype if dtype.itemsize == 2 else None

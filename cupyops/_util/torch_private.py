@@ -68,6 +68,8 @@ is_jit_tracing: Callable[[], bool] = _found("_is_tracing")
 """Return True if torch.jit.trace, or torch.onnx.export(dynamo=False), records in this thread."""
 dispatch_modes: Callable[[], int] = _found("_len_torch_dispatch_stack")
 """Return the number of dispatch modes open in this thread."""
+any_autocast: Callable[[], bool] = _found("_is_any_autocast_enabled") or (lambda: True)
+"""Return True if autocast is on in this thread for some type of device, or may be."""
 deterministic: Callable[[], bool] = _found("_get_deterministic_algorithms")
 """Return True if PyTorch is asked for deterministic algorithms."""
 saved_tensors_hooks: Callable[[bool], Any] = _found("_autograd", "_top_saved_tensors_default_hooks")

@@ -20,4 +20,6 @@ class Dropout(Twin, torch.nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
+        if not self.training and type(input) is Tensor and 0 <= self.p <= 1:
+            return input
         return dropout(input, self.p, self.training, self.inplace)

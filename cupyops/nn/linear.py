@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from .._dispatch import library
+from .._dispatch.linear import is_pytorch
 from .._util import torch_private
 from .._util.arguments import autocast_dtype
 from ..ops._linear import linear
@@ -27,11 +29,29 @@ class Linear(Twin, torch.nn.Linear):
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        if not is_dynamo_compiling() and type(input) is Tensor and (half := autocast_dtype(input)) is not None:
+        if is_dynamo_compiling() or type(input) is not Tensor:
+            return linear(input, weight, bias)
+        half = autocast_dtype(input) if torch_private.any_autocast() else None
+        if half is not None:
             input = _in_half(input, half)
-            if input.dtype is half and _is_lowered(input, weight, bias):
-                return linear_lowered(input, weight, bias)
+        if _is_pytorch(input, weight, half):
+            return torch.nn.functional.linear(input, weight, bias)
+        if input.dtype is half and _is_lowered(input, weight, bias):
+            return linear_lowered(input, weight, bias)
         return linear(input, weight, bias)
+
+
+def _is_pytorch(x: Tensor, weight: Any, half: torch.dtype | None) -> bool:
+    """Return whether `linear` would call PyTorch's own function anyway, so that the layer may call it at once.
+
+    half: to what autocast casts, if it is on.
+    """
+    if type(weight) is not torch.nn.Parameter or not library.at_once(x):
+        return False
+    if half is None:
+        return x.dtype is weight.dtype and is_pytorch(x, weight, x.dtype)
+    cast = half, torch.float32
+    return x.dtype in cast and weight.dtype in cast and is_pytorch(x, weight, half)
 
 
 def _is_lowered(x: Tensor, weight: Any, bias: Any) -> bool:
@@ -74,9 +94,9 @@ def _nothing() -> None:
 
 def _in_half(x: Tensor, half: torch.dtype) -> Tensor:
     """Cast a float32 tensor that is no leaf, once for all layers that read it; return any other tensor as it is."""
-    if x.dtype is not torch.float32:
+    if x.dtype is not torch.float32 or not x.requires_grad or x.is_leaf:
         return x
-    if torch_private.functorch_active() or torch_private.forward_mode() or not x.requires_grad or x.is_leaf:
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return x
     of = _state(x, half)
     kept: _Cast | None = getattr(x, "_cupyops_cast", None)

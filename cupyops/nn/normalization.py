@@ -123,7 +123,8 @@ class GroupNorm(Twin, torch.nn.GroupNorm):
             keeps = last is not None and input.is_contiguous(memory_format=last)
             memory = torch.preserve_format if keeps else torch.contiguous_format
             input = input.to(torch.float32, memory_format=memory)
-        return group_norm_alike(input, self.num_groups, self.weight, self.bias, self.eps)
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return group_norm_alike(input, self.num_groups, weight, bias, self.eps)  # type: ignore[no-any-return]
 
 
 class LayerNorm(Twin, torch.nn.LayerNorm):

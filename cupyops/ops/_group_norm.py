@@ -121,6 +121,7 @@ def group_norm(
     return _group_norm(input, num_groups, weight, bias, float(eps))
 
 
+@_group_norm.replayed
 def group_norm_alike(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """group_norm whose result has the memory format of `input`, on a GPU too: channels_last is read as it lies."""
     _check(input, num_groups, weight, bias, eps)

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from .attention import ATTENTION, attention
 from .convolutions import added, in_blocks, moments
 from .decoding import decoding
+from .few_rows import linear_residual, linears, norm_gated
 from .graph import calls
 from .images import CONVOLUTIONS, MAX_POOL, batch_norm_relu, max_pool, patches
 from .losses import linear_loss
@@ -26,7 +27,10 @@ from .products import gated_linear, in_full, linear_act
 log = logging.getLogger("cupyops.compile")
 
 PATTERNS: tuple[Callable[[Any], bool], ...] = (decoding, attention, batch_norm_relu, max_pool, patches, linear_loss)
-OF_CALLS: tuple[Callable[[Any], bool], ...] = (gated_linear, linear_act, moments, added, in_blocks, in_full)
+OF_CALLS: tuple[Callable[[Any], bool], ...] = (
+    *(gated_linear, linear_act, moments, added, in_blocks, in_full),
+    *(norm_gated, linear_residual, linears),
+)
 BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL, *CONVOLUTIONS, F.cross_entropy)  # calls that a graph with a pattern has
 
 

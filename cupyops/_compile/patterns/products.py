@@ -56,7 +56,7 @@ class Layer(NamedTuple):
 def linear_act(node: Any) -> bool:
     """An activation of a linear layer, whose result something reads from memory anyway."""
     name = _activation(node)
-    layer = _layer(node.args[0]) if name is not None else None
+    layer = layer_of(node.args[0]) if name is not None else None
     if layer is None or not in_memory(node):
         return False
     kept = layer.is_read_beside(node)
@@ -84,7 +84,7 @@ def gated_linear(node: Any) -> bool:
 
 
 def _of_two(node: Any, act: Any, gate: Any, up: Any, name: Any) -> bool:
-    first, second = _layer(gate), _layer(up)
+    first, second = layer_of(gate), layer_of(up)
     if first is None or second is None or first.product is second.product or not same(first.x, second.x):
         return False
     layers = (first, act), (second, node)
@@ -115,7 +115,7 @@ def _of_one(node: Any, act: Any, gate: Any, up: Any, name: Any) -> bool:
     halves = gate.args[0] if gate.target is operator.getitem else None
     if not isinstance(halves, Node) or halves.target is not aten.split.Tensor or up.args[:1] != (halves,):
         return False
-    layer = _layer(halves.args[0])
+    layer = layer_of(halves.args[0])
     if layer is None or layer.bias is not None or (gate.args[1], up.args[1]) != (0, 1):
         return False
     features = meta_of(layer.weight).shape[0] // 2
@@ -182,7 +182,7 @@ def _activation(node: Any) -> str | None:
 TURNS = ((aten.t.default,), (aten.permute.default, [1, 0]))
 
 
-def _layer(node: Any) -> Layer | None:
+def layer_of(node: Any) -> Layer | None:
     """The linear layer whose result a node is, or is a view of."""
     x: Any
     turned: Any

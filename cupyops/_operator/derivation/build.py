@@ -13,7 +13,7 @@ from . import interpreter
 from .autograd import ForwardCall, will_be_used
 from .codegen import Writer
 from .constants import MISS, Ref
-from .guard import executor, globals_of, miss_if, surroundings, tensors, values
+from .guard import executor, globals_of, miss_if, modes, surroundings, tensors, values
 from .kept import Pooled
 from .parameters import Addresses, Machine
 from .replay import Body, Retry, Unfit, leave_on_error, needed
@@ -48,7 +48,9 @@ def plain(title: str, made: Callable[..., Any], args: Sequence[Any], with_number
         values(writer, names, args)
     tensors(writer, names, args)
     executor(writer, next(one for one in args if isinstance(one, Tensor)).device)
-    if aligned:
+    if not aligned:
+        modes(writer)
+    else:
         addresses = " | ".join(f"{name}.data_ptr()" for name, one in zip(names, args) if isinstance(one, Tensor))
         miss_if(writer, f"({addresses}) & 15")
     writer.line(f"return {writer.name(made)}({', '.join(names)})")

@@ -59,8 +59,7 @@ def tensors(writer: Writer, names: Sequence[str], args: Sequence[Any]) -> None:
 
 def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> None:
     """Write conditions that settings of the thread and the process, as far as they matter, are what they were."""
-    enabled, opaque = writer.name(torch_private.function_mode_enabled), writer.name(torch_private.opaque_modes)
-    miss_if(writer, f"{enabled}() and {opaque}()")
+    modes(writer)
     asked = f"{writer.name(torch_private.deterministic)}() is not {torch_private.deterministic()}"
     miss_if(writer, f"{writer.name(torch_private.forward_ad)}.{torch_private.LEVEL} >= 0 or {asked}")
     if default_dtype:
@@ -71,6 +70,12 @@ def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> N
     executor(writer, device)
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         miss_if(writer, f"{writer.name(torch_private.current_device)}() != {device.index}")
+
+
+def modes(writer: Writer) -> None:
+    """Write the condition that no torch-function mode is open that may change what functions give."""
+    enabled, opaque = writer.name(torch_private.function_mode_enabled), writer.name(torch_private.opaque_modes)
+    miss_if(writer, f"{enabled}() and {opaque}()")
 
 
 def executor(writer: Writer, device: torch.device) -> None:
@@ -140,6 +145,14 @@ def _differs(writer: Writer, name: str, value: Any) -> str:
         if kind is float and value == 0:
             unequal += f" or {writer.name(math.copysign)}(1.0, {name}) != {math.copysign(1.0, value)}"
         return f"{name} is not {known} and ({unequal})"
+    if kind in (tuple, torch.Size) and all(type(one) is int for one in value):
+        known, integer = (
+            writer.name(value),
+            writer.name(int),
+        )  # modules of one kind have equal sizes, and not the same ones
+        differ = [f"{name}.__class__ is not {writer.name(kind)}", f"{name} != {known}"]
+        differ += [f"{name}[{at}].__class__ is not {integer}" for at in range(len(value))]
+        return f"{name} is not {known} and ({' or '.join(differ)})"
     if _is_simple(value):
         known = writer.name(value)
         return f"{name} is not {known} and not {writer.name(alike)}({name}, {known})"

@@ -93,18 +93,19 @@ def asking(
             asked = torch_private.asks_function_modes()
         if not asked:
             return function(*args, **kwargs)
-        args, kwargs = _short(shown, args, kwargs)
+        args, kwargs = _short(shown, args, kwargs, named=True)
         return twin(*args, **kwargs)
 
     return ask
 
 
 def _short(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], named: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as one would write them: without those that are defaults, and `dim` for `axis`.
 
-    Of several overloads of a function of PyTorch, none has all the parameters.
+    Of several overloads of a function of PyTorch, none has all the parameters. `named`: give by name what may be left out,
+    since PyTorch's function may have that in another place, or by name alone.
     """
     if is_dynamo_compiling():
         return args, kwargs
@@ -115,7 +116,7 @@ def _short(
     given = {name: value for name, value in bound.items() if value is not parameters[name].default}
     first = []
     for name, one in parameters.items():
-        if one.kind is one.KEYWORD_ONLY or name not in given:
+        if one.kind is one.KEYWORD_ONLY or name not in given or (named and one.default is not one.empty):
             break
         first.append(given.pop(name))
     return tuple(first), given

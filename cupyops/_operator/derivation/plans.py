@@ -158,7 +158,8 @@ class Plans:
         first: the place of the first tensor, by whose shape plans are looked up.
         authors: the functions whose globals a plan depends on.
         suspends: whether plans inside are not to be made meanwhile: those of the operators that a public function calls.
-        settled: for arguments whose signature is given up, and the reason, the function that makes calls alike.
+        settled: for arguments whose signature is given up, and the reason, the function that makes calls alike: of the same
+            signature if the flag is True, else of the same tensors with any other arguments.
     """
 
     def __init__(
@@ -168,10 +169,10 @@ class Plans:
         first: int,
         authors: Callable[[], Sequence[Any]],
         suspends: bool = False,
-        settled: Callable[[tuple[Any, ...], str], Callable[..., Any]] | None = None,
+        settled: Callable[[tuple[Any, ...], str, bool], Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.plain, self.first, self.authors, self.suspends = name, plain, first, authors, suspends
-        self.settled = settled or (lambda args, reason: plain)
+        self.settled = settled or (lambda args, reason, alike: plain)
         self.table: dict[Any, tuple[Callable[..., Any], ...]] = {}  # by shape: the code of plans, the latest first
         self.plans: OrderedDict[int, Plan] = OrderedDict()
         self.history = History(backward=False)
@@ -246,7 +247,7 @@ class Plans:
     def _give_up(self, args: tuple[Any, ...], reason: str, with_numbers: bool) -> None:
         """Calls like this one are made the plain way, with no look at their signature."""
 
-        made, title = self.settled(args, reason), f"{self.name} (not recorded)"
+        made, title = self.settled(args, reason, with_numbers), f"{self.name} (not recorded)"
         aligned = isinstance(reason, observed.Faster)  # PyTorch's own kernels are asked, some of which need that
         if aligned and any(isinstance(one, Tensor) and one.data_ptr() % 16 for one in args):
             made, aligned = self.plain, False

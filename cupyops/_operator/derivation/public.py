@@ -77,10 +77,10 @@ def _write(
         given = {name: value for name, value in zip(names, values) if name in by_name}
         return function(*values[: len(names) - len(given)], **given)
 
-    def settled(args: tuple[Any, ...], reason: str) -> Callable[..., Any]:
-        if twin is None or not isinstance(reason, observed.Faster):
-            return of_values
-        return functools.partial(of_values, function=twin) if by_name else twin
+    def settled(args: tuple[Any, ...], reason: str, alike: bool) -> Callable[..., Any]:
+        if twin is not None and isinstance(reason, observed.Faster):
+            return _in_order(parameters, twin)
+        return _in_order(parameters, function) if alike else of_values  # none of such arguments has a say
 
     def with_others(values: tuple[Any, ...], others: dict[str, Any]) -> Any:
         first, *rest = zip(parameters, values)
@@ -113,6 +113,15 @@ def shown({_listed(parameters, more)}):
     shown.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
     shown.__code__ = found["shown"].__code__
     torch_private.forget_signature(shown)
+
+
+def _in_order(parameters: list[inspect.Parameter], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of the values of its parameters in order, those included that have to be named."""
+    if all(one.kind is not inspect.Parameter.KEYWORD_ONLY for one in parameters):
+        return function
+    listed = ", ".join(one.name for one in parameters)
+    made: Callable[..., Any] = eval(f"lambda {listed}: _function({_passed(parameters)})", {"_function": function})
+    return made
 
 
 def _always_in_full(*args: Any, **kwargs: Any) -> Any:

@@ -11,13 +11,14 @@ from torch import Tensor, fx
 from torch.nn import Module
 
 from ... import nn
-from ..._dispatch import epilogues
+from ..._dispatch import epilogues, library
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
 from ...ops._relu import relu
 from ...ops._silu import silu
 from ...ops._swiglu import swiglu
+from ..activation import SMALL
 from . import proof
 from .classes import Class, Recipe, kind
 from .neighbours import is_unheard
@@ -29,6 +30,12 @@ ACTIVATIONS: dict[str, Function] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": functools.partial(gelu, approximate="tanh"),
+}
+PYTORCHS: dict[str, Function] = {
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 GATED: dict[str, Function] = {"silu": swiglu, "gelu": geglu, "gelu_tanh": functools.partial(geglu, approximate="tanh")}
 _STEPS = {"mul", "add", "sub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
@@ -65,7 +72,7 @@ def recognised(module: Module, traced: Traced) -> Recipe:
 def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
     """A class that calls an operator, for inputs of the dtypes for which it is proven."""
     (name, dtypes), before, holds = values, cls.forward, state.check(cls)
-    function = ACTIVATIONS[name]
+    function, pytorchs = ACTIVATIONS[name], PYTORCHS[name]
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +84,10 @@ def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple
             or args[0].dtype not in dtypes
         ):
             return cls.forward(self, *args, **kwargs)
-        return function(args[0])
+        x = args[0]
+        if type(x) is Tensor and library.at_once(x) and x.numel() <= SMALL:
+            return pytorchs(x)
+        return function(x)
 
     return (cls,), {"forward": forward, _IS: (name, dtypes, holds)}
 
@@ -108,44 +118,40 @@ def projected(act: Module, gate: Module, up: Module, first: int | None, x: Tenso
 
     is_last: whether the module calls `gate` after `up`.
     """
-    if (name := _of_plain_layers(act, gate, up, first, x)) is not None:
+    name = name_of_activation(act, x.dtype)
+    if name in GATED and _are_joined(gate, up, first, x, name):
         return gated_linear(x, gate.weight, None if gate is up else up.weight, name)  # type: ignore[arg-type]
     if first is not None:
         halves = gate(x).chunk(2, -1)
-        return gated(act, halves[first], halves[1 - first])
-    if is_last:
+        gated, other = halves[first], halves[1 - first]
+    elif is_last:
         other = up(x)
-        return gated(act, gate(x), other)
-    return gated(act, gate(x), up(x))
+        gated = gate(x)
+    else:
+        gated, other = gate(x), up(x)
+    if gated.dtype is not x.dtype:  # under autocast
+        name = name_of_activation(act, gated.dtype)
+    if name not in GATED or gated.dtype is not other.dtype or gated.shape != other.shape:
+        return act(gated) * other  # type: ignore[no-any-return]
+    return GATED[name](gated, other)
 
 
-def _of_plain_layers(act: Module, gate: Module, up: Module, first: int | None, x: Tensor) -> str | None:
-    """The activation's name, where both layers are of this library, are but a product each, and nobody listens to them."""
+def _are_joined(gate: Module, up: Module, first: int | None, x: Tensor, name: str) -> bool:
+    """Return whether one operator is worth it for two layers of this library, which are but products and nobody hears."""
     if type(gate) is not nn.Linear or type(up) is not nn.Linear or first or type(x) is not Tensor:
-        return None
+        return False
     weight: Any = gate._parameters.get("weight")  # not what FSDP puts there for the time of a call
     other: Any = up._parameters.get("weight")
-    if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter or weight.shape != other.shape:
-        return None
+    if type(weight) is not torch.nn.Parameter or type(other) is not torch.nn.Parameter:
+        return False
+    features = weight.shape[0] if gate is not up else weight.shape[0] // 2
+    if not epilogues.is_gate_worth_it(x, features, name):
+        return False
     if gate._parameters.get("bias") is not None or up._parameters.get("bias") is not None:
-        return None
-    if not (is_unheard(gate) and is_unheard(up)):
-        return None
-    features, inputs = weight.shape
-    if x.shape[-1:] != (inputs,) or weight.dtype is not other.dtype or weight.device != other.device:
-        return None
-    name = name_of_activation(act, x.dtype)
-    if name not in GATED or not epilogues.is_gate_worth_it(x, features if gate is not up else features // 2, name):
-        return None
-    return name
-
-
-def gated(act: Module, gate: Tensor, up: Tensor) -> Tensor:
-    """act(gate) * up in one kernel, where the activation is one of ours and nobody listens to it."""
-    function = GATED.get(name_of_activation(act, gate.dtype) or "")
-    if function is None or gate.dtype is not up.dtype or gate.shape != up.shape:
-        return act(gate) * up  # type: ignore[no-any-return]
-    return function(gate, up)
+        return False
+    if weight.shape != other.shape or weight.dtype is not other.dtype or weight.device != other.device:
+        return False
+    return x.shape[-1:] == weight.shape[1:] and is_unheard(gate) and is_unheard(up)
 
 
 def recognised_gate(module: Module, traced: Traced) -> Recipe:

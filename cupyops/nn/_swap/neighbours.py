@@ -15,13 +15,13 @@ from ..._util import torch_private
 from ..pointwise import pointwise
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_unheard(module: Module) -> bool:
     """Return whether nobody listens to a module, or has given it a forward of its own."""
-    own = vars(module)
-    return not ("forward" in own or any(own[name] for name in _HOOKS) or torch_private.module_hooks())
+    own = module.__dict__
+    heard = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return not (heard or "forward" in own or torch_private.module_hooks())
 
 
 def convolved(conv: Any, norm: Any, x: Any) -> Any:

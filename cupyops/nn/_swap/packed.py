@@ -78,12 +78,14 @@ _MOST = 256
 def _whole(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, list[int]]:
     """A layer's result that three tensors are all of, and where each begins in it; None where there is none such."""
     nothing: tuple[None, list[int]] = None, []
-    if is_dynamo_compiling() or not all(type(one) is Tensor for one in (query, key, value)):
+    if is_dynamo_compiling() or not torch.is_grad_enabled():
+        return nothing
+    if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
         return nothing
     whole = query._base
     if whole is None or key._base is not whole or value._base is not whole or type(whole) is not Tensor:
         return nothing
-    if not torch.is_grad_enabled() or torch_private.functorch_active() or torch_private.forward_mode():
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return nothing
     if whole.is_leaf or not (query.requires_grad and key.requires_grad and value.requires_grad):
         return nothing

@@ -7,6 +7,7 @@ so configurations, which models may share, stay as they are, and what is set in 
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from ..._dispatch.attention import taken_mask
 from . import experts, packed
 
 ATTENTION = "cupyops"
+_SDPA = "transformers.integrations.sdpa_attention"
+_EXTRA = frozenset(("position_bias", "softcap", "s_aux", "sinks"))  # that "sdpa" may know of
 
 
 class Table:
@@ -49,6 +52,7 @@ def table_of(value: Any, exact: bool) -> Table | None:
     """Return our table for one of transformers, None for anything else. With `exact`, experts are left alone."""
     if "transformers" not in sys.modules or not str(type(value).__module__).startswith("transformers."):
         return None
+    importlib.import_module(_SDPA)
     from transformers import AttentionInterface  # type: ignore[import-not-found]
 
     if isinstance(value, AttentionInterface):
@@ -60,9 +64,12 @@ def table_of(value: Any, exact: bool) -> Table | None:
 
 
 def _attention_instead(name: str, found: Any) -> Any:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward  # type: ignore[import-not-found]
+    return attention if found is _their_attention() else found
 
-    return attention if found is sdpa_attention_forward else found
+
+def _their_attention() -> Any:
+    """Return transformers' function of "sdpa", without an import statement, which costs each call a microsecond."""
+    return sys.modules[_SDPA].sdpa_attention_forward
 
 
 def _experts_instead(name: str, found: Any) -> Any:
@@ -90,6 +97,7 @@ def register() -> None:
     Example:
         >>> cupyops.integrations.transformers.register()
     """
+    importlib.import_module(_SDPA)
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
 
     AttentionInterface.register(ATTENTION, attention)
@@ -144,14 +152,12 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The attention of "sdpa" by `cupyops.scaled_dot_product_attention`; with a mask or dropout, or what "sdpa" may know
     beyond that, transformers' own function."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward  # type: ignore[import-not-found]
-
     # a cache of another length: which diagonal is meant, transformers knows
-    extra = any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "sinks"))
+    extra = not _EXTRA.isdisjoint(kwargs) and any(kwargs.get(name) is not None for name in _EXTRA)
     if attention_mask is not None:
         attention_mask = taken_mask(attention_mask)
     if attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
+        return _their_attention()(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

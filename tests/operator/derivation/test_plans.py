@@ -169,6 +169,44 @@ class TestKeys:
             assert op(x, [2, 5]).tolist() == [2.0] * 3 and count.misses == 0
             assert op(x, (2, 5)).tolist() == [2.0] * 3 and count.misses == 1
 
+    def test_sizes_in_a_tuple(self, running):
+        """Equal ones are alike, whichever object they are; what is equal and of another type is not."""
+
+        @cupyops.operator("cupyops_plans::by_tuple")
+        def op(x: Tensor, by: list[int]) -> Tensor:
+            return x * by[0]
+
+        @op.forward
+        def _(x, by):
+            y = torch.empty_like(x)
+            launch(x, y, float(by[0]))
+            return y, ()
+
+        x, sizes = torch.ones(3), [1, 5]
+        warm(op, x, tuple(sizes))
+        for other, misses in ((tuple(sizes), 0), ((1, 6), 1), ((1,), 1), ((True, 5), 1), (torch.Size(sizes), 1)):
+            with counted() as count:
+                assert op(x, other).tolist() == [1.0] * 3 and count.misses == misses, other
+        with counted() as count:
+            assert op(x, (7, 5)).tolist() == [7.0] * 3 and count.misses == 1
+
+    def test_a_mode_over_calls_that_are_made_the_plain_way(self, running):
+        """What launches nothing is called without a plan, and PyTorch's own function where a mode is to see one."""
+
+        class Seen(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                names.append(func.__name__)
+                return func(*args, **(kwargs or {}))
+
+        names, x = [], torch.ones(3)
+        for _ in range(6):
+            assert cupyops.dropout(x, 0.5, False) is x
+        with Seen():
+            assert cupyops.dropout(x, 0.5, False) is x
+        assert "dropout" in names
+        with pytest.raises(InputError, match="p is 2.0"):
+            cupyops.dropout(x, 2.0, False)
+
     def test_strings_dtypes_and_devices(self, running):
         @cupyops.operator("cupyops_plans::kinds")
         def op(x: Tensor, how: str, dtype: torch.dtype | None) -> Tensor:
