@@ -29,6 +29,8 @@ class _Phase:
     arriving: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # what those know who have arrived
     told: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # what they knew whose phases are over
     announced_by: int | None = None  # the last expect_tx
+    past: np.ndarray | None = None  # what lies behind those who have arrived in the phase (`WarpOrder`)
+    behind: np.ndarray | None = None  # and behind those whose phases are over
 
 
 class MBarriers:
@@ -89,6 +91,9 @@ class MBarriers:
                 phase.announced += brought
                 phase.announced_by = pc
             phase.pending -= int(arrivals[lanes].sum())
+            if self._state.cluster_size == 1 and self._shared.shadow is not None:
+                _, until = self._state.end_past(group.threads[lanes], pc)
+                phase.past = until[:, 0] if phase.past is None else np.maximum(phase.past, until[:, 0])
             if drop:
                 phase.expected -= int(arrivals[lanes].sum())
             if phase.pending < 0:
@@ -125,6 +130,7 @@ class MBarriers:
                 aware = threads[over[lanes]]
                 self._state.knowledge.learn(aware, self.series(one), found.earlier + current)
                 self._state.knowledge.tell(aware, found.told)
+                self._learn(one, aware, found)
             if not all(landed):
                 self._state.idle = 0
             if not over[lanes].all():
@@ -135,6 +141,15 @@ class MBarriers:
             self._state.spinning = True  # others first
             self._state.idle += 1
         return over
+
+    def _learn(self, position: int, threads: np.ndarray, phase: _Phase) -> None:
+        """Order threads that know a phase to be over behind all who have arrived in it."""
+        if phase.behind is None:
+            return
+        order, block = self._state.order, position // self._state.shared_stride
+        until = order.nothing()
+        until[:, block] = phase.behind
+        self._state.learn(threads, until)
 
     def _at(self, group: Group, position: int, lanes: np.ndarray, pc: int) -> _Phase:
         phase = self._barriers.get(position)
@@ -152,7 +167,11 @@ class MBarriers:
             phase.pending, phase.announced = phase.expected, 0
             phase.told, phase.arriving = merged(phase.told, phase.arriving), phase.arriving[:0]
             self._asked.pop(position, None)
-            self._state.passed_cluster(position // self._state.shared_stride)
+            if self._state.cluster_size > 1:
+                self._state.passed_cluster(position // self._state.shared_stride)
+            elif phase.past is not None:
+                phase.behind = phase.past if phase.behind is None else np.maximum(phase.behind, phase.past)
+                phase.past = None
         self._state.progressed = True
         self._state.idle = 0
 
