@@ -334,3 +334,102 @@ def test_a_fence_of_one_warp_behind_a_named_barrier():
     right = code.replace("sum +=", "if (threadIdx.x < 64) sum +=")
     run(right, "total", 6, 96, x, np.zeros(576, np.float32), y)
     assert y[:64].tolist() == (6 * x[:64] + 15).tolist()
+
+
+QUEUE = """
+    __global__ void queue(int* y, int n) {
+        __shared__ int items[64];
+        __shared__ volatile int ready[64];
+        __shared__ unsigned head;
+        int lane = threadIdx.x % 32, at;
+        if (threadIdx.x < 64) ready[threadIdx.x] = 0;
+        if (threadIdx.x == 0) head = 0;
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            for (int i = lane; i < n; i += 32) { items[i] = i * i; FENCE ready[i] = 1; }
+            return;
+        }
+        for (;;) {
+            if (lane == 0) at = atomicAdd(&head, 1u);
+            at = __shfl_sync(~0u, at, 0);
+            if (at >= n) break;
+            if (lane == 0) { while (!ready[at]) {} }
+            __threadfence_block();
+            __syncwarp();
+            if (lane == 5) y[at] = items[at];
+        }
+    }
+"""
+
+
+@SEEDS
+def test_a_queue_between_warps(seed):
+    y = ints()
+    run(QUEUE.replace("FENCE", "__threadfence_block();"), "queue", 1, 128, y, 64, seed=seed)
+    assert y.tolist() == [i * i for i in range(64)]
+    with pytest.raises(Race):
+        run(QUEUE.replace("FENCE", ""), "queue", 1, 128, y, 64, seed=seed)
+
+
+CHAIN = """
+    __global__ void chain(volatile int* flag, int* data) {
+        int block = blockIdx.x;
+        if (threadIdx.x == 0 && block > 0) { while (flag[block - 1] == 0) {} __threadfence(); }
+        __syncthreads();
+        data[block * 64 + threadIdx.x] = (block ? data[block * 64 - 1 - threadIdx.x] : 0) + 1;
+        LAST
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    "last, right",
+    [
+        ("__threadfence(); __syncthreads(); if (threadIdx.x == 0) flag[block] = 1;", True),
+        ("__syncthreads(); if (threadIdx.x == 0) { __threadfence(); flag[block] = 1; }", True),
+        ("if (threadIdx.x == 0) { __threadfence(); flag[block] = 1; }", False),
+        ("__syncthreads(); if (threadIdx.x == 0) flag[block] = 1;", False),
+    ],
+)
+def test_blocks_that_wait_for_those_before(last, right):
+    data, code = ints(384), CHAIN.replace("LAST", last)
+    if right:
+        run(code, "chain", 6, 64, ints(6), data)
+        assert data.tolist() == np.repeat(np.arange(1, 7), 64).tolist()
+    else:
+        fails(Race, code, "chain", 6, 64, ints(6), data, says=["race between blocks: read `data`"])
+
+
+SCOPED = """
+    __global__ void locked(unsigned* lock, int* data) {
+        if (threadIdx.x != 0) return;
+        unsigned old;
+        do {
+            asm volatile("atom.TAKE.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(old) : "l"(lock) : "memory");
+        } while (old != 0);
+        AFTER
+        data[0] = 2 * data[0] + 1;
+        asm volatile("st.GIVE.gpu.global.u32 [%0], 0;" :: "l"(lock) : "memory");
+    }
+"""
+
+
+@SEEDS
+@pytest.mark.parametrize(
+    "take, after, give, right",
+    [
+        ("acquire", "", "release", True),
+        ("relaxed", "__threadfence();", "release", True),
+        ("relaxed", "", "release", False),
+        ("acquire", "", "relaxed", False),
+    ],
+)
+def test_a_lock_says_what_it_orders(take, after, give, right, seed):
+    code = SCOPED.replace("TAKE", take).replace("AFTER", after).replace("GIVE", give)
+    lock, data = np.zeros(1, np.uint32), ints(1)
+    if right:
+        run(code, "locked", 5, 32, lock, data, seed=seed)
+        assert data[0] == 31
+    else:
+        with pytest.raises(Race, match="race between blocks: (read|write) `data` where another block has"):
+            run(code, "locked", 5, 32, lock, data, seed=seed)

@@ -81,9 +81,10 @@ class MBarriers:
         arrivals = group.spread(arrivals).astype(np.int64)
         bytes_ = group.spread(bytes_).astype(np.int64)
         token = np.empty(group.size, np.uint64)
+        self._check(group, position, pc)
         for one in np.unique(position):
             lanes = position == one
-            phase = self._at(group, int(one), lanes, pc)
+            phase = self._barriers[int(one)]
             token[lanes] = phase.number | phase.pending << _PENDING_SHIFT
             brought = int(bytes_[lanes].sum())
             phase.bytes += brought
@@ -119,10 +120,11 @@ class MBarriers:
         position, asked = self.position(group, address, pc), group.spread(phase).astype(np.int64)
         asked = asked if parity else asked & ((1 << _PENDING_SHIFT) - 1)
         over = np.empty(group.size, np.bool_)
+        self._check(group, position, pc)
         for one in map(int, np.unique(position)):
             lanes = position == one
             landed = [deliver(one) for deliver in self.deliver]
-            found = self._at(group, one, lanes, pc)
+            found = self._barriers[one]
             current = found.number
             over[lanes] = (current & 1) != asked[lanes] if parity else current != asked[lanes]
             threads = group.threads[lanes]
@@ -151,15 +153,15 @@ class MBarriers:
         until[:, block] = phase.behind
         self._state.learn(threads, until)
 
-    def _at(self, group: Group, position: int, lanes: np.ndarray, pc: int) -> _Phase:
-        phase = self._barriers.get(position)
-        if phase is None:
-            what = "an mbarrier is used before mbarrier.init"
-            detail = f"the mbarrier at {self.name(position)}"
-            raise fault(BarrierFault, self._state.listing, group, lanes, what, pc, detail=detail)
+    def _check(self, group: Group, position: np.ndarray, pc: int) -> None:
+        """Check that the mbarriers are there, and known to these threads."""
+        for one in map(int, np.unique(position)):
+            if one not in self._barriers:
+                what = "an mbarrier is used before mbarrier.init"
+                detail = f"the mbarrier at {self.name(one)}"
+                raise fault(BarrierFault, self._state.listing, group, position == one, what, pc, detail=detail)
         if self._shared.shadow is not None:
-            self._shared.shadow.atomic(group.subset(lanes), np.full(np.count_nonzero(lanes), position), 8, pc)
-        return phase
+            self._shared.shadow.atomic(group, position, 8, pc)
 
     def _advance(self, position: int, phase: _Phase) -> None:
         if phase.pending == 0 and phase.bytes == 0:
