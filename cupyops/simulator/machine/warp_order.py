@@ -64,7 +64,7 @@ class WarpOrder:
         self._learned[EPOCHS, warps], self._learned[TIMES, warps] = epoch[block], now
 
     def publish(self, threads: np.ndarray, past: Past) -> None:
-        """These threads have run a fence: their past is there for those who meet them by atomics or flags."""
+        """Let these threads run a fence: their past is there for those who meet them by atomics or flags."""
         if self._published is None:
             self._published = self.nothing()
         self._published[:, past.blocks] = np.maximum(self._published[:, past.blocks], past.until)
