@@ -433,3 +433,27 @@ def test_a_lock_says_what_it_orders(take, after, give, right, seed):
     else:
         with pytest.raises(Race, match="race between blocks: (read|write) `data` where another block has"):
             run(code, "locked", 5, 32, lock, data, seed=seed)
+
+
+@SEEDS
+def test_volatile_sums_of_a_warp_that_has_fenced(seed):
+    """Behind a fence volatile stores are flags for other warps, and still no order among the lanes of one."""
+    code = """
+        __global__ void sum(const float* x, float* y) {
+            __shared__ float s[64];
+            volatile float* v = s;
+            int t = threadIdx.x;
+            s[t] = x[t];
+            __threadfence();
+            __syncthreads();
+            if (t < 32) {
+                for (int by = 32; by; by /= 2) { float sum = v[t] + v[t + by]; MEET v[t] = sum; MEET }
+            }
+            if (t == 0) y[0] = v[0];
+        }
+    """
+    x, y = np.arange(96, dtype=np.float32), np.zeros(1, np.float32)
+    run(code.replace("MEET", "__syncwarp();"), "sum", 1, 64, x, y, seed=seed)
+    assert y[0] == x[:64].sum()
+    with pytest.raises(Race):
+        run(code.replace("MEET", ""), "sum", 1, 64, x, y, seed=seed)

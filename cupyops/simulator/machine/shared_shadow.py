@@ -18,6 +18,7 @@ from .granules import COARSEST, Granules
 from .group import Group
 from .shared_records import (
     IN_FLIGHT,
+    NEVER,
     PC_MASK,
     SEVERAL_THREADS,
     Access,
@@ -77,6 +78,14 @@ class SharedShadow:
         self._overwrite(access, in_flight, lambda: self._changes(access, values))
         if len(values):
             self._one_value(access, position, width, values)
+
+    def flag(self, group: Group, position: np.ndarray, width: int, pc: int) -> None:
+        """A volatile store that other warps may poll; within a warp it is as any other."""
+        if self._polls is not None:
+            access = self._access("write", group, position, width, pc)
+            who, when = self._polls.who.take(access.granule), self._polls.when.take(access.granule)
+            self._against(self._polls, np.where(warp_of(who) == access.warp, when, NEVER), "read", access)
+        self.atomic(group, position, width, pc)
 
     def atomic(self, group: Group, position: np.ndarray, width: int, pc: int) -> None:
         """An atomic update."""

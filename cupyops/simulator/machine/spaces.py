@@ -241,9 +241,12 @@ class Shared(Space):
         if self.shadow is None:
             return
         # the first store to a place is one that others must not meet: what they would read is nothing
-        is_flag = self._is_atomic(access) or (access.strong and self._has_fenced(group))
-        if is_flag and self.shadow.is_written(group, access.position, access.width):
-            self.shadow.atomic(group, access.position, access.width, access.pc)
+        is_atomic = self._is_atomic(access)
+        store = self.shadow.atomic if is_atomic else self.shadow.flag
+        # the first store to a place is one that others must not meet: what they would read is nothing
+        may_meet = is_atomic or (access.strong and self._has_fenced(group))
+        if may_meet and self.shadow.is_written(group, access.position, access.width):
+            store(group, access.position, access.width, access.pc)
         else:
             self.shadow.write(group, access.position, access.width, access.pc, values)
 
