@@ -205,3 +205,45 @@ def test_a_vector_of_which_the_compiler_knows_a_part_and_stores_the_others_after
     y = floats(4)
     run(code, "shifted", 1, 1, np.arange(4, dtype=np.float32), y)
     assert y.tolist() == [1, 0, 1, 2]
+
+
+PARTS = """
+    __global__ void parts(float4* y, const int* at) {
+        float4 v[4];
+        for (int i = 0; i < 4; i++) { v[at[i]].x = i; v[at[i]].y = 1; LAST v[at[i]].w = 3; }
+        USE
+    }
+"""
+
+
+@pytest.mark.parametrize("third", ["", "if (i != 2) v[at[i]].z = 2;"])
+def test_a_vector_of_which_an_element_was_forgotten(third):
+    """Who computes with the element is told; what is only copied may have pads."""
+    at, y = np.arange(4, dtype=np.int32), floats(16)
+    sums = "float4 w = v[at[3 - threadIdx.x]]; y[threadIdx.x].x = w.x + w.y + w.z + w.w;  // here"
+    code = PARTS.replace("USE", sums)
+    run(code.replace("LAST", "v[at[i]].z = 2;"), "parts", 1, 4, y, at)
+    assert y[::4].tolist() == [9, 8, 7, 6]
+    run(code.replace("LAST", third).replace("w.z +", ""), "parts", 1, 4, y, at)
+    assert y[::4].tolist() == [7, 6, 5, 4]
+    says = ["stores a value that nothing has written"]
+    fails(Uninitialized, code.replace("LAST", third), "parts", 1, 4, y, at, says=says)
+
+
+@pytest.mark.parametrize("members", ["char a; double d;", "int a; double d;", "float a; long long d;"])
+def test_structs_with_pads_are_copied_whole(members):
+    code = """
+        struct P { MEMBERS };
+        __device__ __noinline__ void use(P* p) { p->a += 1; p->d *= 2; }
+        __global__ void copies(P* y, double* sums, const int* at) {
+            P p[3];
+            for (int i = 0; i < 3; i++) { p[at[i]].a = i; p[at[i]].d = 3 * i; }
+            use(&p[at[1]]);
+            P w = p[at[threadIdx.x]];
+            y[threadIdx.x] = w;
+            sums[threadIdx.x] = w.a + w.d;
+        }
+    """.replace("MEMBERS", members)
+    y, sums = np.zeros(96, np.uint8), np.zeros(3)
+    run(code, "copies", 1, 3, y, sums, np.arange(3, dtype=np.int32))
+    assert sums.tolist() == [0, 8, 8]

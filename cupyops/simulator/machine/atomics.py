@@ -104,6 +104,7 @@ class Atomics:
                 in_global.atomic(group, region, position, size, pc, of_block)
         elif in_shared is not None:
             in_shared.atomic(group, position, size, pc)
+            self._state.meet(group, pc)
 
     def _generic(
         self,

@@ -33,6 +33,8 @@ class _Barrier:
     announced_at: np.ndarray  # the instruction that said so, by block
     waiters: list[_Waiter] = field(default_factory=list)
     told: dict[int, np.ndarray] = field(default_factory=dict)  # by meeting what those know who have come (Knowledge)
+    past: np.ndarray | None = None  # what lies behind those who have come, where only some warps meet (`WarpOrder`)
+    passing: np.ndarray | None = None  # how many have come that do not wait, by block
 
 
 class Barriers:
@@ -72,7 +74,7 @@ class Barriers:
         numbers = group.spread(number)
         for one in np.unique(numbers):
             mask = numbers == one
-            self._arrive(group, mask, int(one), count, block.first + block.size - 1)
+            self._arrive(group, mask, int(one), count, block.first + block.size - 1, True)
             own = None if predicate is None else group.spread(predicate)[mask]
             self._barriers[int(one)].waiters.append(_Waiter(group.threads[mask], block, own))
         return self._release_all()
@@ -81,7 +83,7 @@ class Barriers:
         """bar.arrive: counted, without waiting."""
         numbers = group.spread(number)
         for one in np.unique(numbers):
-            self._arrive(group, numbers == one, int(one), count, pc)
+            self._arrive(group, numbers == one, int(one), count, pc, False)
         self._check_arrivals = True
 
     def arrive_cluster(self, group: Group, pc: int) -> None:
@@ -119,7 +121,7 @@ class Barriers:
         self._alive -= np.bincount(group.get("block"), minlength=self._batch.blocks)
         return self._release_all()
 
-    def _arrive(self, group: Group, mask: np.ndarray, number: int, count: Any, pc: int) -> None:
+    def _arrive(self, group: Group, mask: np.ndarray, number: int, count: Any, pc: int, waits: bool) -> None:
         threads, blocks = group.threads[mask], group.get("block")[mask]
         barrier = self._barriers.get(number)
         if barrier is None:
@@ -128,11 +130,22 @@ class Barriers:
         if number != CLUSTER:
             expected = np.zeros(len(threads), np.int64) if count is None else group.spread(count).astype(np.int64)[mask]
             self._check_count(group, mask, barrier, number, expected, pc)
+            if count is not None:
+                self._note_past(barrier, threads, pc, waits)
         barrier.arrived += np.bincount(blocks, minlength=self._batch.blocks)
         if self._state.knowledge is not None:
             for meeting, own in self._by_meeting(number, threads):
                 told, before = self._state.knowledge.told(own), barrier.told.get(meeting)
                 barrier.told[meeting] = told if before is None else merged(before, told)
+
+    def _note_past(self, barrier: _Barrier, threads: np.ndarray, pc: int, waits: bool) -> None:
+        """Note what lies behind those who come to a barrier that is perhaps not of the whole block."""
+        if barrier.past is None or barrier.passing is None:
+            barrier.past, barrier.passing = self._state.order.nothing(), np.zeros(self._batch.blocks, np.int64)
+        past = self._state.end_past(threads, pc)
+        barrier.past[:, past.blocks] = np.maximum(barrier.past[:, past.blocks], past.until)
+        if not waits:
+            barrier.passing += np.bincount(self._batch.per_thread["block"][threads], minlength=self._batch.blocks)
 
     def _check_count(
         self, group: Group, mask: np.ndarray, barrier: _Barrier, number: int, expected: np.ndarray, pc: int
@@ -192,7 +205,7 @@ class Barriers:
         elif not barrier.expected[done].any():
             self._check_agreement(going, done)
         self._reduce(going)
-        self._pass(number, done)
+        self._pass(number, done & ~self._learn(barrier, going, done))
         self._tell(number, barrier, going, done)
         barrier.arrived[done] = 0
         barrier.waiters = staying
@@ -202,6 +215,18 @@ class Barriers:
         for waiter in going:
             targets.setdefault(waiter.block.targets[0], []).append(waiter.threads)
         return [(target, np.sort(np.concatenate(threads))) for target, threads in targets.items()]
+
+    def _learn(self, barrier: _Barrier, going: list[_Waiter], done: np.ndarray) -> np.ndarray:
+        """Order those who go on behind those who have come; return the blocks of which not all threads have waited."""
+        if barrier.past is None or barrier.passing is None:
+            return np.zeros(len(done), np.bool_)
+        partly = done & ((barrier.passing > 0) | (barrier.expected < self._alive)) & (barrier.expected > 0)
+        for waiter in going:
+            threads = waiter.threads[partly[self._batch.per_thread["block"][waiter.threads]]]
+            if len(threads):
+                self._state.learn(threads, barrier.past)
+        barrier.past[:, done], barrier.passing[done] = 0, 0
+        return partly
 
     def _tell(self, number: int, barrier: _Barrier, going: list[_Waiter], done: np.ndarray) -> None:
         """Give those who go on the knowledge of all who came."""

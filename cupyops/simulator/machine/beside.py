@@ -19,6 +19,7 @@ from .knowledge import LATER, Series
 from .shared_records import IN_FLIGHT, NEVER, Access, Record, first_of, pc_of, thread_of, warp_of
 from .state import EPOCH_SHIFT, State
 from .tickets import Tickets
+from .warp_order import EPOCHS
 
 _WAITS = {
     Series.PHASES: "wait for the mbarrier that the copy reports to",
@@ -188,16 +189,29 @@ class Beside:
         batch = reading.group.batch
         first = reading.group.threads[:: reading.each][unit]
         block, who = first // batch.threads_per_block, self._writes.who.take(granule)
-        epoch = (self._state.epoch << EPOCH_SHIFT).take(block)
+        epoch = (self._state.met << EPOCH_SHIFT).take(block)
         if self._state.cluster_size > 1:
             horizon = (self._state.cluster_epoch << EPOCH_SHIFT).take(block)
             epoch = np.where(thread_of(who) // batch.threads_per_block == block, epoch, horizon)
         bad: np.ndarray = when >= epoch
         if reading.each == 1 and bad.any():  # what the thread itself has written is, and its warp before it met
             warps = batch.per_thread["warp"]
-            now = epoch | self._state.warp_epoch.take(warps[first])
-            bad &= (thread_of(who) != first) & ((warp_of(who) != warps[first]) | (when >= now))
+            met = (when & ((1 << EPOCH_SHIFT) - 1)) < self._state.warp_epoch.take(warps[first])
+            bad &= (thread_of(who) != first) & ((warp_of(who) != warps[first]) | ~met)
+        if self._state.order and bad.any():
+            bad &= ~self._behind(first, reading.each, who, when)
         return bad
+
+    def _behind(self, first: np.ndarray, each: int, who: np.ndarray, when: np.ndarray) -> np.ndarray:
+        """Mask of writes of the same block behind which all warps are ordered that ask, `each` threads from `first` on."""
+        state, batch = self._state, self._state.batch
+        writer, moment = np.broadcast_to(thread_of(who), when.shape), when >> EPOCH_SHIFT
+        warp, other = batch.per_thread["warp"][first], writer % batch.threads_per_block // 32
+        behind: np.ndarray = writer // batch.threads_per_block == first // batch.threads_per_block
+        for number in range(-(-each // 32)):
+            now = state.epoch[first // batch.threads_per_block]
+            behind = behind & state.order.ordered(EPOCHS, warp + number, other, moment, now)
+        return behind
 
     def _fault(
         self, reading: Reading, granule: np.ndarray, unit: np.ndarray, kind: str, bad: np.ndarray

@@ -18,7 +18,7 @@ NOBODY, NEVER = -1, -1
 _LONGEST_LOG = 1 << 21  # threads that have read, in all: 32 MiB
 # Who: the number of the block in the grid, and within it the thread, several threads of a warp, or several of the block.
 _BLOCK_SHIFT, _INDEX_MASK = 11, (1 << 11) - 1
-_SEVERAL_OF_WARP, _SEVERAL = 1 << 10, _INDEX_MASK
+_SEVERAL_OF_WARP, SEVERAL = 1 << 10, _INDEX_MASK
 
 
 def who_is(block: np.ndarray, thread: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def warp_of(who: np.ndarray) -> np.ndarray:
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Merge two different threads of a block into "several"."""
     warp = warp_of(one)
-    index = np.where(warp == warp_of(other), warp + _SEVERAL_OF_WARP, _SEVERAL)
+    index = np.where(warp == warp_of(other), warp + _SEVERAL_OF_WARP, SEVERAL)
     return (one & ~_INDEX_MASK) | index
 
 
@@ -133,7 +133,7 @@ class Owners:
             else:
                 where, both = granule[lost], _merged(found[lost], mine[lost])
                 self._who[where] = both
-                several = index_of(both) == _SEVERAL
+                several = index_of(both) == SEVERAL
                 self._who[where[several]] = both[several]
         if touch.way not in self._times:
             self._times[touch.way] = np.full(len(self._who), NEVER, np.int64)
@@ -181,11 +181,9 @@ class BlockRecord:
         return self._who.take(granule), self._time.take(granule)
 
     def last_two(self, granule: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(block, time) of each that there is."""
-        last = block_of(self._who.take(granule)), self._time.take(granule)
-        if not self._shared:
-            return [last]
-        return [last, (block_of(self._previous.take(granule)), self._previous_time.take(granule))]
+        """(who, when) of each that there is."""
+        last = self.last(granule)
+        return [last, (self._previous.take(granule), self._previous_time.take(granule))] if self._shared else [last]
 
     def note(self, who: np.ndarray, granule: np.ndarray, now: int) -> None:
         """Record this access as the last one."""

@@ -17,10 +17,24 @@ import numpy as np
 from ..errors import Race, Uninitialized
 from ..memory import POISON, WORDS, Allocation
 from .faults import fault
-from .global_records import NEVER, NOBODY, BlockRecord, Check, Owners, Touch, Way, block_of, index_of, warp_of, who_is
+from .global_records import (
+    NEVER,
+    NOBODY,
+    SEVERAL,
+    BlockRecord,
+    Check,
+    Owners,
+    Touch,
+    Way,
+    block_of,
+    index_of,
+    warp_of,
+    who_is,
+)
 from .group import Group
 from .space import Access
 from .state import State
+from .warp_order import TIMES, Past
 
 _PC_MASK = (1 << 20) - 1  # of times: the instruction
 _DONE = {
@@ -52,11 +66,10 @@ class GlobalShadow:
         self._granule = granule
         self._owners: dict[int, Owners] = {}  # by allocation, where no two blocks have met
         self._records: dict[int, dict[Way, BlockRecord]] = {}  # where they have
-        self._fences: defaultdict[int, list[int]] = defaultdict(list)  # by block: when it ran them
+        # by block: when it ran them, and until when the accesses of each of its warps were before that
+        self._fences: defaultdict[int, list[tuple[int, np.ndarray]]] = defaultdict(list)
         self._acquired: defaultdict[int, int] = defaultdict(lambda: NEVER)  # when it last met what others had released
-        # the same for the threads of one block, for which fences and atomics of the scope of a block are enough
-        self._own_fences: defaultdict[int, list[int]] = defaultdict(list)
-        self._own_acquired: defaultdict[int, int] = defaultdict(lambda: NEVER)
+        self._relaxed: set[int] = set()  # blocks that have met others by what orders nothing without a fence
 
     def read(self, group: Group, load: Access) -> None:
         """A load."""
@@ -90,29 +103,40 @@ class GlobalShadow:
         if allocation.written is not None:
             self._written(group, allocation, position, width, pc)
             _mark_written(allocation, position, width)
-        self.acquire(group, pc, of_block)
         access = self._access("update atomically", group, allocation, pc)
         self._touch(access, Way.BLOCK_ATOMIC if of_block else Way.ATOMIC, position, width)
+        self.acquire(group, pc, of_block)
 
-    def fence(self, group: Group, pc: int, of_block: bool = False) -> None:
-        """A membar or fence: earlier accesses of these blocks are before what follows."""
-        for block in np.unique(self._blocks(group)).tolist():
-            self._own_fences[block].append(self._state.now(pc))
-            if not of_block:
-                self._fences[block].append(self._state.now(pc))
+    def fence(self, group: Group, pc: int, past: Past, releases: bool) -> None:
+        """A membar or fence: what lies behind these threads is before what follows, for other blocks too."""
+        until = np.maximum(past.until[TIMES], self._state.synced[past.blocks][:, None])
+        for block, own in zip(group.batch.block_numbers[past.blocks].tolist(), until):
+            self._release(block, self._state.now(pc), own)
+            if not releases and block in self._relaxed:
+                self._acquired[block] = self._state.now(pc)
+
+    def _release(self, block: int, now: int, until: np.ndarray) -> None:
+        fences = self._fences[block]
+        fences.append((now, np.maximum(fences[-1][1], until) if fences else until))
 
     def acquire(self, group: Group, pc: int, of_block: bool = False) -> None:
-        """Order these blocks' later accesses behind what others have released so far."""
-        for block in np.unique(self._blocks(group)).tolist():
-            self._own_acquired[block] = self._state.now(pc)
-            if not of_block:
-                self._acquired[block] = self._state.now(pc)
+        """Order these threads' later accesses behind what others have released so far."""
+        orders = self._state.meet(group, pc)
+        if of_block:
+            return
+        blocks = np.unique(self._blocks(group)).tolist()
+        if not orders:  # until they run a fence
+            self._relaxed.update(blocks)
+            return
+        for block in blocks:
+            self._acquired[block] = self._state.now(pc)
 
     def cluster_barrier(self, blocks: np.ndarray) -> None:
         """Let these blocks pass a barrier together: all that they did is before all that they will do."""
         for block in blocks.tolist():
-            self._fences[block].append(self._state.now(_PC_MASK))
-            self._acquired[block] = self._state.now(_PC_MASK)
+            now = self._state.now(_PC_MASK)
+            self._release(block, now, np.full(self._state.batch.warps_per_block, now))
+            self._acquired[block] = now
 
     # --- the rules ---
 
@@ -247,9 +271,9 @@ class GlobalShadow:
         if found.any():
             in_warp = warp_of(before) == warp_of(access.who)
             found &= ~in_warp | state.unordered_in_warp(group, index_of(before), time)
-        if self._own_fences and found.any():
-            block = np.broadcast_to(block_of(access.who), found.shape)[found]
-            found[found] = ~self._ordered(block, time[found], block, self._own_fences, self._own_acquired)
+        if state.order and found.any():
+            other = np.where(index_of(before) == SEVERAL, -1, warp_of(before))
+            found &= ~state.order.ordered(TIMES, group.get("warp"), other, time, state.now(access.pc))
         return found
 
     def _one_value(
@@ -308,33 +332,31 @@ class GlobalShadow:
         if not record.used:
             return
         block = access.block
-        for other, time in record.last_two(granule):
+        for who, time in record.last_two(granule):
+            other = block_of(who)
             bad = (other != NOBODY) & (other != block)
             if harmful is not None:
                 bad &= harmful
             if bad.any():
-                bad[bad] = ~self._ordered(other[bad], time[bad], block[bad], self._fences, self._acquired)
+                bad[bad] = ~self._ordered(who[bad], time[bad], block[bad])
             if bad.any():
                 first = int(np.argmax(bad))
                 party = f"block {_block_name(access.group, int(other[first]))} has"
                 self._report(access, bad, granule, done, party, int(time[first]) & _PC_MASK)
 
-    def _ordered(
-        self,
-        other: np.ndarray,
-        time: np.ndarray,
-        block: np.ndarray,
-        fences: defaultdict[int, list[int]],
-        acquired: defaultdict[int, int],
-    ) -> np.ndarray:
-        """Mask of pairs in which `other` has fenced since `time`, and `block` has met it after that."""
-        if not fences:
+    def _ordered(self, who: np.ndarray, time: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Mask of accesses at `time` that lie behind a fence of their block which `block` has met after that."""
+        if not self._fences:
             return np.zeros(len(time), np.bool_)
-        cases, number = np.unique(np.stack([other, time, block]), axis=1, return_inverse=True)
-        found = np.empty(cases.shape[1], np.bool_)
-        for case, (writer, when, reader) in enumerate(cases.T.tolist()):
-            after = bisect_right(fences[writer], when)
-            found[case] = after < len(fences[writer]) and acquired[reader] >= fences[writer][after]
+        warp = np.where(index_of(who) == SEVERAL, -1, warp_of(who))
+        cases, number = np.unique(np.stack([block_of(who), warp, time, block]), axis=1, return_inverse=True)
+        found = np.zeros(cases.shape[1], np.bool_)
+        for case, (writer, its_warp, when, reader) in enumerate(cases.T.tolist()):
+            fences = self._fences[writer]
+            met = bisect_right(fences, self._acquired[reader], key=lambda fence: fence[0]) - 1
+            if met >= 0:
+                until = fences[met][1]
+                found[case] = when < int(until.max() if its_warp < 0 else until[its_warp])
         return found[number.reshape(-1)]
 
     def _one_writer(self, record: BlockRecord, access: _Access, granule: np.ndarray, value: np.ndarray) -> None:

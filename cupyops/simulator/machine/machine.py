@@ -182,12 +182,20 @@ class Machine:
         """One value from the kernel's parameters."""
         return self._state.parameters.buffer[offset : offset + size].view(dtype)[0]
 
-    def fence(self, group: Group, pc: int, of_block: bool = False) -> None:
-        """Earlier accesses of these threads are before what they do next, for their block, or for other blocks too."""
+    def fence(self, group: Group, pc: int, of_block: bool = False, releases: bool = False) -> None:
+        """Earlier accesses of these threads are before what they do next, for their block, or for other blocks too.
+
+        `releases`: by a store or an atomic that says so, which orders nothing that comes after it.
+        """
         if not of_block:
             self.scheduler.barriers.fenced[group.get("block")] = True
         if self._shadow is not None:
-            self._shadow.fence(group, pc, of_block)
+            if not releases and self._state.relaxed[group.get("block")].any():
+                self._state.acquire(group.threads)
+            past = self._state.end_past(group.threads, pc)
+            self._state.order.publish(group.threads, past)
+            if not of_block:
+                self._shadow.fence(group, pc, past, releases)
 
     def fence_proxy(self, group: Group, pc: int) -> None:
         """fence.proxy.async: what these threads know to be written is there for bulk copies and matrix products."""

@@ -29,6 +29,8 @@ class _Phase:
     arriving: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # what those know who have arrived
     told: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # what they knew whose phases are over
     announced_by: int | None = None  # the last expect_tx
+    past: np.ndarray | None = None  # what lies behind those who have arrived in the phase (`WarpOrder`)
+    behind: np.ndarray | None = None  # and behind those whose phases are over
 
 
 class MBarriers:
@@ -79,9 +81,10 @@ class MBarriers:
         arrivals = group.spread(arrivals).astype(np.int64)
         bytes_ = group.spread(bytes_).astype(np.int64)
         token = np.empty(group.size, np.uint64)
+        self._check(group, position, pc)
         for one in np.unique(position):
             lanes = position == one
-            phase = self._at(group, int(one), lanes, pc)
+            phase = self._barriers[int(one)]
             token[lanes] = phase.number | phase.pending << _PENDING_SHIFT
             brought = int(bytes_[lanes].sum())
             phase.bytes += brought
@@ -89,6 +92,9 @@ class MBarriers:
                 phase.announced += brought
                 phase.announced_by = pc
             phase.pending -= int(arrivals[lanes].sum())
+            if self._state.cluster_size == 1 and self._shared.shadow is not None:
+                _, until = self._state.end_past(group.threads[lanes], pc)
+                phase.past = until[:, 0] if phase.past is None else np.maximum(phase.past, until[:, 0])
             if drop:
                 phase.expected -= int(arrivals[lanes].sum())
             if phase.pending < 0:
@@ -114,10 +120,11 @@ class MBarriers:
         position, asked = self.position(group, address, pc), group.spread(phase).astype(np.int64)
         asked = asked if parity else asked & ((1 << _PENDING_SHIFT) - 1)
         over = np.empty(group.size, np.bool_)
+        self._check(group, position, pc)
         for one in map(int, np.unique(position)):
             lanes = position == one
             landed = [deliver(one) for deliver in self.deliver]
-            found = self._at(group, one, lanes, pc)
+            found = self._barriers[one]
             current = found.number
             over[lanes] = (current & 1) != asked[lanes] if parity else current != asked[lanes]
             threads = group.threads[lanes]
@@ -125,6 +132,7 @@ class MBarriers:
                 aware = threads[over[lanes]]
                 self._state.knowledge.learn(aware, self.series(one), found.earlier + current)
                 self._state.knowledge.tell(aware, found.told)
+                self._learn(one, aware, found)
             if not all(landed):
                 self._state.idle = 0
             if not over[lanes].all():
@@ -136,15 +144,24 @@ class MBarriers:
             self._state.idle += 1
         return over
 
-    def _at(self, group: Group, position: int, lanes: np.ndarray, pc: int) -> _Phase:
-        phase = self._barriers.get(position)
-        if phase is None:
-            what = "an mbarrier is used before mbarrier.init"
-            detail = f"the mbarrier at {self.name(position)}"
-            raise fault(BarrierFault, self._state.listing, group, lanes, what, pc, detail=detail)
+    def _learn(self, position: int, threads: np.ndarray, phase: _Phase) -> None:
+        """Order threads that know a phase to be over behind all who have arrived in it."""
+        if phase.behind is None:
+            return
+        order, block = self._state.order, position // self._state.shared_stride
+        until = order.nothing()
+        until[:, block] = phase.behind
+        self._state.learn(threads, until)
+
+    def _check(self, group: Group, position: np.ndarray, pc: int) -> None:
+        """Check that the mbarriers are there, and known to these threads."""
+        for one in map(int, np.unique(position)):
+            if one not in self._barriers:
+                what = "an mbarrier is used before mbarrier.init"
+                detail = f"the mbarrier at {self.name(one)}"
+                raise fault(BarrierFault, self._state.listing, group, position == one, what, pc, detail=detail)
         if self._shared.shadow is not None:
-            self._shared.shadow.atomic(group.subset(lanes), np.full(np.count_nonzero(lanes), position), 8, pc)
-        return phase
+            self._shared.shadow.atomic(group, position, 8, pc)
 
     def _advance(self, position: int, phase: _Phase) -> None:
         if phase.pending == 0 and phase.bytes == 0:
@@ -152,7 +169,11 @@ class MBarriers:
             phase.pending, phase.announced = phase.expected, 0
             phase.told, phase.arriving = merged(phase.told, phase.arriving), phase.arriving[:0]
             self._asked.pop(position, None)
-            self._state.passed_cluster(position // self._state.shared_stride)
+            if self._state.cluster_size > 1:
+                self._state.passed_cluster(position // self._state.shared_stride)
+            elif phase.past is not None:
+                phase.behind = phase.past if phase.behind is None else np.maximum(phase.behind, phase.past)
+                phase.past = None
         self._state.progressed = True
         self._state.idle = 0
 

@@ -6,12 +6,14 @@ Reads are kept as they come, and sorted out only if a write follows in the same 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from .granules import split
 from .group import Group
 from .state import EPOCH_SHIFT, State
+from .warp_order import EPOCHS
 
 # When: the block's epoch and the warp's, in one number that only grows; below zero where there is no time.
 NEVER, IN_FLIGHT = -1, -4
@@ -58,6 +60,7 @@ class Access:
     Attributes:
         granule: a column for each thread, so that NumPy's inner loops run over the threads.
         epoch: of the block whose memory it is, a row with an element for each thread, like all that follows.
+        met: the epoch in which all threads of that block last met.
         horizon: what happened before this epoch conflicts with nothing any more.
     """
 
@@ -67,14 +70,15 @@ class Access:
         self._state, self._owner = state, owner
         self._warp_epoch = state.warp_epoch
         if state.cluster_size == 1:
-            self.epoch = self.horizon = state.epochs(group)
+            self.epoch, self.met = state.epochs(group)
+            self.horizon = self.met
         else:
-            self.epoch = (state.epoch << EPOCH_SHIFT).take(owner)[None]
+            self.epoch, self.met = ((one << EPOCH_SHIFT).take(owner)[None] for one in (state.epoch, state.met))
             self.horizon = self._horizon()
 
     def _horizon(self) -> np.ndarray:
         """Time since which accesses count, as of now, which may be later than the access."""
-        epoch = self._state.epoch if self._state.cluster_size == 1 else self._state.cluster_epoch
+        epoch = self._state.met if self._state.cluster_size == 1 else self._state.cluster_epoch
         return (epoch << EPOCH_SHIFT).take(self._owner)[None]
 
     @property
@@ -90,7 +94,12 @@ class Access:
     @cached_property
     def when(self) -> np.ndarray:
         """The block's epoch and the warp's."""
-        return self.epoch | self._warp_epoch.take(self.warp)
+        return self.epoch | self.warp_epoch
+
+    @cached_property
+    def warp_epoch(self) -> np.ndarray:
+        """The warp's epoch alone."""
+        return self._warp_epoch.take(self.warp)
 
     @cached_property
     def who(self) -> np.ndarray:
@@ -101,17 +110,34 @@ class Access:
     def since(self, who: np.ndarray) -> np.ndarray:
         """Time at which these threads and others last passed a barrier together: the cluster's, if their blocks differ."""
         if self._state.cluster_size == 1:
-            return self.epoch
-        is_elsewhere = _block_of(warp_of(who), self.warps_per_block) != self.warp // self.warps_per_block
-        return np.where(is_elsewhere, self.horizon, self.epoch)
+            return self.met
+        return np.where(self.is_elsewhere(who), self.horizon, self.met)
+
+    def is_elsewhere(self, who: np.ndarray) -> np.ndarray:
+        """Mask of those who are of another block, or of several blocks."""
+        return _block_of(warp_of(who), self.warps_per_block) != self.warp // self.warps_per_block
+
+    def is_behind(self, who: np.ndarray, when: np.ndarray) -> Any:
+        """Mask of accesses that are ordered behind another of their block, though its threads have not all met since."""
+        if not self._state.order:
+            return False
+        warp = warp_of(who)
+        other = np.where(warp < _SEVERAL_WARPS, warp % self.warps_per_block, -1)
+        behind = self._state.order.ordered(EPOCHS, self.warp, other, when >> EPOCH_SHIFT, self.epoch >> EPOCH_SHIFT)
+        return behind if self._state.cluster_size == 1 else behind & ~self.is_elsewhere(who)
 
 
 class Record:
     """Record of the last access of one kind to each granule: who made it, and when."""
 
-    def __init__(self, granules: int) -> None:
+    def __init__(self, granules: int, ordered: bool = False) -> None:
+        """`ordered`: some warps of a block may come to be ordered without the others."""
         self.who = np.zeros(granules, np.int64)
         self.when = np.full(granules, NEVER, np.int64)
+        # who came last, and before that last of another warp and when, where `who` may be several warps
+        self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        if ordered:
+            self._last = np.zeros_like(self.who), np.zeros_like(self.who), np.full_like(self.when, NEVER)
         self._two: tuple[np.ndarray, np.ndarray] | None = (
             None  # where `who` is several threads, two different ones of them
         )
@@ -121,6 +147,20 @@ class Record:
         self.who, self.when = split(self.who, pieces), split(self.when, pieces)
         if self._two is not None:
             self._two = split(self._two[0], pieces), split(self._two[1], pieces)
+        if self._last is not None:
+            last, earlier, its_when = (split(one, pieces) for one in self._last)
+            self._last = last, earlier, its_when
+
+    def is_behind(self, access: Access, who: np.ndarray, when: np.ndarray) -> Any:
+        """Mask of granules behind whose last access, by `who` at `when`, this one is ordered, by less than a whole block."""
+        behind = access.is_behind(who, when)
+        if behind is False or self._last is None:
+            return behind
+        last, earlier, its_when = (one.take(access.granule) for one in self._last)
+        both: Any = True
+        for one, moment in ((last, when), (earlier, its_when)):
+            both = both & ((warp_of(one) == access.warp) | access.is_behind(one, moment))
+        return np.where(warp_of(who) >= _SEVERAL_WARPS, both, behind)
 
     def other(self, granule: int, thread: int) -> np.ndarray:
         """Return who made the last access: of several threads, one that is not `thread`. An array of one."""
@@ -135,7 +175,11 @@ class Record:
         granule = access.granule
         before, when = self.who.take(granule), self.when.take(granule)
         mine = np.broadcast_to(access.who, granule.shape)
-        others = (when >= access.epoch) & (((before ^ mine) >> _THREAD_SHIFT) != 0)
+        others = (when >= access.met) & (((before ^ mine) >> _THREAD_SHIFT) != 0)
+        if others.any():
+            others &= ~np.asarray(self.is_behind(access, before, when))  # who comes behind others stands for them
+        if self._last is not None:
+            self._note_last(access, mine, when)
         merged = mine
         if others.any():
             merged = np.where(others, _merged(before, mine, access.warps_per_block), mine)
@@ -150,6 +194,17 @@ class Record:
             for least in (_SEVERAL_WARPS, _SEVERAL_BLOCKS):
                 several = warp_of(both) >= least
                 self.who[where[several]] = both[several]
+
+    def _note_last(self, access: Access, mine: np.ndarray, when: np.ndarray) -> None:
+        assert self._last is not None
+        last, earlier, its_when = self._last
+        granule, before = access.granule, last.take(access.granule)
+        moved = (warp_of(before) != access.warp) & (when != NEVER)
+        earlier[granule[moved]], its_when[granule[moved]] = before[moved], when[moved]
+        last[granule] = mine
+        lost = warp_of(last.take(granule)) != access.warp  # to another warp that runs the same instruction
+        now = np.broadcast_to(access.when, granule.shape)
+        earlier[granule[lost]], its_when[granule[lost]] = mine[lost], now[lost]
 
     def _remember(self, granule: np.ndarray, before: np.ndarray, mine: np.ndarray) -> None:
         """Add these threads to those before them: two that differ are kept for each granule."""
@@ -216,7 +271,7 @@ class Reads:
             if access.is_past:
                 continue
             if self._record is None:
-                self._record = Record(len(self._epoch))
+                self._record = Record(len(self._epoch), self._state.code.meets)
             self._record.note(access)
         self._clear()
 

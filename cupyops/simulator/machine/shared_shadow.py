@@ -18,6 +18,7 @@ from .granules import COARSEST, Granules
 from .group import Group
 from .shared_records import (
     IN_FLIGHT,
+    NEVER,
     PC_MASK,
     SEVERAL_THREADS,
     Access,
@@ -29,6 +30,8 @@ from .shared_records import (
     warp_of,
 )
 from .state import EPOCH_SHIFT, State
+
+_WARP_EPOCH = (1 << EPOCH_SHIFT) - 1
 
 
 class SharedShadow:
@@ -45,6 +48,7 @@ class SharedShadow:
         self._writes, self._reads = Record(count), Reads(state, count)
         self._latest = -1  # the latest epoch of any block when there was a write
         self._atomics: Record | None = None
+        self._polls: Record | None = None  # loads that are made to meet atomics
         self._has_copies = False
         self._beside = Beside(state, self._writes, self._place) if state.code.beside else None
 
@@ -75,16 +79,34 @@ class SharedShadow:
         if len(values):
             self._one_value(access, position, width, values)
 
+    def flag(self, group: Group, position: np.ndarray, width: int, pc: int) -> None:
+        """A volatile store that other warps may poll; within a warp it is as any other."""
+        if self._polls is not None:
+            access = self._access("write", group, position, width, pc)
+            who, when = self._polls.who.take(access.granule), self._polls.when.take(access.granule)
+            self._against(self._polls, np.where(warp_of(who) == access.warp, when, NEVER), "read", access)
+        self.atomic(group, position, width, pc)
+
     def atomic(self, group: Group, position: np.ndarray, width: int, pc: int) -> None:
         """An atomic update."""
         access = self._access("update atomically", group, position, width, pc)
         if self._atomics is None:
-            self._atomics = Record(len(self._writes.who))
+            self._atomics = Record(len(self._writes.who), self._state.code.meets)
         written = self._writes.when.take(access.granule)
         self._readable(access, written)
         self._against_writes(access, written)
         self._against_reads(access)
         self._atomics.note(access)
+
+    def poll(self, group: Group, position: np.ndarray, width: int, pc: int) -> None:
+        """A load that is made to meet what atomics do."""
+        access = self._access("read", group, position, width, pc)
+        written = self._writes.when.take(access.granule)
+        self._readable(access, written)
+        self._against_writes(access, written)
+        if self._polls is None:
+            self._polls = Record(len(self._writes.who), self._state.code.meets)
+        self._polls.note(access)
 
     def is_written(self, group: Group, position: np.ndarray, width: int) -> bool:
         """Return True if something was written at all these places."""
@@ -165,8 +187,9 @@ class SharedShadow:
             return
         self._writes.split(pieces)
         self._reads.split(pieces)
-        if self._atomics is not None:
-            self._atomics.split(pieces)
+        for record in (self._atomics, self._polls):
+            if record is not None:
+                record.split(pieces)
         if self._beside is not None:
             self._beside.split(pieces)
 
@@ -204,8 +227,9 @@ class SharedShadow:
         self._against_writes(access, written, changes)
         if self._against_reads(access):
             self._reads.forget(granule)
-        if self._atomics is not None:
-            self._against(self._atomics, self._atomics.when.take(granule), "updated atomically", access)
+        for record, done in ((self._atomics, "updated atomically"), (self._polls, "read")):
+            if record is not None:
+                self._against(record, record.when.take(granule), done, access)
         if self._has_copies:
             self._not_in_flight(access, written)
         if self._beside is not None:
@@ -273,7 +297,10 @@ class SharedShadow:
         bad = when >= access.since(who)
         bad &= thread_of(who) != access.group.threads
         in_warp = warp_of(who) == access.warp
-        bad &= ~in_warp | (when >= access.when) | (self._apart(access, who, when) & in_warp)
+        since_warp_met = (when & _WARP_EPOCH) >= access.warp_epoch
+        bad &= ~in_warp | since_warp_met | (self._apart(access, who, when) & in_warp)
+        if bad.any():
+            bad &= ~np.asarray(record.is_behind(access, who, when))
         if changes is not None and bad.any():
             bad &= ((who & PC_MASK) != access.pc) | changes()
         if not bad.any():
@@ -297,7 +324,7 @@ class SharedShadow:
         warp, lane = (np.broadcast_to(one, shape) for one in (group.get("warp"), group.get("laneid")))
         slots = group.batch.per_thread["laneid"]
         other = np.where(thread == SEVERAL_THREADS, -1, slots.take(np.minimum(thread, len(slots) - 1)).astype(np.int64))
-        return order.unordered(warp, lane, other, when & ((1 << EPOCH_SHIFT) - 1))
+        return order.unordered(warp, lane, other, when & _WARP_EPOCH)
 
     def _one_value(self, access: Access, position: np.ndarray, width: int, values: Sequence[Any]) -> None:
         """Check that threads of one instruction write one value to one place."""

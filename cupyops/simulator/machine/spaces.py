@@ -229,22 +229,34 @@ class Shared(Space):
                 state.reached[int(one)] = reach
 
     def before_read(self, group: Group, access: Access) -> None:
-        if self.shadow is not None:
-            read = self.shadow.atomic if self._is_atomic(access) else self.shadow.read
-            read(group, access.position, access.width, access.pc)
+        if self.shadow is None:
+            return
+        if self._is_atomic(access) or (access.strong and self.state.code.fences):
+            self.shadow.poll(group, access.position, access.width, access.pc)
+            self.state.meet(group, access.pc)
+        else:
+            self.shadow.read(group, access.position, access.width, access.pc)
 
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         if self.shadow is None:
             return
         # the first store to a place is one that others must not meet: what they would read is nothing
-        if self._is_atomic(access) and self.shadow.is_written(group, access.position, access.width):
-            self.shadow.atomic(group, access.position, access.width, access.pc)
+        is_atomic = self._is_atomic(access)
+        store = self.shadow.atomic if is_atomic else self.shadow.flag
+        # the first store to a place is one that others must not meet: what they would read is nothing
+        may_meet = is_atomic or (access.strong and self._has_fenced(group))
+        if may_meet and self.shadow.is_written(group, access.position, access.width):
+            store(group, access.position, access.width, access.pc)
         else:
             self.shadow.write(group, access.position, access.width, access.pc, values)
 
     def _is_atomic(self, access: Access) -> bool:
         """Return True for relaxed, acquire and release, as of cuda::atomic; volatile orders no lanes of a warp."""
         return access.strong and not _ATOMIC_ACCESS.isdisjoint(self.state.listing.instructions[access.pc].modifiers)
+
+    def _has_fenced(self, group: Group) -> bool:
+        """Return True if warps have run fences, after which a volatile store says what is done."""
+        return bool(self.state.order.has_fenced[group.get("warp")].all())
 
 
 class Local(Space):
@@ -264,9 +276,10 @@ class Local(Space):
             for byte in range(access.width):
                 self.state.local_written[access.position + byte] = True
 
-    def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
-        """Mask of threads that have written none of the bytes from their addresses on; False for addresses outside."""
-        return ~np.any([self.state.local_written[place] for place in self._bytes(group, address, width)], axis=0)
+    def unwritten(self, group: Group, address: Any, start: int, width: int) -> np.ndarray:
+        """Mask of threads that have written none of the bytes from `start` behind their addresses on."""
+        places = self._bytes(group, address, start + width)[start:]
+        return ~np.any([self.state.local_written[place] for place in places], axis=0)
 
     def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
         """Mark what these threads have stored there as undefined."""
@@ -326,10 +339,10 @@ class Generic(Space):
         """Mask of addresses of arrays of the thread."""
         return memory.space_of(group.spread(address, np.uint64)) == memory.LOCAL_BASE >> 60
 
-    def unwritten(self, group: Group, address: Any, width: int) -> np.ndarray:
-        """Mask of threads that have written none of the bytes of such an array from their addresses on."""
+    def unwritten(self, group: Group, address: Any, start: int, width: int) -> np.ndarray:
+        """Mask of threads that have written none of the bytes of such an array from `start` behind their addresses on."""
         here = self.is_local(group, address)
-        return here & self._local.unwritten(group, self._own(group, address), width) if here.any() else here
+        return here & self._local.unwritten(group, self._own(group, address), start, width) if here.any() else here
 
     def forget(self, group: Group, address: Any, start: int, width: int, undefined: Any) -> None:
         """Mark what these threads have stored in such arrays as undefined."""

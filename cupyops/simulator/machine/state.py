@@ -15,10 +15,12 @@ from .faults import Listing, fault
 from .group import Batch, Group, lane_bits
 from .knowledge import Knowledge
 from .lane_order import LaneOrder
+from .warp_order import Past, WarpOrder
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: the offset below, the rank of the block from here on
 _RANK_MASK = 0xFF
 _PC_BITS = 20
+_UNORDERED = frozenset(("relaxed", "release"))
 PC_MASK = (1 << _PC_BITS) - 1
 EPOCH_SHIFT = 32  # of a moment in shared memory: the block's epoch from here on, the warp's below
 
@@ -63,9 +65,12 @@ class State:
     local_memory: Region  # of all its threads
     local_written: np.ndarray  # which bytes of it hold a value; empty where that is not asked
     registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
-    epoch: np.ndarray  # barriers passed, by block
-    least_epoch: int  # of any block
-    latest_epoch: int
+    epoch: np.ndarray  # by block: how often its threads, or some warps of it, have met
+    met: np.ndarray  # the epoch in which all threads of the block last met, by block
+    least_epoch: int  # in which all threads of any block last met
+    latest_epoch: int  # of any block
+    order: WarpOrder  # among the warps of a block since then
+    relaxed: np.ndarray  # whether threads of the block have met others by what orders nothing without a fence, by block
     has_met: np.ndarray  # whether the block's cluster has met at all
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp; never changed, but replaced, so that an access can hold on to what it was
@@ -123,8 +128,10 @@ class State:
         self.shared_memory = Region(np.full(batch.blocks * self.shared_stride, POISON, np.uint8))
         self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
         self.local_written = np.zeros(len(self.local_memory.buffer) if self.code.undefined else 0, np.bool_)
-        self.epoch = np.zeros(batch.blocks, np.int64)
+        self.epoch, self.met = (np.zeros(batch.blocks, np.int64) for _ in range(2))
         self._note_epochs()
+        self.order = WarpOrder(batch)
+        self.relaxed = np.zeros(batch.blocks, np.bool_)
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
         self.has_met = np.zeros(batch.blocks, np.bool_)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
@@ -162,18 +169,52 @@ class State:
     def pass_barrier(self, blocks: Any) -> None:
         """Begin a new epoch of blocks that have come through a barrier. `blocks`: a mask, or a slice."""
         self.epoch[blocks] += 1
+        self.met[blocks] = self.epoch[blocks]
         self.synced[blocks] = self.now(PC_MASK)
         self._note_epochs()
 
     def _note_epochs(self) -> None:
-        self.least_epoch, self.latest_epoch = int(self.epoch.min()), int(self.epoch.max())
-        self._epochs: tuple[Group | None, np.ndarray] = (None, self.epoch)
+        self.least_epoch, self.latest_epoch = int(self.met.min()), int(self.epoch.max())
+        self._epochs: tuple[Group | None, np.ndarray, np.ndarray] = (None, self.epoch, self.met)
 
-    def epochs(self, group: Group) -> np.ndarray:
-        """The moment at which the epoch of each thread's block began, as a row."""
+    def epochs(self, group: Group) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the moments at which the epoch of each thread's block began, and at which all its threads last met."""
         if self._epochs[0] is not group:
-            self._epochs = group, (self.epoch << EPOCH_SHIFT).take(group.get("block"))[None]
-        return self._epochs[1]
+            block = group.get("block")
+            epoch = met = (self.epoch << EPOCH_SHIFT).take(block)[None]
+            if self.latest_epoch != self.least_epoch:
+                met = (self.met << EPOCH_SHIFT).take(block)[None]
+            self._epochs = group, epoch, met
+        return self._epochs[1:]
+
+    # --- order among the warps of a block ---
+
+    def end_past(self, threads: np.ndarray, pc: int) -> Past:
+        """Return what lies behind these threads; what they do next is of a later epoch."""
+        past = self.order.past(threads, self.epoch, self.now(pc))
+        self.epoch[past.blocks] += 1
+        self._note_epochs()
+        return past
+
+    def learn(self, threads: np.ndarray, until: np.ndarray) -> None:
+        """Order what these threads do next behind the past that `until` has of each block."""
+        self.epoch[np.unique(self.batch.per_thread["block"][threads])] += 1
+        self._note_epochs()
+        self.order.learn(threads, until, self.epoch, self.now(PC_MASK))
+
+    def acquire(self, threads: np.ndarray) -> None:
+        """Order what these threads do next behind all of their blocks that have run a fence."""
+        news = self.order.news(threads)
+        if news is not None:
+            self.learn(threads, news)
+
+    def meet(self, group: Group, pc: int) -> bool:
+        """Return True if an atomic or a flag orders what comes after it; one that says `.relaxed` needs a fence for that."""
+        if _UNORDERED.isdisjoint(self.listing.instructions[pc].modifiers):
+            self.acquire(group.threads)
+            return True
+        self.relaxed[group.get("block")] = True
+        return False
 
     def passed_cluster(self, block: int) -> None:
         """The blocks of this one's cluster have met."""

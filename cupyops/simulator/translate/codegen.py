@@ -19,7 +19,7 @@ from .. import arithmetic
 from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
 from .calls import flatten
-from .flow import Block, Flow, analyse, destination_operands, member_mask, uses_and_definitions
+from .flow import Block, Flow, analyse, destination_operands, member_mask, registers, uses_and_definitions
 from .function import Compiled, CompiledBlock, Made, Members, Names, Reduction
 from .layout import Layout, lay_out
 from .products import Products, find
@@ -107,7 +107,8 @@ def compile_kernel(
     written = layout.written_parameters(instructions)
     beside, reads = any(map(_is_beside, instructions)), any(map(_reads_beside, instructions))
     at_start = {writer.number[name]: name in flow.live_in[0] for name in undefined}
-    return Compiled(flat, layout, blocks, instructions, registers, written, beside, reads, at_start)
+    fences, meets = any(map(_is_fence, instructions)), any(map(_orders_some, instructions))
+    return Compiled(flat, layout, blocks, instructions, registers, written, beside, reads, fences, meets, at_start)
 
 
 def _is_beside(instruction: Instruction) -> bool:
@@ -125,6 +126,18 @@ def _reads_beside(instruction: Instruction) -> bool:
     return instruction.opcode == "wgmma" or (
         instruction.opcode == "cp" and "bulk" in instruction.modifiers and "shared::cta" in instruction.modifiers
     )
+
+
+def _is_fence(instruction: Instruction) -> bool:
+    """Return True for a fence between threads."""
+    return instruction.opcode in ("membar", "fence") and "proxy" not in instruction.modifiers
+
+
+def _orders_some(instruction: Instruction) -> bool:
+    """Return True if an instruction may order some warps of a block without the others: with a number, or by a fence."""
+    is_barrier = instruction.opcode in ("bar", "barrier") and len(instruction.operands) > 1
+    released = any(one in ("release", "acq_rel") for one in instruction.modifiers)
+    return is_barrier or released or _is_fence(instruction) or instruction.opcode == "mbarrier"
 
 
 def is_pure(instruction: Instruction) -> bool:
@@ -197,6 +210,8 @@ class _KernelWriter:
         # addresses that atom.cas compares: what a loop of it reads first may be old, for the comparison finds that out
         self.compared = {str(one.operands[1]) for one in every if one.opcode == "atom" and "cas" in one.modifiers}
         self.written = {name for one in every for name in registers_of(destination_operands(one)[0])}
+        # registers that are more than stored: of what is loaded to be copied, the pads of a struct may be undefined
+        self.computed_with = {name for one in every if one.opcode not in ("st", "mov") for name in registers(one)[1]}
         self.worst = worst  # approximations have the error that they may have
         self.clusters = clusters  # addresses of shared memory bear the rank of the block
         self.function = function
@@ -434,6 +449,10 @@ class BlockWriter:
     def is_written(self, name: str) -> bool:
         """Return True if any instruction of the kernel writes a register."""
         return name in self._kernel.written
+
+    def is_computed_with(self, name: str) -> bool:
+        """Return True if any instruction of the kernel does more with a register than store it."""
+        return name in self._kernel.computed_with
 
     def undefined(self, names: list[str]) -> str:
         """Return an expression that tells if any of these registers is undefined; "" where none can be."""

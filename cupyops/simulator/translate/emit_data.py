@@ -140,7 +140,7 @@ def _st(w: BlockWriter, instruction: Instruction) -> None:
         raise UnsupportedInstruction(f"a store to .{space} memory")
     strong = bool(_STRONG & set(instruction.modifiers))
     if _RELEASES & set(instruction.modifiers):
-        w.emit(f"m.fence(g, {w.pc})")
+        w.emit(f"m.fence(g, {w.pc}, releases=True)")
     barrier = w.address(instruction.operands[2]) if instruction.modifiers[0] == "async" else None
 
     def call(g: str, pick: Callable[[str], str]) -> str:
@@ -175,7 +175,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     address = w.address(operands[1])
     wanted = any(w.wanted(element) for element in elements(operands[0]))
     if _RELEASES & set(modifiers):
-        w.emit(f"m.fence(g, {w.pc})")
+        w.emit(f"m.fence(g, {w.pc}, releases=True)")
 
     def call(g: str, pick: Callable[[str], str]) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .codegen import TRACKERS, BlockWriter
+from .codegen import TRACKERS, BlockWriter, elements
 from .flow import destination_operands, registers
 from .ptx import Address, Instruction, Operand, registers_of
 from .undefined import is_generic
@@ -17,7 +17,7 @@ def before(w: BlockWriter, instruction: Instruction) -> None:
     written, read = registers(instruction)
     if not w.touches_undefined(instruction, written, read):
         return
-    destinations, sources = destination_operands(instruction)
+    _, sources = destination_operands(instruction)
     guard = instruction.guard.register if instruction.guard is not None else None
     if guard is not None and not w.is_computed(instruction) and (flag := w.undefined([guard])):
         w.emit(f"m.check_defined(g, {flag}, {w.pc}, 'guards an instruction by')")
@@ -29,7 +29,7 @@ def before(w: BlockWriter, instruction: Instruction) -> None:
     if instruction.opcode == "shfl":
         return  # whose writer has the flags exchanged with the values
     for name in written:
-        _set(w, name, _result(w, instruction, sources, destinations), guard)
+        _set(w, name, _result(w, instruction, sources, name), guard)
 
 
 def after(w: BlockWriter, instruction: Instruction) -> None:
@@ -76,13 +76,12 @@ def _of_threads(instruction: Instruction) -> str:
     return "generic_space" if is_generic(instruction) else ""
 
 
-def _result(
-    w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...], destinations: tuple[Operand, ...]
-) -> str:
-    """Return an expression that tells if the result of an instruction is undefined."""
+def _result(w: BlockWriter, instruction: Instruction, sources: tuple[Operand, ...], name: str) -> str:
+    """Return an expression that tells if a result of an instruction is undefined, the register of this name."""
     if instruction.opcode == "ld" and (space := _of_threads(instruction)):
-        size = w.bytes_of(instruction) * len(registers_of(destinations))
-        return f"m.{space}.unwritten(g, {w.address(instruction.operands[1])}, {size})"
+        names, size = [registers_of([one]) for one in elements(instruction.operands[0])], w.bytes_of(instruction)
+        start, whole = (names.index([name]) * size, size) if w.is_computed_with(name) else (0, size * len(names))
+        return f"m.{space}.unwritten(g, {w.address(instruction.operands[1])}, {start}, {whole})"
     if not w.is_computed(instruction):
         return "False"
     if instruction.opcode == "selp":

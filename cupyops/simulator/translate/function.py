@@ -111,6 +111,8 @@ class Compiled:
     written_parameters: set[int] | None  # through which the kernel writes global memory; None: any memory at all
     beside: bool = False  # whether anything goes on beside the threads: bulk copies, mbarriers, products of matrices
     reads_beside: bool = False  # whether some of it reads shared memory
+    fences: bool = False  # whether there are fences between threads
+    meets: bool = False  # whether some warps of a block may meet without the others
     undefined: dict[int, bool] = field(
         default_factory=dict
     )  # registers that may be undefined, and whether they are at first
