@@ -462,8 +462,7 @@ def _few_rows(m: Make, rows: int) -> Any:
     if not m.narrow:
         return ()
     if rows > 16:  # of which a gate alone has room on every card
-        given = m(rows, 328), m(75, 328), m(75, 328)
-        return cupyops.gated_linear, *given, {"forms": ["gated_linear:few_rows"]}
+        return cupyops.gated_linear, m(rows, 328), m(75, 328), m(75, 328), {"forms": ["gated_linear:few_rows"]}
     given = m(rows, 328), m(75, 328), m(75), "silu", m(rows, 75)
     return cupyops.linear_act, *given, {"forms": ["linear_act:few_rows"]}
 
