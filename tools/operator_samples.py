@@ -462,8 +462,7 @@ def _few_rows(m: Make, rows: int) -> Any:
     if not m.narrow:
         return ()
     if rows > 16:  # of which a gate alone has room on every card
-        gate = m(rows, 328), m(75, 328), m(75, 328)
-        return cupyops.gated_linear, *gate, {"forms": ["gated_linear:few_rows"]}
+        return cupyops.gated_linear, m(rows, 328), m(75, 328), m(75, 328), {"forms": ["gated_linear:few_rows"]}
     given = m(rows, 328), m(75, 328), m(75), "silu", m(rows, 75)
     return cupyops.linear_act, *given, {"forms": ["linear_act:few_rows"]}
 
@@ -552,9 +551,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.narrow and _decoded(m, (3, 6, 1, 50), 40, window=20, softcap=2.0),
         lambda m: m.narrow and _decoded(m, (1, 4, 2, 96), 128, paged=32),
         lambda m: m.narrow and _decoded(m, (1, 2, 2, 40), 256),
-        lambda m: (
-            m.narrow and _decoded(m, (2, 4, 1, 70), 64, mask=torch.arange(280, device=m.device).view(2, 2, 70) % 3 > 0)
-        ),
         lambda m: m.narrow and _decoded(m, (1, 1, 1, 1100), 64),
     ],
     "scale_shift": [
