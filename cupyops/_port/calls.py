@@ -389,6 +389,8 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
         elif (kind := _parameter(spelled, called, scope)) is not None:
             is_same = kind.kind == "struct" and "&" in spelled and value.type == kind
             value = value if is_same else assigned(value, kind, one, lax=kind == FLOAT)
+        if value.type.kind == "list" and "&" not in spelled and name in changed(called.body):
+            value = replace(value, code=f"list({value.code})", binds=values.ATOM)
         if name in written_to(called):
             if one.type != "identifier":
                 raise NotTranslated(one, f"{text(one)[:60]!r}, which {called.called} writes to")
@@ -569,7 +571,7 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "map" and method == "at" and len(nodes) == 1:
         return typed(f"{value.at(values.ATOM)}[{arguments(given, scope)[0].code}]", value.type.of[1])
     if kind == "list" and not nodes and method == "vec":
-        return value
+        return replace(value, code=f"list({value.code})", binds=values.ATOM)
     if kind == "device" and not nodes and method in ("type", "is_cuda", "is_cpu", "index"):
         if method == "index":
             return values.whole(f"{value.at(values.ATOM)}.index", low=0)

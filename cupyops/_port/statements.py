@@ -310,9 +310,8 @@ class Writer:
             kind.kind == "list"
             and value.type.kind == "list"
             and kind.of
-            and name in self.scope.changed
-            and code.startswith("(")
-        ):
+            and (re.fullmatch(r"\w+", code) or (name in self.scope.changed and code.startswith("(")))
+        ):  # a vector of its own
             code = f"list({code})"
         if kind.kind == "list" and not kind.of and value.type.of:
             kind = value.type
@@ -492,6 +491,8 @@ class Writer:
             if target.type == DIM3 and right.type.is_number:
                 right = made(node, DIM3, [right], [node], self.scope)
             found = right if target.type == DIM3 == right.type else assigned(right, target.type, node)
+            if target.type.kind == right.type.kind == "list" and re.fullmatch(r"\w+", found.code):
+                found = replace(found, code=f"list({found.code})")
             code = self._full(text(left), found.code) if target.type == DIM3 else found.code
             self.put(f"{', '.join([target.code, *written])} = {code}", node)
             return

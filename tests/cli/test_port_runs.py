@@ -120,6 +120,11 @@ BODIES = {
         ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0,
         [100, 12, 102, 20],
     ),
+    "vectors that are copied": (
+        "std::vector<int> a = {1, 2}; auto b = a; b[0] = 9; std::vector<int> c; c = a; c[1] = 7;"
+        " auto& d = a; d.push_back(5); auto sizes = x.sizes().vec(); sizes[0] = 6; " + LAUNCH % "a[0] * 10 + a[1] + a.size() * 100 + sizes[0] * 1000",
+        [6312] * 4,
+    ),
     "elements of a tensor of the host": (
         "auto y = torch::full({2, 2}, 3.5f, x.options()); auto a = y.accessor<float, 2>(); a[1][0] = 2; a[0][1] += 1;"
         + LAUNCH % "a[1][0] * 10 + a[0][1] + y.sum().item<float>()", [24.5 + 13.5] * 4,
@@ -223,6 +228,12 @@ OF_FILES = {
     "a function that takes a lambda": (
         "template <typename F> int twice(F f, int n) { return f(n) + f(n + 1); }\n",
         "twice([&](int i) { return i * n; }, 2)", 15,
+    ),
+    "a vector that a function has of its own": (
+        "int last(std::vector<int> v) { v[1] = 9; v.push_back(4); return v[1]; }\n"
+        "int all(int n) { std::vector<int> a = {1, n}; return last(a) * 100 + a[1] * 10 + a.size(); }\n",
+        "all(n)",
+        932,
     ),
     "memory that a function fills": (
         "void fill_cuda(at::Tensor x, float by) { add<<<1, 32>>>(x.data_ptr<float>(), by, x.numel()); }\n"
