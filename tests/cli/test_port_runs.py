@@ -122,7 +122,8 @@ BODIES = {
     ),
     "vectors that are copied": (
         "std::vector<int> a = {1, 2}; auto b = a; b[0] = 9; std::vector<int> c; c = a; c[1] = 7;"
-        " auto& d = a; d.push_back(5); auto sizes = x.sizes().vec(); sizes[0] = 6; " + LAUNCH % "a[0] * 10 + a[1] + a.size() * 100 + sizes[0] * 1000",
+        " auto& d = a; d.push_back(5); auto sizes = x.sizes().vec(); sizes[0] = 6; "
+        + LAUNCH % "a[0] * 10 + a[1] + a.size() * 100 + sizes[0] * 1000",
         [6312] * 4,
     ),
     "elements of a tensor of the host": (
