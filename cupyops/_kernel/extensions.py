@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from .compile import declarations
 from .extension import text
 from .kernel import Kernel, folder_of
 from .launch.shared import Shared
+
+_NUMBER = re.compile(r"bool|auto|unsigned|signed|char|short|int|long|(std::)?(u?int\d*|s?size|ptrdiff)_t|uint")
 
 
 class Extension:
@@ -62,6 +65,7 @@ class Extension:
                 self._path(), written, options=self._options, define=self._define, extension=True
             )
             self._kernels[name].shared = self._shared
+            self._kernels[name].enumerations = self._enumerations(full)
         return self._kernels[name]
 
     def _path(self) -> str | Path:
@@ -94,6 +98,18 @@ class Extension:
                     f'{self}: a template parameter of {name} has no name; give its values, ext["{name}<...>"]'
                 )
         return f"<{', '.join(one.name for one in template)}>" if declared else ""
+
+    def _enumerations(self, name: str) -> dict[str, str]:
+        """The types of template parameters that are no numbers: of those a launch is given the number."""
+        function = declarations.told(self._read.source, name)
+        template = () if function is None else function.template
+        types = {one.name for one in template if one.is_type}
+        space = name.rpartition("::")[0] + "::" if "::" in name else ""
+        return {
+            one.name: one.ctype if "::" in one.ctype else space + one.ctype
+            for one in template
+            if re.fullmatch(r"[\w:]+", one.ctype) and not _NUMBER.fullmatch(one.ctype) and one.ctype not in types
+        }
 
     def __repr__(self) -> str:
         path = self._read.source.path

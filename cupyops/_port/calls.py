@@ -74,6 +74,8 @@ def call(node: Node, scope: Scope) -> Value:
         return _method(node, function, given, scope)
     spelled, base = text(function), bare(text(function))
     nodes = children(given)
+    if (of_lambda := _of_lambda(node, function, given, scope)) is not None:
+        return of_lambda
     scope.read(function)
     if re.match(r"(static|reinterpret|const)_cast\b", spelled) and len(nodes) == 1:
         named = next(one for one in walk(function) if one.type == "template_argument_list").named_children[0]
@@ -188,7 +190,7 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         by = found[1] if len(found) > 1 else values.number(1024, INT, str(OF_LAUNCHES["CUDA_NUM_THREADS"]))
         return _rounded_up(found[0], by)
     if base in TENSORS and of_torch:
-        return _allocation(base, given, scope)
+        return _allocation(f"torch.{base}", base == "full", given, scope)
     if base in ("dtype", "device", "requires_grad", "CUDA", "memory_format") and of_torch:
         found_ = _options(node, base, nodes, scope)
         scope.read(given)
@@ -206,10 +208,46 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
             else TENSOR
         )
         return Value(f"torch.{base}({', '.join(one.code for one in found)})", kind)
+    if base.endswith("_out") and base.removesuffix("_out") in FUNCTIONS and of_torch and len(nodes) > 1:
+        out, *found = arguments(given, scope)
+        inner = ", ".join(one.code for one in found)
+        return Value(f"torch.{base.removesuffix('_out')}({inner}, out={out.code})", TENSOR)
+    if base == "unique_dim" and of_torch and len(nodes) > 1:
+        found = arguments(given, scope)
+        inner = ", ".join(one.code for one in found)
+        return Value(f"torch.ops.aten.unique_dim({inner})", Type("tuple", of=(TENSOR, TENSOR, TENSOR)))
+    if re.fullmatch(r"((at|torch)::)?(indexing::)?Slice", spelled) and len(nodes) <= 3:
+        inner = ", ".join(one.code for one in arguments(given, scope))
+        return Value(f"slice({inner or None}{', None' * (len(nodes) == 1)})", Type("index"))
+    if re.fullmatch(r"((at|torch|c10)::)?toString", spelled) and len(nodes) == 1:
+        return Value(f"str({arguments(given, scope)[0].code})", STRING)
+    if base in ("max", "lowest", "min", "infinity") and (limit := _limit(base, spelled, scope)) is not None:
+        scope.read(given)
+        return limit
     if base == "time" and spelled in ("time", "std::time") and text(given) in ("(NULL)", "(0)", "(nullptr)", "()"):
         scope.read(given)
         return values.whole("int(time.time())", LONG, low=0)
     return _standard(node, spelled, base, given, scope)
+
+
+def _limit(base: str, spelled: str, scope: Scope) -> Value | None:
+    """`std::numeric_limits<T>::max()`."""
+    match = re.fullmatch(r"(?:std::)?numeric_limits<\s*([\w: ]+?)\s*>::\w+", spelled)
+    variable = scope.find(match[1]) if match is not None else None
+    if variable is not None and variable.value.type == DTYPE:
+        return Value(f"_limit({variable.value.code}, {base!r})", Type("scalar"))
+    kind = type_of(match[1], scope.types) if match is not None else None
+    if kind is None or not kind.is_number:
+        return None
+    if kind.is_integer and base != "infinity":
+        limit = int(kind.high if base == "max" else kind.low)
+        return values.number(limit, kind, str(limit))
+    if not kind.is_integer and (base != "min"):
+        found = {"infinity": "math.inf"}.get(
+            base
+        ) or f"torch.finfo(torch.float{kind.bits}).{'max' if base == 'max' else 'min'}"
+        return Value(found, kind)
+    return None
 
 
 def _rounded_up(left: Value, right: Value) -> Value:
@@ -238,6 +276,8 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
     real = single if single in REAL and base not in REAL else base
     if base in ("min", "max", "abs", "swap", "llabs", "labs") and re.match(r"(std::|::|)\w+(<|$)", spelled):
         return _chosen(node, spelled, {"llabs": "abs", "labs": "abs"}.get(base, base), given, scope)
+    if base in ("lround", "llround") and len(children(given)) == 1:
+        return values.whole(f"int(_round({arguments(given, scope)[0].code}))", LONG)
     if real in REAL and re.match(r"(std::|::|)\w+$", spelled):
         return _real(node, real, base, spelled, given, scope)
     raise NotTranslated(node, f"the function {spelled[:60]}")
@@ -285,7 +325,10 @@ def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Sc
     is_float = (
         base != real
         or (spelled.startswith("std::") and all(one.type == FLOAT for one in found))
-        or (all(one.type == FLOAT for one in found) and real in ("ceil", "floor", "fabs", "sqrt", "fmin", "fmax"))
+        or (
+            all(one.type == FLOAT for one in found)
+            and real in ("ceil", "floor", "round", "trunc", "fabs", "sqrt", "fmin", "fmax")
+        )
     )
     if is_float:
         found = [assigned(one, FLOAT, node) for one in found]
@@ -295,14 +338,30 @@ def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Sc
     if real in ("fmax", "fmin", "fabs"):
         name = {"fmax": "max", "fmin": "min", "fabs": "abs"}[real]
         return Value(f"float({name}({inner}))", FLOAT if is_float else DOUBLE)
-    if real == "round":
-        raise NotTranslated(node, f"the function {spelled}, which rounds halves away from 0")
+    if real in ("round", "trunc"):
+        return Value(f"_{real}({inner})", FLOAT if is_float else DOUBLE)
     made_ = Value(f"math.{real}({inner})", DOUBLE)
     if not is_float:
         return made_
     if real != "sqrt":
         scope.note(f"{text(node)[:60]}: computed in double and rounded to float; C++'s may differ in the last bit")
     return assigned(made_, FLOAT, node)
+
+
+def _of_lambda(node: Node, function: Node, given: Node, scope: Scope) -> Value | None:
+    """The call of a lambda, at once or by its name; None for other calls."""
+    while function.type == "parenthesized_expression" and len(children(function)) == 1:
+        function = children(function)[0]
+    variable = scope.find(text(function)) if function.type == "identifier" else None
+    if function.type != "lambda_expression" and (variable is None or variable.value.type.kind != "function"):
+        return None
+    found, nodes = python(function, scope), children(given)
+    returns, *kinds = found.type.of
+    if len(nodes) != len(kinds):
+        raise NotTranslated(node, f"a lambda of {len(kinds)} parameters, of {len(nodes)} arguments")
+    codes = [assigned(python(one, scope), kind, one).code for one, kind in zip(nodes, kinds)]
+    scope.read(given)
+    return typed(f"{found.code}({', '.join(codes)})", returns)
 
 
 # --- functions of the files ---
@@ -330,6 +389,8 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
         elif (kind := _parameter(spelled, called, scope)) is not None:
             is_same = kind.kind == "struct" and "&" in spelled and value.type == kind
             value = value if is_same else assigned(value, kind, one, lax=kind == FLOAT)
+        if value.type.kind == "list" and "&" not in spelled and name in changed(called.body):
+            value = replace(value, code=f"list({value.code})", binds=values.ATOM)
         if name in written_to(called):
             if one.type != "identifier":
                 raise NotTranslated(one, f"{text(one)[:60]!r}, which {called.called} writes to")
@@ -340,10 +401,11 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
         raise NotTranslated(node, f"the template parameter {missing[0]} of {called.called}, which is not written")
     scope.read(given)
     passed += _by_name(node, function, called, nodes, found, scope)
-    returns = type_of(called.returns, scope.types | types) if called.returns != "auto" else None
+    known = scope.types | types | {name: Type("scalar") for name, is_type in called.template if name and is_type}
+    returns = type_of(called.returns, known) if called.returns != "auto" else None
     if returns is None:
         returns = (
-            ctype(node, replace(scope, types=scope.types | types), called.returns)
+            ctype(node, replace(scope, types=known), called.returns)
             if called.returns != "auto"
             else Type("result", name="result")
         )
@@ -506,8 +568,10 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "list" and not nodes and method in ("front", "back", "at") or (kind == "list" and method == "at"):
         index = {"front": "0", "back": "-1"}.get(method) or arguments(given, scope)[0].code
         return typed(f"{value.at(values.ATOM)}[{index}]", value.type.of[0])
+    if kind == "map" and method == "at" and len(nodes) == 1:
+        return typed(f"{value.at(values.ATOM)}[{arguments(given, scope)[0].code}]", value.type.of[1])
     if kind == "list" and not nodes and method == "vec":
-        return value
+        return replace(value, code=f"list({value.code})", binds=values.ATOM)
     if kind == "device" and not nodes and method in ("type", "is_cuda", "is_cpu", "index"):
         if method == "index":
             return values.whole(f"{value.at(values.ATOM)}.index", low=0)
@@ -541,6 +605,10 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         element = type_of(text(children(written)[0]), scope.types) if written is not None else None
         of = Type("pointer", of=(element if element is not None and element.is_number else TENSOR,))
         return replace(value, type=of, element=_element(named, base, scope))
+    if method == "accessor" and not nodes:
+        return _accessor(node, named, base, scope)
+    if method in ("new_empty", "new_zeros", "new_ones", "new_full"):
+        return _allocation(f"{base}.{method}", method == "new_full", given, scope)
     if method == "is_cuda" and not nodes:
         return on_gpu(base)
     if method == "defined" and not nodes:
@@ -569,7 +637,7 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         return replace(typed(f"{base}.item()", kind_))
     if method == "is_same" and len(nodes) == 1:
         return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)
-    if method in ("index", "slice", "toType", "sizes", "is_same_size", "equal"):
+    if method in ("index", "slice", "toType", "set_requires_grad", "is_same_size", "equal"):
         return _renamed(node, base, method, given, scope)
     found = [] if method == "to" else arguments(given, scope)
     if method == "to":
@@ -584,6 +652,16 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
     if method in METHODS:
         return Value(f"{base}.{method}({inner})", TENSOR)
     raise NotTranslated(node, f"the method {method}")
+
+
+def _accessor(node: Node, named: Node, base: str, scope: Scope) -> Value:
+    """`x.accessor<int, 2>()`: the elements of a tensor of the host."""
+    written = next((children(one) for one in walk(named) if one.type == "template_argument_list"), [])
+    element = type_of(text(written[0]), scope.types) if len(written) == 2 else None
+    if element is None or not element.is_number or not text(written[1]).isdigit():
+        raise NotTranslated(node, f"an accessor of other elements than numbers: {text(node)[:60]!r}")
+    scope.read(named)
+    return Value(base, Type("accessor", int(text(written[1])), of=(element,)))
 
 
 def _element(named: Node, base: str, scope: Scope) -> str:
@@ -606,11 +684,20 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
     codes = [one.code for one in found]
     if method == "index" and len(codes) == 1:
         return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
-    if method == "slice" and 3 <= len(codes) <= 4 and all(one.type.is_integer for one in found):
-        before = f"(slice(None),) * {found[0].at(values.ATOM)}"
-        return Value(f"{base}[{before} + (slice({', '.join(codes[1:])}),)]", TENSOR)
-    if method == "toType" and len(codes) == 1:
-        return Value(f"{base}.to({codes[0]})", TENSOR)
+    if (
+        method == "slice"
+        and codes
+        and all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
+    ):
+        bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
+        inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
+        if codes[0] == "0":
+            return Value(f"{base}[{inner}]", TENSOR)
+        if found[0].low < 0:
+            raise NotTranslated(node, f"a slice of the dimension {codes[0]}: {text(node)[:60]!r}")
+        return Value(f"{base}[(slice(None),) * {found[0].at(values.ATOM)} + ({inner},)]", TENSOR)
+    if method in ("toType", "set_requires_grad") and len(codes) == 1:
+        return Value(f"{base}.{'to' if method == 'toType' else 'requires_grad_'}({codes[0]})", TENSOR)
     if method == "is_same_size" and len(codes) == 1:
         return Value(f"{base}.shape == {found[0].at(values.ATOM)}.shape", BOOL, values.COMPARE)
     if method == "equal" and len(codes) == 1:
@@ -669,19 +756,20 @@ def _options(node: Node, key: str, nodes: Sequence[Node], scope: Scope) -> Value
     raise NotTranslated(node, f"the option {key}")
 
 
-def _allocation(base: str, given: Node, scope: Scope) -> Value:
+def _allocation(called: str, filled: bool, given: Node, scope: Scope) -> Value:
+    """`torch::zeros({n, 3}, options)`, `x.new_full({n}, 3)`; `filled` where a value follows the sizes."""
     found = [python(one, scope) for one in children(given)]
     scope.read(given)
-    likely = base.endswith("_like")
+    other = called.endswith(("_like", "arange"))
     codes = []
     for place, one in enumerate(found):
         if one.type in (OPTIONS, DTYPE):
             codes.append(_keywords(one) if one.type == OPTIONS else f"dtype={one.code}")
-        elif place == 0 and not likely and base != "arange" and one.type.is_integer:
-            codes.append(f"({one.code},)" if base == "full" else one.code)
+        elif place == 0 and not other and one.type.is_integer:
+            codes.append(f"({one.code},)" if filled else one.code)
         else:
             codes.append(one.code)
-    return Value(f"torch.{base}({', '.join(filter(None, codes))})", TENSOR)
+    return Value(f"{called}({', '.join(filter(None, codes))})", TENSOR)
 
 
 def _compound(node: Node, scope: Scope) -> Value:

@@ -149,7 +149,7 @@ def _number(node: Node, scope: Scope) -> Value:
     if match is None:
         raise NotTranslated(node, f"the number {text(node)}")
     scope.read(node)
-    negative, digits, suffix = match[1] == "-", match[2].replace("'", ""), match[3].lower()
+    negative, digits, suffix = match[1] == "-", match[2].replace("'", "").lower(), match[3].lower()
     hexadecimal = digits[:2].lower() in ("0x", "0b")
     if not hexadecimal and re.search(r"[.e]", digits):
         code = re.sub(r"\.(?=$|e)", ".0", digits) if not digits.startswith(".") else f"0{digits}"
@@ -307,7 +307,7 @@ def _conditional(node: Node, scope: Scope) -> Value:
     sides = [python(node.child_by_field_name(one), scope) for one in ("consequence", "alternative")]
     if test.truth is not None:
         return sides[0] if test.truth else sides[1]
-    first, second = sides
+    first, second = (_null(one, other) for one, other in (sides, sides[::-1]))
     if first.type.is_number and second.type.is_number and first.type != second.type:
         to = values.common(first.type, second.type)
         first, second = (assigned(values.promoted(one) if to.kind == "int" else one, to, node) for one in sides)
@@ -320,6 +320,11 @@ def _conditional(node: Node, scope: Scope) -> Value:
         sized=first.sized and second.sized, element=first.element,
         loose=first.loose or second.loose,
     )  # fmt: skip
+
+
+def _null(value: Value, other: Value) -> Value:
+    """`0` where the other side is a pointer."""
+    return Value("None", NONE) if value.code == "0" and other.type.kind == "pointer" else value
 
 
 def _cast(node: Node, scope: Scope) -> Value:
@@ -365,6 +370,8 @@ def listed(node: Node, scope: Scope) -> list[Value]:
 def a_tuple(found: list[Value], kind: str = "list") -> Value:
     """Several values."""
     of = tuple(one.type for one in found)
+    if any(one.kind in ("index", "none") for one in of) or (kind == "list" and "'...'" in [one.code for one in found]):
+        of, kind = (Type("index"),), "index"
     if kind == "list":
         of = (LONG if of and all(one.is_integer for one in of) else of[0],) if of else ()
     code = f"({', '.join(one.code for one in found)}{',' if len(found) == 1 else ''})"
@@ -415,6 +422,11 @@ def _subscript(node: Node, scope: Scope) -> Value:
         kind = value.type.of[0]
         found = typed(f"{value.at(values.ATOM)}[{given[0].code}]", kind)
         return replace(found, sized=True, low=0, high=values.SIZE_LIMIT) if value.sized else found
+    if value.type.kind == "accessor" and len(given) == 1 and given[0].type.is_integer:
+        inner = f"{value.code}[{given[0].code}]"
+        if value.type.bits > 1:
+            return Value(inner, replace(value.type, bits=value.type.bits - 1))
+        return typed(f"{inner}.item()", value.type.of[0])
     if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
         return typed(f"_memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
     raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
@@ -431,8 +443,10 @@ def _qualified(node: Node, scope: Scope) -> Value:
         return Value('"cuda"', Type("kind of device"), checked=True)
     if re.fullmatch(r"(at|torch|c10)::(DeviceType::CPU|kCPU)", name):
         return Value('"cpu"', Type("kind of device"))
-    if re.fullmatch(r"(std|at|c10|torch)::nullopt", name):
+    if re.fullmatch(r"(std|at|c10|torch)::(nullopt|indexing::None)", name):
         return Value("None", NONE)
+    if re.fullmatch(r"(at|torch)::indexing::Ellipsis", name):
+        return Value("...", Type("index"))
     if re.fullmatch(r"(at|torch|c10)::(MemoryFormat|kStrided|k\w*)(::\w+)?", name) and last in (
         "Contiguous",
         "ChannelsLast",
@@ -440,8 +454,9 @@ def _qualified(node: Node, scope: Scope) -> Value:
         return Value(
             {"Contiguous": "torch.contiguous_format", "ChannelsLast": "torch.channels_last"}[last], Type("format")
         )
-    if last in scope.program.constants:
-        return constant(node, last, scope)
+    for one in ("::".join(name.split("::")[-2:]), last):
+        if one in scope.program.constants:
+            return constant(node, one, scope)
     raise NotTranslated(node, f"the name {name}")
 
 
@@ -464,7 +479,9 @@ def _sizeof(node: Node, scope: Scope) -> Value:
 
 
 def _lambda(node: Node, scope: Scope) -> Value:
-    raise NotTranslated(node, f"lambda expression: {text(node)[:60]!r}")
+    if scope.inner is None:
+        raise NotTranslated(node, f"lambda expression: {text(node)[:60]!r}")
+    return scope.inner(node)
 
 
 def on_gpu(tensor: str) -> Value:
@@ -492,11 +509,26 @@ def constant_value(name: str, value: str, scope: Scope) -> Value | None:
     others = {one: what for one, what in scope.program.constants.items() if one != name}
     inner = Scope(replace(scope.program, constants=others), types=scope.types)
     try:
-        found = python(node.child_by_field_name("value"), inner)
+        found = (_map if re.match(r"static_cast<(std::)?(unordered_)?map<", value) else python)(
+            node.child_by_field_name("value"), inner
+        )
     except NotTranslated:
         return None
     scope.used |= inner.used
-    return found if found.type.is_number or found.type == STRING else None
+    return found if found.type.is_number or found.type.kind in ("string", "map") else None
+
+
+def _map(node: Node, scope: Scope) -> Value:
+    """A constant `std::map`, as a dict."""
+    listed_ = next((one for one in walk(node) if one.type == "initializer_list"), None)
+    if listed_ is None:
+        raise NotTranslated(node, f"{text(node)[:60]!r}")
+    rows = [arguments(one, scope) for one in children(listed_)]
+    kinds = {tuple(one.type for one in row) for row in rows}
+    if len(kinds) != 1 or len(rows[0]) != 2:
+        raise NotTranslated(node, f"{text(node)[:60]!r}")
+    inner = ", ".join(f"{key.code}: {value.code}" for key, value in rows)
+    return Value(f"{{{inner}}}", Type("map", of=tuple(one.type for one in rows[0])))
 
 
 # --- what calls share ---

@@ -30,7 +30,7 @@ class Writer(Protocol):
 
     def effect(self, node: Node) -> None: ...
 
-    def asked(self, clause: Node, once: bool = False) -> Value: ...
+    def asked(self, clause: Node, once: bool = False, read: Callable[[Node, Scope], Value] = condition) -> Value: ...
 
 
 @dataclass
@@ -115,13 +115,20 @@ def _write_range(
         and not _is_size(right)
     ):
         return False
+    if any(_is_lambda(one, scope) for one in walk(body)):
+        return False  # which may change what it captures
     up = sign in ("<", "<=")
     if sign not in ("<", "<=", ">", ">=") or (step > 0) != up:
         return False
     kind = ctype(begin.child_by_field_name("type"), scope)
     if not kind.is_integer:
         return False
-    start = assigned(python(declared[0].child_by_field_name("value"), scope), kind, node)
+    first_value = declared[0].child_by_field_name("value")
+    if first_value.type == "initializer_list":  # `int i{0}`
+        if len(children(first_value)) != 1:
+            return False
+        first_value = children(first_value)[0]
+    start = assigned(python(first_value, scope), kind, node)
     end = python(right, scope)
     if not end.type.is_integer:
         return False
@@ -154,6 +161,12 @@ def _is_size(node: Node) -> bool:
         if one.type == "call_expression"
     ]
     return all(one in ("size", "numel", "dim") for one in found)
+
+
+def _is_lambda(node: Node, scope: Scope) -> bool:
+    """Return True for the name of a lambda."""
+    variable = scope.find(text(node)) if node.type == "identifier" else None
+    return variable is not None and variable.value.type.kind == "function"
 
 
 def _step(writer: Writer, update: Node, name: str) -> int | None:
@@ -226,7 +239,9 @@ _LEAVES = ("break_statement", "return_statement", "throw_statement", "continue_s
 
 def switch_statement(writer: Writer, node: Node) -> None:
     """A switch as conditions; a case that goes on into the next has that one's statements, too."""
-    asked = writer.asked(node.child_by_field_name("condition"))
+    asked = writer.asked(node.child_by_field_name("condition"), once=True, read=python)
+    if not asked.type.is_integer and asked.type.kind != "dtype":
+        raise NotTranslated(node, f"a switch over a {asked.type}: {text(node)[:60]!r}")
     body = node.child_by_field_name("body")
     code = asked.code
     cases = [one for one in children(body) if one.type == "case_statement"]

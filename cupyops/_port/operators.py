@@ -13,7 +13,8 @@ from .backward import Backward, contiguous, returned
 from .flow import Use, dispatched_dtypes, launched, uses
 from .launches import Kernel
 from .program import Function, Program
-from .vocabulary import DTYPES, kind_of_type, name_of
+from .values import Type
+from .vocabulary import DTYPES, kind_of_type, name_of, type_of
 
 _WORDS = r"(?<=_)(cuda|gpu|cu|launcher|kernel|wrapper|fast)(?=_|$)"
 _FORWARD = re.compile(rf"_?(forward|fwd|fw)(?=_|$)|{_WORDS}", re.IGNORECASE)
@@ -144,11 +145,8 @@ class Operator:
         return "".join(found)
 
     def _parameter(self, ctype: str, name: str) -> str:
-        known = {"tensor": "torch.Tensor", "int": "int", "float": "float"}.get(kind_of_type(ctype), "object")
-        annotation = "bool" if re.search(r"\bbool\b", ctype) else known
-        optional = " | None" if "optional" in ctype else ""
         default = self.forward.defaults.get(name)
-        return f"{name}: {annotation}{optional}" + (f" = {default}" if default is not None else "")
+        return f"{name}: {annotation(ctype, self.program)}" + (f" = {default}" if default is not None else "")
 
     def _unsupported(self, without: Sequence[str]) -> None:
         """Write the `unsupported` role: without elements the grid of the C++ is empty, and CUDA refuses to launch it.
@@ -212,6 +210,25 @@ class Operator:
             dtype = _dtype(self.uses[one], like)
             shape = self.need(f"the shape of {one}")
             self.lines.append(f"    {name_of(one)} = torch.zeros({shape}, dtype={dtype}, device={device})")
+
+
+def annotation(ctype: str, program: Program) -> str:
+    """The type of a parameter as PyTorch's schemas have it; empty for a type that they do not have."""
+    kind = type_of(ctype) or type_of(program.aliases.get(re.sub(r"\bconst\b|[&\s]", "", ctype), ""))
+    return "" if kind is None else _annotated(kind)
+
+
+_ANNOTATIONS = {"tensor": "torch.Tensor", "pointer": "torch.Tensor", "int": "int", "float": "float", "scalar": "float"}
+_ANNOTATIONS |= {"bool": "bool", "string": "str", "dtype": "torch.dtype", "device": "torch.device"}
+
+
+def _annotated(kind: Type) -> str:
+    inner = [_annotated(one) for one in kind.of]
+    if kind.kind == "optional" and inner[0]:
+        return f"{inner[0]} | None"
+    if kind.kind == "list" and inner and kind.of[0].kind in ("tensor", "int", "float", "bool"):
+        return f"list[{inner[0]}]"
+    return _ANNOTATIONS.get(kind.kind, "")
 
 
 def _dtype(use: Use, like: str) -> str:

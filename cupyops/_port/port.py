@@ -10,12 +10,12 @@ from pathlib import Path
 from .._kernel.compile import declarations
 from .._kernel.extension import text as extension_text
 from ..errors import CupyopsError, InputError
-from . import structs
+from . import lambdas, structs
 from .calls import written_to
 from .expressions import constant_value
 from .flow import Use
 from .launches import Kernel
-from .operators import Operator, pairs
+from .operators import Operator, annotation, pairs
 from .program import Function, Program, adding, bare, is_stream, line, read, text
 from .scope import Scope, changed
 from .statements import Writer
@@ -79,6 +79,7 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     operators = [
         Operator(name, program.functions[forward], program.functions.get(backward), program, kernels)
         for name, forward, backward in pairs(program, order, paths[0].stem)
+        if _has_schema(program.functions[forward], program, ported)
     ]
     for one in operators:
         one.write()
@@ -105,6 +106,15 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     )
     ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, operators)
     return ported
+
+
+def _has_schema(function: Function, program: Program, ported: Ported) -> bool:
+    """Return True if PyTorch has a type for each parameter of a function; else it is listed as no operator."""
+    unknown = next((one for one, _ in function.taken if not annotation(one, program)), None)
+    if unknown is not None:
+        what = f"{function.name} is a function, and no operator: PyTorch has no schema for {' '.join(unknown.split())[:60]}"
+        ported.problems.append(f"{function.file}:{function.body.start_point[0] + 1}: check: {what}")
+    return unknown is None
 
 
 _HEAD = '''\
@@ -221,6 +231,7 @@ class _Writing:
             self.kernels,
             outputs=[name for _, name in function.parameters if name in written_to(function)],
         )
+        scope.inner = lambdas.reader(writer)
         for spelled, parameter in function.parameters:
             self._parameter(function, spelled, parameter, scope)
         taken = [scope.frames[0][one] for _, one in function.parameters]

@@ -101,6 +101,7 @@ class Program:
         overloads: the functions of each name, where there are several.
         aliases: what the names of types stand for.
         structs: the definitions of structs that inherit from none.
+        enums: the names of each enumeration that has a name.
         taken: (file, line, name) of conditions on a name that nothing defines.
     """
 
@@ -113,6 +114,7 @@ class Program:
     overloads: dict[str, list[Function]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     structs: dict[str, Node] = field(default_factory=dict)
+    enums: dict[str, list[str]] = field(default_factory=dict)
     taken: list[tuple[str, int, str]] = field(default_factory=list)
 
     def named(self, name: str) -> list[Function]:
@@ -241,23 +243,40 @@ def _gather(node: Node, file: str, found: Program) -> None:
     for child in node.named_children:
         if child.type == "function_definition":
             _function(child, file, found)
-        elif child.type == "enumerator_list":
-            _enumerators(child, file, found)
+        elif child.type == "enum_specifier":
+            _enumeration(child, text(child.child_by_field_name("name")), file, found)
         elif child.type == "alias_declaration":
             found.aliases.setdefault(*(text(child.child_by_field_name(part)) for part in ("name", "type")))
         elif child.type == "type_definition" and child.child_by_field_name("declarator") is not None:
-            name = text(child.child_by_field_name("declarator"))
-            found.aliases.setdefault(name, text(child.child_by_field_name("type")))
+            name, of = (child.child_by_field_name(part) for part in ("declarator", "type"))
+            if of.type == "enum_specifier":
+                _enumeration(of, text(name), file, found)
+            else:
+                found.aliases.setdefault(text(name), text(of))
         elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
             _constants(child, file, found)
-        elif child.type == "struct_specifier" and node.type != "template_declaration":
+        elif (
+            child.type == "struct_specifier"
+            and _static_methods(child, file, found)
+            and node.type != "template_declaration"
+        ):
             inherits = any(one.type == "base_class_clause" for one in child.named_children)
             if child.child_by_field_name("body") is not None and not inherits:
                 found.structs.setdefault(text(child.child_by_field_name("name")), child)
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
+
+
+def _static_methods(node: Node, file: str, found: Program) -> bool:
+    """Read the functions of a struct that host code may call without one, `Name<T>::function(n)`; True."""
+    body = node.child_by_field_name("body")
+    for one in [] if body is None else body.named_children:
+        words = {text(inner) for inner in one.named_children if inner.type == "storage_class_specifier"}
+        if one.type == "function_definition" and "static" in words:
+            _function(one, file, found)
+    return True
 
 
 def _constants(node: Node, file: str, found: Program) -> None:
@@ -270,15 +289,21 @@ def _constants(node: Node, file: str, found: Program) -> None:
             found.constants.setdefault(name, (cast, f"{file}:{line(node)}"))
 
 
-def _enumerators(node: Node, file: str, found: Program) -> None:
+def _enumeration(node: Node, name: str, file: str, found: Program) -> None:
     """Each name of an enumeration, as a constant: its value, or one more than that of the name before."""
-    value = ""
-    for one in node.named_children:
+    value, names = "", list[str]()
+    scoped = f"{name}::" if any(one.type in ("class", "struct") for one in node.children) else ""
+    listed = node.child_by_field_name("body")
+    for one in [] if listed is None else listed.named_children:
         if one.type == "enumerator":
             given = text(one.child_by_field_name("value"))
             counted = str(int(value) + 1) if value.isdigit() else f"({value}) + 1" if value else "0"
             value = given or counted
-            found.constants.setdefault(text(one.child_by_field_name("name")), (value, f"{file}:{line(one)}"))
+            names.append(scoped + text(one.child_by_field_name("name")))
+            found.constants.setdefault(names[-1], (value, f"{file}:{line(one)}"))
+    if name and names:
+        found.enums.setdefault(name, names)
+        found.aliases.setdefault(name, text(node.child_by_field_name("base")) or "int")
 
 
 def _function(node: Node, file: str, found: Program) -> None:
@@ -334,14 +359,17 @@ def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tupl
     Those by which it launches, that stand in its template arguments, are arguments of its Python; types of numbers that it
     computes with are those of a call's arguments.
     """
-    if node.parent is None or node.parent.type != "template_declaration":
+    holder = node.parent
+    if holder is not None and holder.type == "field_declaration_list":  # of a struct
+        holder = holder.parent.parent
+    if holder is None or holder.type != "template_declaration":
         return [], []
     used = {
         text(one) for arguments in walk(body) if arguments.type == "template_argument_list" for one in walk(arguments)
     }
     found, types = list[tuple[str, bool]](), list[str]()
     plain = {re.sub(r"\bconst\b|&|\s", "", ctype) for ctype, _ in parameters}
-    for one in node.parent.child_by_field_name("parameters").named_children:
+    for one in holder.child_by_field_name("parameters").named_children:
         names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
         is_type = "type_parameter" in one.type
         if is_type and names and names[-1] in plain and names[-1] not in used:

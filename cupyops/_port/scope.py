@@ -50,6 +50,8 @@ class Scope:
         written: names that a call of the statement under way writes to, by reference.
         changed: names that are assigned to after their declaration, anywhere in the function.
         request: gives the Python name of a function that is called, for the types of its template.
+        inner: writes a lambda before the statement under way, and gives its name.
+        changes: the number of assignments inside of expressions.
     """
 
     program: Program
@@ -62,6 +64,8 @@ class Scope:
     changed: frozenset[str] = frozenset()
     request: Callable[[Function, Mapping[str, Type]], str] = lambda function, types: name_of(function.name)
     file: str = ""
+    inner: Callable[[Node], Value] | None = None
+    changes: int = 0
     _done: set[int] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from . import loops, structs, values
+from . import changes, loops, structs, values
 from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
 from .checks import is_check, message, refusals
-from .expressions import arguments, children, condition, ctype, python, typed
+from .expressions import EXPRESSIONS, arguments, children, condition, ctype, python, typed
 from .launches import Kernel, launch
 from .program import Function, Node, bare, line, parser, text, walk
-from .scope import NotTranslated, Scope
+from .scope import NotTranslated, Scope, changed
 from .values import DIM3, DTYPE, OPTIONS, STATUS, TENSOR, VOID, Type, Value
 from .vocabulary import ALIKE, EXCEPTIONS, QUERIES, REPORTS, SAME_DEVICE, dispatched, type_of
 
@@ -25,6 +25,8 @@ class Writer:
         function, scope, kernels: what is translated, and what is known.
         lines, problems, depth: what is written.
         loops: of each loop around the statement, what stands before a `continue`.
+        returns, outputs: the type of what the function returns, and the parameters that it returns besides.
+        returned: in a lambda, the types of what it returns.
     """
 
     function: Function
@@ -36,6 +38,7 @@ class Writer:
     loops: list[loops.Loop] = field(default_factory=list)
     returns: Type | None = None
     outputs: Sequence[str] = ()
+    returned: list[Type] | None = None
 
     def put(self, code: str, node: Node) -> None:
         """A line, with what is to be checked about it."""
@@ -78,6 +81,7 @@ class Writer:
     def statement(self, node: Node) -> None:
         """One statement; each of its tokens is accounted for, as translated or as listed."""
         before = len(self.lines), len(self.problems), self.depth, len(self.scope.frames), len(self.loops)
+        changes = self.scope.changes
         try:
             handler = STATEMENTS.get(node.type)
             if handler is None:
@@ -87,7 +91,12 @@ class Writer:
                 raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
             self.scope.account(node)
             self.flush()
+            if sum(one.count(" := ") for one in self.lines[before[0] :]) != self.scope.changes - changes:
+                raise NotTranslated(
+                    node, f"an assignment inside of an expression: {' '.join(text(node).split())[:60]!r}"
+                )
         except NotTranslated as error:
+            self.scope.changes = changes
             lines, problems, self.depth, frames, depth = before
             del self.lines[lines:], self.problems[problems:], self.scope.frames[frames:], self.loops[depth:]
             self.fail(error)
@@ -190,6 +199,9 @@ class Writer:
         else:
             variable = self.scope.declare(names[0], kind)
             variable.fixed = False
+            inner = (one for one in walk(self.function.body) if one.type == "lambda_expression")
+            if any(names[0] in changed(one) for one in inner):
+                self.put(f"{variable.name} = None", node)  # for `nonlocal`
             if kind == STATUS:
                 variable.value = Value("0", STATUS)
 
@@ -269,8 +281,9 @@ class Writer:
                 found = made(node, DIM3, [found], [value], self.scope)
             if found.type == DIM3 and kind.kind == "auto":
                 kind = DIM3
-        if found.type.kind == "guard" and kind.kind in ("auto", "guard"):
-            self.scope.declare(name, found.type)
+        if found.type.kind in ("guard", "function") and kind.kind in ("auto", "guard"):
+            known = self.scope.declare(name, found.type)
+            known.value = found if found.type.kind == "function" else known.value
             return
         if kind.kind == "auto":
             if found.type.kind in ("none", "void", "result"):
@@ -297,9 +310,8 @@ class Writer:
             kind.kind == "list"
             and value.type.kind == "list"
             and kind.of
-            and name in self.scope.changed
-            and code.startswith("(")
-        ):
+            and (re.fullmatch(r"\w+", code) or (name in self.scope.changed and code.startswith("(")))
+        ):  # a vector of its own
             code = f"list({code})"
         if kind.kind == "list" and not kind.of and value.type.of:
             kind = value.type
@@ -467,7 +479,7 @@ class Writer:
             raise NotTranslated(node, f"the name {text(left)}, which the files do not define")
         target = variable.value if variable is not None else python(left, self.scope)
         self.scope.read(left)
-        if target.code.endswith("[0].item()"):  # behind a pointer
+        if left.type in ("subscript_expression", "pointer_expression") and target.code.endswith("].item()"):
             value = right if sign == "=" else values.computed(sign.removesuffix("="), target, right)
             self.put(f"{target.code.removesuffix('.item()')} = {assigned(value, target.type, node).code}", node)
             return
@@ -479,6 +491,8 @@ class Writer:
             if target.type == DIM3 and right.type.is_number:
                 right = made(node, DIM3, [right], [node], self.scope)
             found = right if target.type == DIM3 == right.type else assigned(right, target.type, node)
+            if target.type.kind == right.type.kind == "list" and re.fullmatch(r"\w+", found.code):
+                found = replace(found, code=f"list({found.code})")
             code = self._full(text(left), found.code) if target.type == DIM3 else found.code
             self.put(f"{', '.join([target.code, *written])} = {code}", node)
             return
@@ -585,6 +599,9 @@ class Writer:
         written, self.scope.written = self.scope.written, []
         if written:
             raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
+        if self.returned is not None:
+            value = assigned(value, value.type, node)
+            self.returned.append(value.type)
         if self.returns == VOID:
             self.put(value.code, node)
             self.put("return", node)
@@ -619,7 +636,7 @@ class Writer:
             self.scope.read(alternative)
         self.scope.read(consequence)
 
-    def asked(self, clause: Node, once: bool = False) -> Value:
+    def asked(self, clause: Node, once: bool = False, read: Callable[[Node, Scope], Value] = condition) -> Value:
         """The condition of a statement; `once` where what it does before it is done once."""
         if clause.type == "condition_clause":
             inner = clause.child_by_field_name("value")
@@ -627,7 +644,7 @@ class Writer:
                 raise NotTranslated(clause, f"a condition with a declaration: {text(clause)[:60]!r}")
         else:
             inner = children(clause)[0]
-        found = condition(inner, self.scope)
+        found = read(inner, self.scope)
         if self.scope.written or (self.scope.before and not once):
             raise NotTranslated(clause, f"{text(clause)[:60]!r}: a call that writes to its arguments here")
         self.scope.read(clause)
@@ -664,10 +681,11 @@ class Writer:
         if len(inner) == 1 and inner[0].type in ("string_literal", "concatenated_string"):
             self.put(f"raise RuntimeError({python(inner[0], self.scope).code})", node)
             return
-        called = inner[0].child_by_field_name("function") if inner and inner[0].type == "call_expression" else None
-        if called is None or text(called) not in EXCEPTIONS:
+        parts = {"call_expression": ("function", "arguments"), "compound_literal_expression": ("type", "value")}
+        named = [inner[0].child_by_field_name(one) for one in parts.get(inner[0].type, ())] if inner else []
+        if not named or text(named[0]) not in EXCEPTIONS:
             raise NotTranslated(node, f"{text(node)[:60]!r}")
-        given = arguments(inner[0].child_by_field_name("arguments"), self.scope)
+        called, given = named[0], arguments(named[1], self.scope)
         self.scope.read(node)
         self.put(f"raise {EXCEPTIONS[text(called)]}({', '.join(one.code for one in given)})", node)
 
@@ -682,6 +700,8 @@ class Writer:
         is_own = bool(self.scope.program.named(base))
         if syntax is not None:
             self._launch(node, function, syntax, given)
+        elif function.type in ("lambda_expression", "parenthesized_expression"):
+            self._called(node)
         elif function.type == "field_expression" or is_own:
             self._called(node)
         elif spelled in QUERIES or base in REPORTS:
@@ -702,6 +722,8 @@ class Writer:
             self._dispatch(node, base, given)
         elif base in ALIKE:
             self._write_dtype_check(node, given)
+        elif spelled in ("std::swap", "swap"):
+            self._swap(node, given)
         elif base in ("AT_ERROR", "TORCH_ERROR"):
             self.scope.read(function)
             self.put(f"raise ValueError({message(arguments(given, self.scope))})", node)
@@ -718,6 +740,14 @@ class Writer:
         else:
             self._called(node)
         self.scope.read(node)
+
+    def _swap(self, node: Node, given: Node) -> None:
+        names = [self.scope.find(text(one)) for one in children(given) if one.type == "identifier"]
+        if len(names) != 2 or len({None if one is None else one.value.type for one in names} | {None}) != 2:
+            raise NotTranslated(node, f"{text(node)[:60]!r}")
+        first, second = (one.name for one in names if one is not None)
+        self.scope.read(given)
+        self.put(f"{first}, {second} = {second}, {first}", node)
 
     def _called(self, node: Node) -> None:
         value = python(node, self.scope)
@@ -838,6 +868,8 @@ class Writer:
         self.lines += ["    " * (self.depth + 1) + f"{value}," for value in values_]
         self.lines.append("    " * self.depth + ")")
 
+
+EXPRESSIONS |= {"update_expression": changes.update, "assignment_expression": changes.assignment}
 
 STATEMENTS = {
     "comment": Writer._comment,

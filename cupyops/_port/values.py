@@ -91,6 +91,21 @@ HELPERS: Mapping[str, str] = {
         "    if b:\n        return a / b\n"
         "    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)"
     ),
+    "_limit": (
+        'def _limit(dtype, name):\n    """Of std::numeric_limits, as a number of Python."""\n'
+        "    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)\n"
+        "    if name == 'infinity':\n        return math.inf if dtype.is_floating_point else 0\n"
+        "    return {'max': info.max, 'lowest': info.min, 'min': info.tiny if dtype.is_floating_point else info.min}[name]"
+    ),
+    "_round": (
+        'def _round(x):\n    """The whole number next to x; C++ rounds halves away from 0."""\n'
+        "    if not math.isfinite(x):\n        return x\n"
+        "    whole = math.floor(abs(x))\n    return math.copysign(whole + (abs(x) - whole >= 0.5), x)"
+    ),
+    "_trunc": (
+        'def _trunc(x):\n    """x without its fraction."""\n'
+        "    return math.copysign(math.floor(abs(x)), x) if math.isfinite(x) else x"
+    ),
     "_signed": (
         'def _signed(x, bits):\n    """An integer as C++\'s signed type of so many bits has it."""\n'
         "    return (x + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)"

@@ -65,6 +65,7 @@ METHODS = _words(  # whose Python has the same name and arguments, and that give
     abs clamp copy_ flatten repeat detach masked_select nonzero cumsum argsort cpu cuda type_as masked_fill_ masked_fill
     index_put_ scatter_add_ matmul mm bmm any all floor ceil tile flip resize_ resize_as_ requires_grad_ set_
     sigmoid tanh neg pow square unfold baddbmm_ addmm_ addmv_ max min argmax argmin index_add_ bitwise_not logical_not
+    true_divide_ true_divide div_ cumprod prod amax amin sign sign_ flatten squeeze_ unsqueeze_ new_tensor rsub
     uniform_ normal_ half float double int long bool eq ne gt ge lt le round clamp_min clamp_max clamp_ exp_ sqrt_
     """
 )
@@ -75,9 +76,11 @@ FUNCTIONS = _words(
     """
     sort gather cat stack sum max min matmul mm bmm exp log sqrt abs where cumsum index_select argsort nonzero
     sigmoid tanh softmax log_softmax linspace clamp flip topk addmm relu bitwise_not any all
+    prod cumprod mean amax amin floor ceil round
+    add sub mul div addmv outer
     """
 )
-REAL = _words("ceil floor sqrt pow log log2 log10 exp exp2 sin cos tan atan atan2 fabs round fmax fmin fmod")
+REAL = _words("ceil floor sqrt pow log log2 log10 exp exp2 sin cos tan atan atan2 fabs round trunc fmax fmin fmod")
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
 OF_LAUNCHES = {"CUDA_NUM_THREADS": 1024, "C10_WARP_SIZE": 32, "warpSize": 32}
 LIMITS = {
@@ -170,6 +173,7 @@ _TAKEN = _words(
 
 def name_of(identifier: str) -> str:
     """A C++ name as Python can have it."""
+    identifier = identifier.replace("::", "_")  # of an `enum class`
     return identifier + "_" if keyword.iskeyword(identifier) or identifier in _TAKEN else identifier
 
 

@@ -162,7 +162,7 @@ def test_an_expression_in_python(code):
 
 
 @pytest.mark.parametrize(
-    "code", ["*p", "&x", "x->y", "new int", "sizeof(y)", "x.frobnicate()", "y[0] = 1", "n++", "x % 2"]
+    "code", ["*p", "&x", "x->y", "new int", "sizeof(y)", "x.frobnicate()", "y[0] = 1", "x++", "x % 2"]
 )
 def test_an_expression_that_has_none(code):
     with pytest.raises(NotTranslated):

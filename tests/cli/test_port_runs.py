@@ -94,6 +94,53 @@ BODIES = {
     "tensors resized": (
         "auto y = torch::empty({0}, x.options()); y.resize_({2, 2}).fill_(n); x.copy_(y.view(-1));" + LAUNCH % 1, [4] * 4,
     ),
+    "a count inside of a condition": ("int k = n, t = 0; while (k-- > 0) t += 2; " + LAUNCH % "t * 10 + k", [59] * 4),
+    "an assignment inside of a condition": (
+        "int k = n, t = 0; if (n > 5 && t++) {} while ((k -= 1) > 0) t += k; " + LAUNCH % "t",
+        [3] * 4,
+    ),
+    "bytes that wrap as they count": (
+        "uint8_t u = 255; unsigned v = 0; int k = u++ + (v-- == 0); " + LAUNCH % "k + u", [256] * 4,
+    ),
+    "an index that counts": (
+        "std::vector<int> v = {1, 2, 3}; int i = 0; int a = v[i++]; a = a * 10 + v[i++]; " + LAUNCH % "a * 10 + i",
+        [122] * 4,
+    ),
+    "a lambda": (
+        "int most = 5, t = 0; auto go = [&](int by) { most -= by; t += 10; }; for (int i = 0; i < most; ++i) go(1); "
+        + LAUNCH % "t", [30] * 4,
+    ),
+    "lambdas that are called at once": (
+        "int k = [&] { if (n > 2) return 7; return 8; }(); [&] { [&] { k += 2; }(); k *= 3; }(); " + LAUNCH % "k", [27] * 4,
+    ),
+    "a lambda of a tensor": ("auto y = [=]() -> at::Tensor { return x + 3; }(); x.copy_(y); " + LAUNCH % 1, [4] * 4),
+    "slices": (
+        "x.slice(0, 1, 3).add_(2); x.view({2, 2}).slice(1, 1).add_(10);"
+        ' x.view({2, 2}).index({torch::indexing::Slice(), 0}).add_(100);'
+        ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0,
+        [100, 12, 102, 20],
+    ),
+    "vectors that are copied": (
+        "std::vector<int> a = {1, 2}; auto b = a; b[0] = 9; std::vector<int> c; c = a; c[1] = 7;"
+        " auto& d = a; d.push_back(5); auto sizes = x.sizes().vec(); sizes[0] = 6; "
+        + LAUNCH % "a[0] * 10 + a[1] + a.size() * 100 + sizes[0] * 1000",
+        [6312] * 4,
+    ),
+    "elements of a tensor of the host": (
+        "auto y = torch::full({2, 2}, 3.5f, x.options()); auto a = y.accessor<float, 2>(); a[1][0] = 2; a[0][1] += 1;"
+        + LAUNCH % "a[1][0] * 10 + a[0][1] + y.sum().item<float>()", [24.5 + 13.5] * 4,
+    ),
+    "allocations like another": ("x.copy_(x.new_zeros({4}) + x.new_full({4}, 2.0, x.options())); " + LAUNCH % 1, [3] * 4),
+    "results that are handed in": ("at::sum_out(x, torch::ones({4, 3}, x.options()), 1); " + LAUNCH % 1, [4] * 4),
+    "limits of types": (
+        LAUNCH % "std::numeric_limits<float>::max() > 3e38f && std::numeric_limits<int>::lowest() == -2147483647 - 1",
+        [1] * 4,
+    ),
+    "an exchange": (
+        "int a = 1, b = 2; std::swap(a, b); auto y = x + 1, z = x + 2; std::swap(y, z); "
+        + LAUNCH % "a * 10 + b + y[0].item<float>()", [23] * 4,
+    ),
+    "a pointer or none": ("float* p = fast ? x.data_ptr<float>() : 0; if (p) add<<<1, 32>>>(p, 1, 4);", [1] * 4),
     "a stream of text": (
         'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4,
     ),
@@ -160,6 +207,125 @@ def test_types_that_hang_on_a_dispatch(tmp_path, dtype):
             run(x.to(torch.bfloat16), at)
         with pytest.raises(NotImplementedError, match='"sum of indices" not implemented for torch.int16'):
             run(x, at.short())
+
+
+OF_FILES = {
+    "a map of names": (
+        'enum Red { A, B = 4 };\nconst std::map<std::string, Red> table = {{"a", A}, {"b", B}};\n',
+        'table.at(fast ? "b" : "a")', 4,
+    ),
+    "enumerations with a scope": (
+        "enum class Kind { Z, A };\nenum class Other { Z, Y, A };\n", "(int)Kind::A * 10 + static_cast<int>(Other::A)", 12,
+    ),
+    "a type of an enumeration": ("typedef enum { SUM, MEAN = 3, MOST } way_t;\n", "way_t(n) == way_t::MEAN ? MOST : SUM", 4),
+    "a function of a struct": (
+        "template <typename T, int R> struct Init {\n  static inline __host__ __device__ T init() {\n"
+        "    if (R == 3) return (T)7;\n    else return std::numeric_limits<T>::max();\n  }\n"
+        "  __device__ static void up(T* x) { *x = 1; }\n};\n",
+        "x.fill_(Init<float, 1>::init()).gt(3e38f).sum().item<float>()"
+        " + x.fill_(Init<float, 3>::init()).sum().item<float>()",
+        4 + 28 + 7,
+    ),
+    "a function that takes a lambda": (
+        "template <typename F> int twice(F f, int n) { return f(n) + f(n + 1); }\n",
+        "twice([&](int i) { return i * n; }, 2)", 15,
+    ),
+    "a vector that a function has of its own": (
+        "int last(std::vector<int> v) { v[1] = 9; v.push_back(4); return v[1]; }\n"
+        "int all(int n) { std::vector<int> a = {1, n}; return last(a) * 100 + a[1] * 10 + a.size(); }\n",
+        "all(n)",
+        932,
+    ),
+    "memory that a function fills": (
+        "void fill_cuda(at::Tensor x, float by) { add<<<1, 32>>>(x.data_ptr<float>(), by, x.numel()); }\n"
+        "at::Tensor make_cuda_copy(at::Tensor x) { auto y = x.clone(); fill_cuda(y, 5); return y; }\n",
+        "make_cuda_copy(x)[1].item<float>()", 5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_FILES)
+def test_what_the_file_defines(tmp_path, name):
+    code, value, expected = OF_FILES[name]
+    run, x = made(tmp_path, f"{code}void run(at::Tensor x, int n, bool fast) {{ {LAUNCH % value} }}\n"), torch.zeros(4)
+    with cupyops.simulate():
+        run(x, 3, True)
+    assert x[0].item() == expected
+
+
+DISPATCH = """
+enum Way { SUM, MOST };
+const std::map<std::string, Way> ways = {{"sum", SUM}, {"most", MOST}};
+#define DISPATCH_WAYS(way, ...)                     \\
+  [&] {                                             \\
+    switch (ways.at(way)) {                         \\
+      case SUM: {                                   \\
+        static constexpr Way WAY = SUM;             \\
+        return __VA_ARGS__();                       \\
+      }                                             \\
+      case MOST: {                                  \\
+        static constexpr Way WAY = MOST;            \\
+        return __VA_ARGS__();                       \\
+      }                                             \\
+    }                                               \\
+  }()
+#define DISPATCH_FLOATING(TYPE, NAME, ...)                              \\
+  [&] {                                                                 \\
+    const auto& the_type = TYPE;                                        \\
+    switch (the_type) {                                                 \\
+      case at::ScalarType::Float: {                                     \\
+        using scalar_t = float;                                         \\
+        return __VA_ARGS__();                                           \\
+      }                                                                 \\
+      case at::ScalarType::Double: {                                    \\
+        using scalar_t = double;                                        \\
+        return __VA_ARGS__();                                           \\
+      }                                                                 \\
+      default:                                                          \\
+        AT_ERROR(NAME, " not implemented for '", toString(TYPE), "'");  \\
+    }                                                                   \\
+  }()
+template <typename scalar_t, Way WAY> __global__ void joined(const scalar_t* x, scalar_t* y, int n) {
+  scalar_t found = x[0];
+  for (int i = 1; i < n; ++i) found = WAY == SUM ? found + x[i] : max(found, x[i]);
+  y[0] = found;
+}
+at::Tensor run(at::Tensor x, std::string way) {
+  auto y = torch::empty({1}, x.options());
+  DISPATCH_FLOATING(x.scalar_type(), "joined", ([&] {
+    DISPATCH_WAYS(way, [&] {
+      joined<scalar_t, WAY><<<1, 1>>>(x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), x.numel());
+    });
+  }));
+  return y;
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_dispatches_of_the_file_s_own(tmp_path, dtype):
+    """Over dtypes by a switch, over an enumeration, which is a template parameter of the kernel."""
+    run, x = made(tmp_path, DISPATCH.replace("\\\n", "\\\n")), torch.tensor([1, 5, 3], dtype=dtype)
+    with cupyops.simulate():
+        assert run(x, "sum").item() == 9 and run(x, "most").item() == 5
+        assert run(x, "sum").dtype == dtype
+        with pytest.raises(ValueError, match="joined not implemented for 'torch.float16'"):
+            run(x.half(), "sum")
+    with pytest.raises(NotImplementedError, match="write the reference of run_op"):
+        run.__globals__["run_op"](x, "sum")  # whose schema has a string
+
+
+def test_a_function_without_a_schema_is_no_operator(tmp_path):
+    path = tmp_path / "x.cu"
+    path.write_text(
+        HEAD + STRUCTS + "void run(at::Tensor x, Params p) { p.x = x.data_ptr<float>(); use<<<1, 4>>>(p); }\n"
+    )
+    found = port([path], str(path))
+    assert (
+        found.operators == []
+        and "x.cu:27: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
+    )
+    exec(compile(found.files["x.py"], "x.py", "exec"), {"__name__": "x"})
 
 
 def test_headers_of_constants_and_options(tmp_path):

@@ -27,13 +27,14 @@ def words(text):
 PARTS = words(
     """
     abstract_array_declarator abstract_pointer_declarator abstract_reference_declarator argument_list array_declarator auto
-    case_statement character comma_expression assignment_expression update_expression condition_clause else_clause
+    case_statement character comma_expression condition_clause else_clause
     escape_sequence field_identifier init_declarator kernel_call_syntax lambda_capture_specifier lambda_default_capture
     namespace_identifier nested_namespace_specifier parameter_declaration parameter_list placeholder_type_specifier
     pointer_declarator primitive_type raw_string_content raw_string_delimiter reference_declarator sized_type_specifier
     storage_class_specifier string_content structured_binding_declarator subscript_argument_list template_argument_list
     template_function template_method template_type type_descriptor type_identifier type_qualifier dependent_name
     dependent_type optional_parameter_declaration function_declarator parenthesized_declarator pointer_type_declarator
+    lambda_declarator trailing_return_type
     """
 )
 # what stands outside of functions, or takes the form of one of the preprocessor's lines, which are gone by then
@@ -49,7 +50,7 @@ OUTSIDE = words(
     preproc_elifdef preproc_else preproc_function_def preproc_if preproc_ifdef preproc_include preproc_params
     private_module_fragment_declaration pure_virtual_clause ref_qualifier requirement_seq requires_clause simple_requirement
     compound_requirement type_requirement system_lib_string template_declaration template_instantiation
-    template_parameter_list template_template_parameter_declaration throw_specifier trailing_return_type translation_unit
+    template_parameter_list template_template_parameter_declaration throw_specifier translation_unit
     type_parameter_declaration variadic_declarator variadic_parameter_declaration variadic_type_parameter_declaration
     virtual_specifier access_specifier ms_based_modifier ms_call_modifier ms_declspec_modifier ms_pointer_modifier
     ms_restrict_modifier ms_signed_ptr_modifier ms_unaligned_ptr_modifier ms_unsigned_ptr_modifier class_specifier
@@ -92,8 +93,6 @@ REFUSED = {
     "initializer_pair": "Params p = {.n = 3};",
     "labeled_statement": "done: n = 3;",
     "lambda_capture_initializer": "auto f = [a = 3] { return a; };",
-    "lambda_declarator": "auto f = [](int a) { return a; };",
-    "lambda_expression": "auto f = [] { return 3; };",
     "lambda_specifier": "auto f = []() mutable { return 3; };",
     "literal_suffix": "n = 3_km;",
     "namespace_alias_definition": "namespace short_name = at;",
@@ -182,6 +181,10 @@ TOLD = [
     'if (n < 0) throw std::runtime_error("below");',
     "cudaMemsetAsync(x.data_ptr<float>(), 1, n * 4);",
     "using scalar = double; scalar d = n; n = d * 1.5;",
+    "int k = n++ + 2; while (k-- > 3 && (n = k * 2) < 9) { n += 1; }",
+    "auto go = [&](int k) -> int { n += k; return n * 2; }; n = go(3) + [=] { return s > 3 ? 1 : 2; }();",
+    "auto z = x.index({torch::indexing::Slice(1, n), 0}).slice(0, 1, n); z.add_(3);",
+    "auto counts = y.accessor<int, 2>(); counts[n][1] = 3; n = counts[0][2];",
     "int8_t c = n; n = c;",
     "static const int fixed = 3; n += fixed;",
 ]

@@ -32,6 +32,7 @@ class TemplateParameter(NamedTuple):
     name: str
     is_type: bool
     has_default: bool
+    ctype: str = ""  # of a value
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,9 @@ def _template(text: str, low: int, high: int) -> tuple[TemplateParameter, ...]:
 def _template_parameter(text: str) -> TemplateParameter:
     declaration, equals, _ = text.partition("=")
     words = re.findall(r"\w+", declaration) or [""]
-    return TemplateParameter(words[-1], words[0] in ("typename", "class"), bool(equals))
+    is_type = words[0] in ("typename", "class")
+    ctype = "" if is_type else declaration.rpartition(words[-1])[0].strip()
+    return TemplateParameter(words[-1], is_type, bool(equals), ctype)
 
 
 def _parameter(declaration: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import itertools
 import keyword
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import InputError, LaunchError
@@ -24,9 +25,11 @@ class Template:
         base: the name, with the namespaces before it.
         template: the parameters.
         domain: for each parameter whose values are declared, these values.
+        enumerations: the types of parameters that are enumerations.
     """
 
     extension = False  # whether dtypes are named as C++ extensions name them
+    enumerations: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, name: str, domain: Mapping[str, tuple[Any, ...]], where: Callable[..., bool] | None = None
@@ -92,8 +95,13 @@ class Template:
     def expression(self, values: tuple[Any, ...]) -> str:
         """The C++ name of one instance, such as `relu_fwd<float>`."""
         given = dict(zip(self.template, values))
-        tokens = [c_token(given[part], self.extension) if part in given else part for part in self._written]
+        tokens = [self._token(part, given[part]) if part in given else part for part in self._written]
         return f"{self.base}<{', '.join(tokens)}>" if tokens or self._of_defaults else self.base
+
+    def _token(self, name: str, value: Any) -> str:
+        """A value in C++: a number for one of an enumeration is converted to it."""
+        token = c_token(value, self.extension)
+        return f"({self.enumerations[name]}){token}" if name in self.enumerations and type(value) is int else token
 
     def __repr__(self) -> str:
         return f"{self.base}<{', '.join(self._written)}>" if self._written or self._of_defaults else self.base

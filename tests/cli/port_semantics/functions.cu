@@ -95,6 +95,7 @@ float literal_of_double(float a) { return a + 0.1; }
 int rounded(float a) { return (int)(a + 0.5f) + int(a * 10) + static_cast<int>(a / 0.3f); }
 double over_zero(double a, int b) { return a / b; }
 float roots(float a) { return std::sqrt(a) + sqrtf(a) + std::floor(a) + std::ceil(a); }
+double halves(double a, float b) { return std::round(a) * 100 + roundf(b) + std::trunc(a) + round(a * 0.5); }
 int ceiling(int a) { return ceil(a / 64.0); }
 int ceiling_of_float(int a) { return std::ceil(static_cast<float>(a) / 3.0f); }
 int not_first(int a, int b) { return !a == b; }
@@ -153,6 +154,21 @@ int two_conditions(int n, int most) {
     ok = sum < most;
   }
   return sum;
+}
+int counted_inside(int n, int by) {
+  int s = 0, k = n;
+  while (k-- > 0) s += k * by++;
+  if (n > 5 && by++ > 0) s += 1000;
+  return s + (k += by) * 3 - k;
+}
+int called_at_once(int n, int by) {
+  int s = [&] {
+    if (n > by) return n;
+    return by * 2;
+  }();
+  auto more = [&](int k) { s += k--; return s * k; };
+  for (int i = 0; i < s && i < 5; ++i) more(i);
+  return s * 10 + more(by);
 }
 int counter_outside(int n) {
   int i;

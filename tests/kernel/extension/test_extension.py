@@ -215,6 +215,24 @@ def test_template_values_as_they_are_written():
     assert x.item() == 7
 
 
+def test_a_number_of_an_enumeration_is_a_template_value():
+    """Also by its name, and of an enumeration in a namespace."""
+    ext = cupyops.extension(
+        "enum Op { SUM, MEAN = 3 };\n"
+        "namespace ns { enum class Kind { A = 1, B };\n"
+        "template <typename T, Kind K, T V> __global__ void g(T* x) { x[0] = (int)K * 10 + V; } }\n"
+        "template <typename scalar_t, Op OP, bool FLAG, int64_t N>\n"
+        "__global__ void f(scalar_t* x) { x[0] = OP == MEAN ? N : FLAG; }\n"
+    )
+    x, at = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    with cupyops.simulate():
+        for op, expected in ((3, 7), (0, 1), ("MEAN", 7)):
+            ext.f[1, 1](x, scalar_t=torch.float32, OP=op, FLAG=True, N=7)
+            assert x.item() == expected
+        ext["ns::g"][1, 1](at, T=torch.int32, K=2, V=4)
+    assert at.item() == 24
+
+
 THRUST = """
 #include <thrust/execution_policy.h>
 #include <thrust/scan.h>
