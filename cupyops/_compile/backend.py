@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._util import settings
-from . import cudagraphs, inplace, patterns
+from . import cudagraphs, fold, inplace, patterns
 from .decompositions import decompositions
 from .lowering import DONATED
 from .options import Options
@@ -130,6 +130,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
     graph.graph.eliminate_dead_code()
+    fold.apply(graph)
     inplace.apply(graph)
     exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
     if not exact:

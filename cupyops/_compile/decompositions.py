@@ -31,9 +31,22 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Overload -> its decomposition."""
     table = dict(get_decompositions([getattr(aten, name) for name in NAMES.split() if hasattr(aten, name)]))
     table[aten.detach.default] = _detach
+    table[aten.roll.default] = _roll
     return table
 
 
 def _detach(x: torch.Tensor) -> Any:
     """An alias: the partitioner takes a detach for the end of what it may compute again."""
     return aten.alias.default(x) if isinstance(x, torch._subclasses.FakeTensor) else NotImplemented
+
+
+def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) -> torch.Tensor:
+    """Two slices in the other order, which fuse with what reads them; of no dimension, of all elements in a row."""
+    if not dims:
+        return _roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims):
+        size = x.shape[dim]
+        begin = size - shift % size if size else 0
+        if 0 < begin < size:
+            x = torch.cat([x.narrow(dim, begin, size - begin), x.narrow(dim, 0, begin)], dim)
+    return x.clone() if not x.numel() or all(s % x.shape[d] == 0 for s, d in zip(shifts, dims)) else x

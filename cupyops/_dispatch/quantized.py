@@ -86,7 +86,7 @@ class FewRows(Form[Problem]):
         return None
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        """As many warps as keep a multiprocessor busy with the blocks that it has, each with a step of k at least."""
+        """Number of warps that keep a multiprocessor busy with the blocks that it has, each with a step of k at least."""
         p, size = problem, _bytes(problem)
         assert size is not None
         tiles = next((n for n in _TILES if _ROWS * n >= p.m), _TILES[-1])
@@ -123,7 +123,7 @@ def _bytes(p: Problem) -> int | None:
 
 
 def _why_ours(problem: Problem, gpu: Gpu) -> str | None:
-    """To be measured: where the kernel is chosen, which is wherever it can be for few rows."""
+    """Return why the kernel is chosen, or None; not measured yet, so that it is wherever rows are few."""
     return f"{problem.m} rows, no more than {MOST_ROWS}" if problem.m <= MOST_ROWS else None
 
 

@@ -38,7 +38,7 @@ def _dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor | None) -> Te
 
 
 def _numbers(weight: Tensor, scale: Tensor, zero_point: Tensor | None, wide: torch.dtype) -> Tensor:
-    """What is stored less its zero point, (out_features, groups, columns of a group)."""
+    """Stored numbers less their zero points, (out_features, groups, columns of a group)."""
     if weight.dtype is torch.uint8:
         weight, middle = torch.stack([weight & 15, weight >> 4], -1).flatten(-2), quantized.MIDDLE
     else:
@@ -66,7 +66,7 @@ def forward(x, weight, scale, zero_point, bias):
     apart=True,
 )
 def backward(saved, grad_y, x, weight, scale, zero_point, bias, needs_grad):
-    """By PyTorch: of x by the dequantised weight, of scales and zero points by the gradient that it would have."""
+    """Compute gradients by PyTorch: of x by the dequantised weight, of scales and zero points by that weight's gradient."""
     grad_x = grad_scale = grad_zero = grad_bias = None
     rows, wide = rows_of(grad_y), torch.promote_types(scale.dtype, torch.float32)
     if needs_grad.x:

@@ -126,6 +126,22 @@ def test_caches(function, grad_mode):
     assert left == ["cupyops.decode_attention.default"]
 
 
+def test_caches_of_any_length():
+    """One graph for all: generate makes a cache as long as a call asks for."""
+    step = compiled(static, dynamic=None)
+    programs.clear()
+    for rows in (40, 56, 72):
+        tensors = [x.to(HALF) for x in made(2, 8, 2, 1, rows)]
+        given = torch.tensor([rows - 3]), seen("causal", 2, 1, rows, rows - 3)
+        want = static(*(x.clone() for x in tensors), *given)
+        for x in (*tensors[3:], given[1]):
+            torch._dynamo.mark_dynamic(x, x.dim() - 1 if x.dtype is torch.bool else 2)
+        with torch.no_grad(), cupyops.simulate("sm_90"):
+            found = step(*tensors, *given)
+        torch.testing.assert_close(found, want)
+    assert called() == ["cupyops.decode_attention.default"]
+
+
 def test_a_cache_without_a_mask():
     """All keys are seen. One query of heads with keys of their own is PyTorch's, which is as fast."""
     assert compare(growing, made(2, 8, 2, 1, ROWS), None, None, HALF) == ["cupyops.decode_attention.default"]
@@ -240,9 +256,9 @@ def launches(family, layers):
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own configurations
 @pytest.mark.parametrize("family", FAMILY)
 def test_the_kernels_of_a_layer(family):
-    """Positions (after the norms of heads) with both writes into the cache; residual sum and norm, twice; activation."""
+    """Positions (after the norms of heads) with both writes into the cache; residual sum and norm, twice."""
     fewer, more = launches(family, 1), launches(family, 2)
-    assert more[0] - fewer[0] == 4
+    assert more[0] - fewer[0] == 3
     added = [name for name in set(more[1]) for _ in range(more[1].count(name) - fewer[1].count(name))]
-    assert sorted(set(added)) == ["aten.mm.default", "cupyops.decode_attention.default"]
-    assert added.count("aten.mm.default") == 7 and added.count("cupyops.decode_attention.default") == 1
+    assert added.count("aten.mm.default") == 5 and added.count("cupyops.gated_linear.default") == 1
+    assert added.count("cupyops.decode_attention.default") == 1 and len(added) == 7

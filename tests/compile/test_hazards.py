@@ -74,7 +74,7 @@ autocast, scalers and tied weights: autocast_on_off_and_nested_with_a_weight_use
 exceptions, threads, forks and resets: a_failed_call_leaves_all_as_it_was_and_the_next_is_right,
     graph_breaks_and_exceptions_inside, threads_compile_and_run_at_once,
     a_fork_runs_what_was_compiled_before_and_compiles_anew, a_reset_forgets_and_compiles_again
-CUDA graphs: an_output_kept_over_a_replay_is_an_error_and_its_clone_is_not, outputs_that_are_fed_back,
+CUDA graphs: the_first_output_kept_over_a_step_is_an_error_and_its_clone_is_not, outputs_that_are_fed_back,
     a_new_generation_begins_after_backward_and_after_inference, each_replay_draws_other_numbers,
     each_replay_of_training_draws_one_mask_for_forward_and_backward
 parallel training: two_processes_of_data_parallel_training, compiled_autograd, views_into_one_flat_parameter,

@@ -23,15 +23,31 @@ from .graph import calls
 from .images import CONVOLUTIONS, MAX_POOL, batch_norm_relu, max_pool, patches
 from .losses import linear_loss
 from .products import gated_linear, in_full, linear_act
+from .resampling import resampling
 
 log = logging.getLogger("cupyops.compile")
 
-PATTERNS: tuple[Callable[[Any], bool], ...] = (decoding, attention, batch_norm_relu, max_pool, patches, linear_loss)
+PATTERNS: tuple[Callable[[Any], bool], ...] = (
+    decoding,
+    attention,
+    batch_norm_relu,
+    max_pool,
+    patches,
+    linear_loss,
+    resampling,
+)
 OF_CALLS: tuple[Callable[[Any], bool], ...] = (
     *(gated_linear, linear_act, moments, added, in_blocks, in_full),
     *(norm_gated, linear_residual, linears),
 )
-BEGIN = (*ATTENTION, F.batch_norm, *MAX_POOL, *CONVOLUTIONS, F.cross_entropy)  # calls that a graph with a pattern has
+BEGIN = (
+    *ATTENTION,
+    F.batch_norm,
+    *MAX_POOL,
+    *CONVOLUTIONS,
+    F.cross_entropy,
+    F.interpolate,
+)  # calls that a graph with a pattern has
 
 
 def apply(graph: GraphModule) -> GraphModule | None:

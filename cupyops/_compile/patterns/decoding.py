@@ -44,7 +44,8 @@ def _kernels_serve(given: Attention, key: Any, value: Any) -> bool:
     tensors = query, k, v = [value_of(one) for one in (given.query, key, value)]
     if any(not isinstance(one, Tensor) or one.dim() != 4 or one.requires_grad for one in tensors):
         return False
-    if any(not isinstance(size, int) for one in tensors for size in one.shape):
+    fixed = (*query.shape, k.shape[0], k.shape[1], k.shape[3])
+    if any(not isinstance(size, int) for size in fixed):  # caches may have any number of rows, one for each call
         return False
     batch, heads, queries, _ = query.shape
     if k.shape[0] != batch or v.shape != k.shape or not k.shape[1] or heads % k.shape[1]:
@@ -55,8 +56,18 @@ def _kernels_serve(given: Attention, key: Any, value: Any) -> bool:
             return False
     elif not _is_of_all_heads(value_of(given.mask), queries, k.shape[2]):
         return False
-    given_to = (*(one.transpose(1, 2) for one in tensors), *[None] * 4, given.scale, None)
+    given_to = (*(_now(one).transpose(1, 2) for one in tensors), *[None] * 4, given.scale, None)
     return queries * group <= MOST_ROWS and _decode.definition.refused(given_to) is None
+
+
+def _now(tensor: Tensor) -> Tensor:
+    """Return a tensor with the sizes of this call in the place of symbols, so that to ask about it adds no guard."""
+    if all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride())):
+        return tensor
+    sizes, strides = (
+        [size if isinstance(size, int) else size.node.hint for size in of] for of in (tensor.shape, tensor.stride())
+    )
+    return tensor.new_empty_strided(sizes, strides)
 
 
 def _is_of_all_heads(mask: Any, queries: int, keys: int) -> bool:

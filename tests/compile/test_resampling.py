@@ -1,0 +1,94 @@
+"""interpolate, roll, and numbers that a graph computes on the CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled import compiled
+
+import cupyops
+from cupyops._compile import fold
+from cupyops._compile.backend import programs
+
+CASES = [
+    ((2, 3, 5), {"mode": "linear", "size": 9}),
+    ((2, 3, 5), {"mode": "nearest", "scale_factor": 2.0}),
+    ((2, 3, 5, 4), {"mode": "nearest", "scale_factor": 2}),
+    ((2, 3, 5, 4), {"mode": "nearest-exact", "size": (3, 9)}),
+    ((2, 3, 5, 4), {"mode": "bilinear", "size": (8, 7)}),
+    ((2, 3, 5, 4), {"mode": "bilinear", "scale_factor": (1.7, 2.2), "align_corners": True}),
+    ((2, 3, 5, 4), {"mode": "bicubic", "scale_factor": 0.6, "align_corners": False}),
+    ((1, 2, 3, 4, 2), {"mode": "trilinear", "size": (5, 4, 3)}),
+]
+
+
+def gradients(function, x):
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = function(x)
+    (y * torch.arange(y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["", "channels_last"])
+@pytest.mark.parametrize(
+    ("shape", "options"), CASES, ids=lambda value: value.get("mode", "") if isinstance(value, dict) else ""
+)
+def test_interpolate_with_a_gradient(shape, options, last):
+    """It stays one call of PyTorch's in each direction, which sums gradients without sorting."""
+    if last and len(shape) != 4:
+        shape = (2, 3, 5, 4)
+        options = {"mode": "nearest", "size": (6, 6)}
+    torch.manual_seed(0)
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    programs.clear()
+    with cupyops.simulate():
+        found = gradients(compiled(lambda x: F.interpolate(x.relu(), **options).sigmoid()), x)
+    for one, want in zip(found, gradients(lambda x: F.interpolate(x.relu(), **options).sigmoid(), x.double())):
+        torch.testing.assert_close(one.double(), want, rtol=1e-5, atol=1e-5)
+    left = [str(node.target) for program in programs for node, _ in program.lowering.left]
+    assert left == ["cupyops.interpolate.default", "cupyops.interpolate_backward.default"]
+
+
+@pytest.mark.parametrize(
+    ("shifts", "dims"), [(3, None), ((2, -1), (1, 2)), ((0, 7), (0, 1)), ((0, 0), (1, 2)), ((1, 1), (1, 1))]
+)
+def test_roll_is_part_of_a_kernel(shifts, dims):
+    x = torch.randn(2, 6, 5)
+    programs.clear()
+
+    def function(x):
+        return (torch.roll(x * 2, shifts, dims) + 1).relu()
+
+    with cupyops.simulate():
+        found = gradients(compiled(function), x)
+    torch.testing.assert_close(found, gradients(function, x))
+    assert not any(program.lowering.left for program in programs)
+
+
+def test_numbers_of_the_cpu_are_constants():
+    """What is written on the CPU, and computed there from nothing that is given, is a number of the graph."""
+
+    def step(x):
+        return x / torch.sqrt(torch.tensor(12.0) * 3).to(x.dtype)
+
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    x = torch.randn(4)
+    torch._dynamo.reset()
+    torch._dynamo.config.patch()
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    def by(graph, inputs):
+        return aot_module_simplified(graph, inputs, fw_compiler=keep)
+
+    torch.compile(step, backend=by, fullgraph=True)(x)
+    (graph,) = graphs
+    on_a_gpu = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.div.Tensor)
+    on_a_gpu.meta["val"] = torch.empty(4, device="meta")  # as if the GPU divided
+    fold.apply(graph)
+    (number,) = graph.graph.find_nodes(op="get_attr")
+    assert number.meta["val"].device.type == "meta"
+    assert not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sqrt.default)
