@@ -133,12 +133,12 @@ def test_caches_of_any_length():
     for rows in (40, 56, 72):
         tensors = [x.to(HALF) for x in made(2, 8, 2, 1, rows)]
         given = torch.tensor([rows - 3]), seen("causal", 2, 1, rows, rows - 3)
-        want = static(*(x.clone() for x in tensors), *given)
+        want, true = (static(*(x.to(to, copy=True) for x in tensors), *given) for to in (HALF, torch.float64))
         for x in (*tensors[3:], given[1]):
             torch._dynamo.mark_dynamic(x, x.dim() - 1 if x.dtype is torch.bool else 2)
         with torch.no_grad(), cupyops.simulate("sm_90"):
             found = step(*tensors, *given)
-        torch.testing.assert_close(found, want)
+        assert relative(found, true) <= 4 * relative(want, true) + 1e-6
     assert called() == ["cupyops.decode_attention.default"]
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from contract import Make, OperatorContract, Sample
 from plan_samples import counted, plainly, warm
-from quantized import KINDS, by_torch, linear, stored
+from quantized_layers import KINDS, by_torch, linear, stored
 
 import cupyops
 from cupyops._dispatch import quantized

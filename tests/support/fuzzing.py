@@ -16,7 +16,6 @@ import byte_products
 import gemms
 import groups
 import normalisations
-import quantized
 import samples
 import torch
 from decoding import by_cache
