@@ -209,7 +209,7 @@ def products_of_bytes(draw: st.DrawFn) -> Call:
 @st.composite
 def quantised_layers(draw: st.DrawFn) -> Call:
     """Each kind of number, with any number of groups that divides the columns."""
-    kind, dtype = draw(st.sampled_from(quantized.KINDS)), draw(_dtypes)
+    kind, dtype = draw(st.sampled_from(quantized_layers.KINDS)), draw(_dtypes)
     rows, n, k = (
         draw(st.sampled_from([0, 1, 5, 33])),
         draw(st.sampled_from([1, 7, 16, 40])),
@@ -561,7 +561,7 @@ _DRAWN: dict[str, Drawn] = {
     "linear_act": (cupyops.linear_act, _activated, activated()),
     "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
     "grouped_mm": (cupyops.grouped_mm, groups.by_torch, grouped_products()),
-    "quantized_linear": (quantized.linear, quantized.by_torch, quantised_layers()),
+    "quantized_linear": (quantized_layers.linear, quantized_layers.by_torch, quantised_layers()),
     "scaled_mm": (byte_products.of_numbers, byte_products.of_numbers_by_torch, products_of_bytes()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
