@@ -16,6 +16,7 @@ import byte_products
 import gemms
 import groups
 import normalisations
+import quantized_layers
 import samples
 import torch
 from decoding import by_cache
