@@ -77,9 +77,8 @@ class TestProducts:
             x, weight = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k)))
             return products.is_pytorch(x, weight, dtype)
 
-        assert (
-            chosen(197, 768, 768) and chosen(1, 4096, 4096, torch.float16) and chosen(4096, 4096, 4096, torch.float32)
-        )
+        assert chosen(197, 768, 768) and chosen(4096, 4096, 4096, torch.float32)
+        assert not chosen(1, 4096, 4096, torch.float16)  # few rows, which are bound by reading the weight
         assert not chosen(2, 64, 64, torch.float32)  # small ones of float32 are as fast by FMAs
         assert not chosen(8192, 1024, 32)  # by wgmma
         assert not chosen(0, 8, 8)
