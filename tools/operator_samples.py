@@ -23,6 +23,7 @@ import cupyops
 from cupyops._dispatch import (
     epilogues,
     few_rows,
+    few_rows_layers,
     gemm,
     grouped,
     linear_loss_parts,
@@ -37,7 +38,6 @@ from cupyops._dispatch.image_blocks import Side, blocks_of
 from cupyops._kernel.compile.source import cuda_src
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._relu import MASKED
-from cupyops.ops._rms_norm_linears import rms_norm_gated_linear
 from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
@@ -471,8 +471,8 @@ def _normalised(m: Make) -> Any:
     """A gated layer behind an RMS norm, of few rows."""
     if m.dtype not in few_rows.NORMALISED:
         return ()
-    given = m(5, 328), m(328), 1e-5, m(40, 328), m(40, 328)
-    return rms_norm_gated_linear, *given, {"gpu": _A_CARD, "forms": ["gated_linear:few_rows"]}
+    given = m(5, 328), m(328), 1e-5, m(40, 328), m(40, 328), "silu"
+    return few_rows_layers.gated_linear, *given, {"gpu": _A_CARD, "forms": ["gated_linear:few_rows"]}
 
 
 def _gated(m: Make, activation: str) -> Any:

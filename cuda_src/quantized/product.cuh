@@ -1,6 +1,7 @@
 // y = x w^T of few rows x and a weight of 8 or 4 bits, which is read once, 16 bytes a lane, and goes from there to tensor cores.
 #pragma once
 
+#include "common/core/types.cuh"
 #include "common/hw/dependent_launch.cuh"
 #include "common/hw/mma.cuh"
 #include "quantized/weights.cuh"
@@ -155,8 +156,8 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
     }
   }
 
-  // Moves sums of a group into the total, by its scale and zero point.
-  __device__ __forceinline__ void finish(int slot) {
+  // Moves sums of a group, of the steps from `begin` to before `end`, into the total, by its scale and zero point.
+  __device__ __forceinline__ void finish(int slot, int begin, int end) {
     const float s[2] = {scale.value(factors[slot][0][0]), scale.value(factors[slot][1][0])};
     float z[2] = {0.0f, 0.0f};
     if (zero.exist()) {
@@ -167,7 +168,11 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        total[tile][i] += s[i / 2] * (sums[tile][i] - z[i / 2] * of_x[tile][i]);
+        const bool finite = isfinite(of_x[tile][i]);
+        total[tile][i] +=
+            s[i / 2] * (finite ? sums[tile][i] - z[i / 2] * of_x[tile][i]
+                               : one_by_one(x + (8 * tile + 2 * t + i % 2 - g) * sizes.x_row - t * OF_LANE,
+                                            rows[i / 2] - t * BYTES, begin * STEP, min(end * STEP, sizes.k), z[i / 2]));
         sums[tile][i] = of_x[tile][i] = 0.0f;
       }
     }
@@ -186,14 +191,36 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
         const int step = begin + slot;
         if (step >= last) break;
         multiply(slot, step);
-        if (grouped && (step + 1 == last || step + 1 == finish_end)) finish(slot), finish_end += steps_of_group;
+        if (grouped && (step + 1 == last || step + 1 == finish_end)) {
+          finish(slot, max(first, finish_end - steps_of_group), step + 1);
+          finish_end += steps_of_group;
+        }
         if (step + AHEAD < last) load(slot, step + AHEAD);
       }
     }
-    if (!grouped) finish(0);
+    if (!grouped) finish(0, first, last);
   }
 
  private:
+  // The sum of x (w - zero) from k = `begin` to before `end`, where x has an infinity: the difference of two infinite sums would be
+  // NaN. Its arguments are values, as members whose address is taken lie in memory.
+  static __device__ __noinline__ float one_by_one(const T* of, const unsigned char* row, int begin, int end,
+                                                  float zero) {
+    constexpr int OF_WORD = 32 / W::BITS;
+    float sum = 0.0f;
+    for (int k = begin; k < end; ++k) {
+      unsigned pairs[W::PAIRS];
+      W::template pairs<T>(*reinterpret_cast<const unsigned*>(row + k / OF_WORD * 4), pairs);
+      const int at = k % OF_WORD, pair = W::APART == 1 ? at / 2 : at % W::APART;
+      unsigned both = pairs[0];
+#pragma unroll
+      for (int j = 1; j < W::PAIRS; ++j) both = pair == j ? pairs[j] : both;
+      const unsigned short bits = (W::APART == 1 ? at % 2 : at / W::APART) ? both >> 16 : both;
+      sum += to_acc(of[k]) * (to_acc(*reinterpret_cast<const T*>(&bits)) - zero);
+    }
+    return sum;
+  }
+
   // Eight k of this lane, in fragments of two mma.
   __device__ __forceinline__ void multiply(const unsigned (&a)[2][4], const T* from, bool inside) {
     constexpr unsigned ones = Magic<T>::ONES;

@@ -84,11 +84,13 @@ class TunedFma(NamedTuple):
 BY_MMA = (Tuned(1, 2, 8, 3, 2, 1), Tuned(2, 2, 8, 3, 2, 1), Tuned(4, 2, 8, 3, 2, 1), Tuned(8, 2, 8, 2, 2, 1))
 GATED = (Tuned(1, 4, 8, 2, 1, 2), Tuned(2, 4, 8, 2, 1, 2), Tuned(4, 4, 8, 2, 1, 2), Tuned(8, 4, 4, 3, 1, 2))
 BY_FMA = (TunedFma(1, 4, 8, 4), TunedFma(4, 4, 8, 4), TunedFma(8, 4, 8, 4))  # which take more rows in groups
+# rows up to which it is measured faster, on an H200: of one weight, of a gate, of several weights of one x, and of these
+# behind a norm; of float16 what bfloat16 gave
 MOST_MEASURED = {
-    torch.float16: (16, 32, 64),
-    torch.bfloat16: (16, 32, 64),
-    torch.float32: (8, 8, 8),
-}  # see `why_slower`
+    torch.float16: (16, 16, 64, 16),
+    torch.bfloat16: (16, 16, 64, 16),
+    torch.float32: (8, 8, 8, 8),
+}
 
 
 def _domain(among: Sequence[Tuned | TunedFma]) -> dict[str, Any]:
@@ -120,7 +122,13 @@ few_rows_fma = Kernel(
 
 
 def why_slower(
-    rows: int, weight: int, dtype: torch.dtype, gpu: Gpu, weights: int = 1, gated: bool = False
+    rows: int,
+    weight: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    weights: int = 1,
+    gated: bool = False,
+    norm: bool = False,
 ) -> str | None:
     """Return why PyTorch's product, or another form, is faster, or None: what measuring may change is all here.
 
@@ -130,12 +138,13 @@ def why_slower(
         dtype: of both.
         weights: how many there are, of the same x.
         gated: two of them are those of a gate.
+        norm: an RMS norm of x comes first.
     """
     if weight < LEAST_WEIGHT:
         return f"reading less than {LEAST_WEIGHT} elements of weight is not what takes the time"
     if not gpu.library:
         return None
-    most = MOST_MEASURED[dtype][2 if weights > 1 else 1 if gated else 0]
+    most = MOST_MEASURED[dtype][3 if norm else 2 if weights > 1 else 1 if gated else 0]
     if rows > most:
         return f"it is measured to be as fast as cuBLAS up to {most} rows alone"
     if weights == 1 and not gated and weight >= LARGE_WEIGHT:

@@ -117,25 +117,12 @@ def launch_together(
         fits = isinstance(chosen, few_rows.FewRows)
     else:
         gated, elements = False, sum(one.n * one.k for one in found)
-        slower = few_rows.why_slower(shape[0], elements, dtype, card, len(found)) if dtype in few_rows.DTYPES else ""
+        known = dtype in few_rows.DTYPES
+        slower = few_rows.why_slower(shape[0], elements, dtype, card, len(found), norm=norm) if known else ""
         fits = slower is None if wanted is None else wanted == few_rows.FORM.name
     if not fits or not few_rows.are_served(found, card, gated, norm):
         return None
     return few_rows.launch_of(shape[0], tuple(one.n for one in found), shape[1], dtype, card, gated, norm)
-
-
-def multiply_several(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], results: Sequence[Tensor]
-) -> None:
-    """results[i] = x weights[i]^T + biases[i], contiguous; of few rows and up to four weights in one launch."""
-    if is_dry(x):
-        return
-    if launch := launch_together(PRODUCT, x.shape, x.stride(), x.dtype, x.device, weights):
-        whole = [few_rows.whole(weight) for weight in weights]
-        return few_rows.run(launch, few_rows.whole(x), whole, biases, results)
-    for weight, bias, y in zip(weights, biases, results):
-        multiply(x, weight, bias, y, turn_b=True)
-    return None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -190,8 +190,6 @@ def _namespace() -> Any:
             if not op_name.startswith("_") and (load := self.__dict__.get("_cupyops_library")) is not None:
                 load()
                 self.__dict__.pop("_cupyops_library", None)  # not before: another thread is to wait for it
-                if op_name in self.__dict__:
-                    return self.__dict__[op_name]
             if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
                 register()
             for prefix, make in self.__dict__.get("_cupyops_families", {}).items():
@@ -199,7 +197,8 @@ def _namespace() -> Any:
                     make(op_name)
                     if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
                         register()
-            return super().__getattr__(op_name)
+            # to register it may have been to look for it: another look would make another op of the same name
+            return self.__dict__[op_name] if op_name in self.__dict__ else super().__getattr__(op_name)
 
     Namespace.__module__ = base.__module__  # of which the names of operators are made
     return Namespace

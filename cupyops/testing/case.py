@@ -114,12 +114,14 @@ class Case:
         """The function under test; its gradients too, if `grads` is given."""
         return run(self.target.function, call, grads)
 
-    def theirs(self, call: Call, grads: Sequence[Tensor] | Gradients | None = None) -> Outcome:
-        """The reference. Raises `NotApplicable` where it refuses."""
+    def theirs(
+        self, call: Call, grads: Sequence[Tensor] | Gradients | None = None, as_it_lies: bool = False
+    ) -> Outcome:
+        """The reference, on dense tensors or on such as lie like the call's. Raises `NotApplicable` where it refuses."""
         try:
             if self.backend == "gpu" and not all(t.is_floating_point() for t in call.all_tensors()):
                 run(self.target.reference, on_cpu(call))  # an index out of range would end the process there
-            return run(self.target.reference, call.leaves(), grads)
+            return run(self.target.reference, call.relaid() if as_it_lies else call.leaves(), grads)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError) as error:
             raise NotApplicable(f"the reference refuses: {_brief(error)}") from error
 
@@ -267,11 +269,16 @@ class Case:
     def _usual_errors(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
         """The largest errors of the reference among calls much like this one, in which it may have been lucky.
 
-        In float64, where it is the truth itself, those that it makes in float32, but for the size of a unit. And how far the
+        One is the same call on tensors that lie as they do, of which PyTorch's products may be less exact. In float64,
+        where the reference is the truth itself, those that it makes in float32, but for the size of a unit. And how far the
         truth moves when the incoming gradients, or inputs in float64, are rounded otherwise: where terms cancel, their
         rounding is all that is left.
         """
         found: dict[str, float] = {}
+        laid, truth = self.theirs(call, grads, as_it_lies=True), self.expected(call, grads)[1]
+        for (what, result), (_, exactly) in zip(laid.named(), truth.named()):
+            if result is not None and exactly is not None and takes_gradient(result):
+                found[what] = distance(result, exactly)
         for number in range(_DRAWS):
             near = self.nudged(call, number)
             theirs, truth = self.expected(near, grads)

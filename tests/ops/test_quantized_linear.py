@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
@@ -72,6 +74,20 @@ def test_any_number_of_rows(kind, rows):
     ours, theirs = errors(y, given, kind)
     assert ours <= theirs
     assert torch.equal(again, y[None])
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("kind", ["int8", "uint4"])
+def test_infinities_beside_zero_points(kind, groups, device):
+    """Infinite times a number less its zero point: infinite of either sign, and NaN where these are equal."""
+    x, weight, scale, zero_point, bias = (one.to(device) for one in operands(5, 192, 21, groups, kind))
+    x[1, 5], x[2, 100], x[3, 7], x[3, 190] = torch.inf, -torch.inf, torch.inf, torch.inf
+    given = x, weight, scale, zero_point.round(), bias
+    with cupyops.simulate("sm_90") if device.type == "cpu" else contextlib.nullcontext():
+        y = linear(*given, kind=kind)
+    expected = by_torch(*given, kind=kind)
+    assert torch.equal(y[1:4].nan_to_num(7.0, 8.0, 9.0), expected[1:4].nan_to_num(7.0, 8.0, 9.0))
+    assert y[[0, 4]].isfinite().all()
 
 
 @pytest.mark.parametrize("of_scales", [torch.float32, torch.float16, torch.bfloat16])

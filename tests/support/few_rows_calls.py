@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import cupyops
-from cupyops._dispatch import few_rows
+from cupyops._dispatch import few_rows, few_rows_layers
 from cupyops._dispatch.gpu import assume_gpu
 from cupyops._kernel.kernel import capability
-from cupyops.ops._rms_norm_linears import rms_norm_gated_linear, rms_norm_linears
 
 AMPERE = 166912  # bytes of shared memory of a block
 
@@ -100,8 +99,8 @@ def _normalised(rows: int, dtype: torch.dtype, device: str) -> None:
     given = x, norm, 1e-5, [first / 13, second / 13], [None, bias]
     given = tree_map_only(Tensor, lambda one: one.to(dtype), given)
     with asked(device):
-        compare(rms_norm_linears(*given), normalised, given)
+        compare(few_rows_layers.linears(*given), normalised, given)
     gate = given[3][0]
     given = *given[:3], gate, gate.flip(0), "silu"
     with asked(device, "gated_linear"):
-        compare([rms_norm_gated_linear(*given)], lambda *args: [normalised_gate(*args)], given)
+        compare(few_rows_layers.gated_linear(*given), lambda *args: [normalised_gate(*args)], given)

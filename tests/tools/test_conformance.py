@@ -33,17 +33,12 @@ def test_the_runs_passed():
         assert suites and not run["failures"] and not any(suite["failed"] for suite in suites)
 
 
-# operators that compiled graphs call, made at need; those in place are in tests/ops/test_in_place.py
-OF_GRAPHS = "linears", "rms_norm_linears", "rms_norm_gated_linear"
-
-
 def test_every_operator_is_in_the_figures():
     """Each function in a row of its own or known to have no entry, each registered operator called by some sample."""
     public = {name for name, f in vars(cupyops.ops).items() if not name.startswith("_") and callable(f)}
     assert {*FUNCTIONS.values(), *WITHOUT_ENTRY} == public and FIGURES["without_entry"] == WITHOUT_ANY_ENTRY
     ours = [op for name, op in cupyops.operators().items() if name.startswith("cupyops::")]
-    of_graphs = tuple(f"cupyops::{name}" for name in OF_GRAPHS)
-    registered = {op.name for op in ours if not op.definition.mutated and not op.name.startswith(of_graphs)}
+    registered = {op.name for op in ours if not op.definition.mutated}  # those in place: tests/ops/test_in_place.py
     for name in ("reference", "simulator"):
         rows = tool.rows_of(FIGURES["backends"][name]["rows"], "op_db")
         called = {operator for row in rows.values() for operator in row["operators"]}

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ..._dispatch import few_rows
+from ..._dispatch import few_rows, few_rows_layers
 from ..._dispatch.epilogues import LINEAR_ACT
 from ..._dispatch.gpu import gpu
-from ..._dispatch.linear import PRODUCT, launch_together, problem
+from ..._dispatch.linear import problem
 from ...ops._linear_act import _linear_act
-from ...ops._linears import _linears
-from ...ops._rms_norm_linears import _rms_norm_gated_linear, _rms_norm_linears
 from .aten import VIEWS, aten, aten_call, call, is_sized, meta_of, same, serves
 from .products import Layer, layer_of
 
@@ -61,20 +59,17 @@ def linears(node: Any) -> bool:
     layers = [first, *_beside(first, node)]
     norm = Norm.of(first.x, [one.product for one in layers])
     weights, biases = [one.weight for one in layers], [one.bias for one in layers]
-    n, x = len(layers), meta_of(first.x)
-    if norm is not None:
-        given = norm.rows(node), norm.weight, norm.eps, *weights, *biases
-        if serves(op := _of_lists(_rms_norm_linears, n), given):
-            return _put_all(node, layers, op, given)
-    if n == 1 or launch_together(PRODUCT, x.shape, x.stride(), x.dtype, x.device, list(map(meta_of, weights))) is None:
+    of = [meta_of(one) for one in weights], [meta_of(one) for one in biases]
+    if norm is not None and few_rows_layers.is_served(norm.rows_meta(), meta_of(norm.weight), *of):
+        args: Any = norm.rows(node), norm.weight, norm.eps, weights, biases
+    elif len(layers) > 1 and few_rows_layers.is_served(meta_of(first.x), None, *of):
+        args = first.x, None, 0.0, weights, biases
+    else:
         return False
-    args, op = (first.x, *weights, *biases), _of_lists(_linears, n)
-    return serves(op, args) and _put_all(node, layers, op, args)
-
-
-def _of_lists(op: Any, n: int) -> Any:
-    """The operator of single tensors for so many weights and biases."""
-    return op.of((n, n))
+    for layer, y in zip(layers, call(node, few_rows_layers.linears, args)):
+        layer.product.replace_all_uses_with(y)
+        node.graph.erase_node(layer.product)
+    return True
 
 
 def _beside(first: Layer, node: Any) -> Iterator[Layer]:
@@ -94,19 +89,6 @@ def _are_inputs(layer: Layer) -> bool:
     return all(one is None or one.op == "placeholder" for one in (layer.weight, layer.bias))
 
 
-def _put_all(node: Any, layers: list[Layer], op: Any, args: Any) -> bool:
-    results = call(node, _overload(op), args)
-    for layer, y in zip(layers, results):
-        layer.product.replace_all_uses_with(y)
-    for layer in layers:
-        node.graph.erase_node(layer.product)
-    return True
-
-
-def _overload(op: Any) -> Any:
-    return getattr(torch.ops.cupyops, op.name.partition("::")[2]).default
-
-
 def norm_gated(node: Any) -> bool:
     """An RMS norm that a gated layer of few rows alone reads."""
     if node.target is not torch.ops.cupyops.gated_linear.default:
@@ -115,10 +97,10 @@ def norm_gated(node: Any) -> bool:
     norm = Norm.of(x, [node]) if up is not None and not keep else None
     if norm is None:
         return False
-    args = norm.rows(node), norm.weight, norm.eps, weight, up, activation
-    if not serves(_rms_norm_gated_linear, args):
+    if not few_rows_layers.is_gate_served(norm.rows_meta(), *map(meta_of, (norm.weight, weight, up))):
         return False
-    (y,) = call(node, _overload(_rms_norm_gated_linear), args)
+    args = norm.rows(node), norm.weight, norm.eps, weight, up, activation
+    (y,) = call(node, few_rows_layers.gated_linear, args)
     (result,) = node.users
     result.replace_all_uses_with(y)
     node.graph.erase_node(result)
@@ -146,8 +128,11 @@ class Norm(NamedTuple):
 
     def rows(self, before: Node) -> Node:
         """Return what is normalised as a matrix, a view before a node."""
-        width = meta_of(self.x).shape[-1]
-        return aten_call(before, aten.view.default, self.x, [meta_of(self.x).numel() // width, width])
+        return aten_call(before, aten.view.default, self.x, list(self.rows_meta().shape))
+
+    def rows_meta(self) -> torch.Tensor:
+        """Return the FakeTensor of that matrix."""
+        return meta_of(self.x).flatten(0, -2)  # type: ignore[no-any-return]
 
     @classmethod
     def of(cls, node: Any, readers: list[Node]) -> Norm | None:

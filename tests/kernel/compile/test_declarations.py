@@ -143,11 +143,11 @@ def test_a_head_that_stands_twice_is_read_the_first_time():
     ("template", "expected"),
     [
         ("", ()),
-        ("template <typename T>", (("T", True, False),)),
-        ("template <class T, int N = 4>", (("T", True, False), ("N", False, True))),
-        ("template <typename T = Pair<int, 3>, Op F = less>", (("T", True, True), ("F", False, True))),
-        ("template <int N = (4 > 3), typename... Ts>", (("N", False, True), ("Ts", True, False))),
-        ("template <typename T>\nstatic __launch_bounds__(256)", (("T", True, False),)),
+        ("template <typename T>", (("T", True, False, ""),)),
+        ("template <class T, int N = 4>", (("T", True, False, ""), ("N", False, True, "int"))),
+        ("template <typename T = Pair<int, 3>, Op F = less>", (("T", True, True, ""), ("F", False, True, "Op"))),
+        ("template <int N = (4 > 3), typename... Ts>", (("N", False, True, "int"), ("Ts", True, False, ""))),
+        ("template <typename T>\nstatic __launch_bounds__(256)", (("T", True, False, ""),)),
         ("template <typename T> struct S { T v; };\n", ()),
     ],
 )
@@ -158,4 +158,4 @@ def test_template_parameters(template, expected):
 
 def test_defaults_stand_in_the_declaration():
     text = "template <int N = 4> __global__ void f(int* x);\ntemplate <int N> __global__ void f(int* x) {}\n"
-    assert function(source.load(text), "f").template == (("N", False, True),)
+    assert function(source.load(text), "f").template == (("N", False, True, "int"),)
