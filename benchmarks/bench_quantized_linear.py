@@ -55,7 +55,7 @@ def weight(kind: str, n: int, k: int, group: int, device: Any) -> Weight:
 
 
 def _tinygemm(numbers: Tensor, scale: Tensor, zero_point: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """As torch._weight_int4pack_mm takes them on a GPU: its zero points lie among the weights."""
+    """Pack weights for torch._weight_int4pack_mm on a GPU, whose zero points lie among the weights."""
     if not numbers.is_cuda:
         return None, None
     packed = torch._convert_weight_to_int4pack(numbers[:, ::2] << 4 | numbers[:, 1::2], 8)

@@ -44,9 +44,10 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) 
     """Two slices in the other order, which fuse with what reads them; of no dimension, of all elements in a row."""
     if not dims:
         return _roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
+    y = x
     for shift, dim in zip(shifts, dims):
         size = x.shape[dim]
         begin = size - shift % size if size else 0
         if 0 < begin < size:
-            x = torch.cat([x.narrow(dim, begin, size - begin), x.narrow(dim, 0, begin)], dim)
-    return x.clone() if not x.numel() or all(s % x.shape[d] == 0 for s, d in zip(shifts, dims)) else x
+            y = torch.cat([y.narrow(dim, begin, size - begin), y.narrow(dim, 0, begin)], dim)
+    return x.clone() if y is x else y

@@ -195,7 +195,7 @@ def test_each_replay_draws_other_numbers():
 
 @pytest.mark.gpu
 def test_the_first_output_kept_over_a_step_is_an_error_and_its_clone_is_not():
-    """Of later outputs the trees tell nothing: a replay writes over them."""
+    """The trees report the outputs of the first call alone: a replay writes over later ones in silence."""
     compiled, inputs = fast(lambda x: (x * 2).softmax(-1)), [torch.randn(8, 64, device="cuda") for _ in range(5)]
     clones, outputs = [], []
     for x in inputs:

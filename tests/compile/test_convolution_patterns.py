@@ -77,7 +77,7 @@ def halved(module):
 
 
 def compare(module, x, steps=1):
-    """As near to float64 as PyTorch; the functions that were called."""
+    """Compare with float64, beside PyTorch's own error; return the functions that were called."""
     eager, exact = copy.deepcopy(module), copy.deepcopy(module).double()
     grad = torch.randn_like(exact(x.double())) if steps else None
     exact = copy.deepcopy(module).double()

@@ -149,7 +149,7 @@ def test_a_cache_without_a_mask():
 
 
 def test_beams_share_a_mask():
-    """Of beams the masks are expanded; their caches come in another order at each step."""
+    """Beam search expands the masks, and reorders the caches at each step."""
 
     def step(q, k, v, keys, values, position, mask):
         order = torch.tensor([1, 0, 2, 2])

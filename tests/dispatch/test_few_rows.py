@@ -219,7 +219,7 @@ def chosen(forms, m, n, k, dtype, **card):
 @pytest.mark.parametrize("forms", [linear.PRODUCT, _matmul.PRODUCT, epilogues.LINEAR_ACT])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_chosen(forms, dtype):
-    """As measured beside cuBLAS; where that may not be called, of every number of rows that there are kernels for."""
+    """The rows that are measured beside cuBLAS take the form; without PyTorch's products, all that it has kernels for."""
     most = 8 if dtype is torch.float32 else 16
     assert {chosen(forms, rows, 2048, 2048, dtype) for rows in (1, most)} == {"few_rows"}
     assert chosen(forms, most + 1, 2048, 2048, dtype) != "few_rows"

@@ -57,7 +57,7 @@ def test_swap(name):
 
 @pytest.mark.parametrize("name", ["int8 by groups", "float8 by rows"])
 def test_gradient_of_the_input(name):
-    """As of the dequantised layer: what trains in front of a frozen model."""
+    """The input's gradient is the dequantised layer's, so that what lies in front of a frozen model trains."""
     model, x = quantised(CONFIGS[name], torch.float32), torch.randn(5, 128, requires_grad=True)
     grad = torch.randn(5, 72)
     (theirs,) = torch.autograd.grad(layer_in_float64(model[0], x), x, grad.double())

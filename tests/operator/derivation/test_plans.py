@@ -39,6 +39,22 @@ def reason(op):
     return op._plans.reason
 
 
+def by_first(name):
+    """An operator that multiplies by the first number of a list."""
+
+    @cupyops.operator(f"cupyops_plans::{name}")
+    def op(x: Tensor, by: list[int]) -> Tensor:
+        return x * by[0]
+
+    @op.forward
+    def _(x, by):
+        y = torch.empty_like(x)
+        launch(x, y, float(by[0]))
+        return y, ()
+
+    return op
+
+
 class TestLifecycle:
     def test_the_first_call_is_plain_two_are_recorded_then_it_is_replayed(self, running):
         op, x = scaled(), torch.randn(5)
@@ -149,17 +165,7 @@ class TestKeys:
             assert same(op(x, one), plainly(op, x, one)) and count.misses == 1
 
     def test_a_list_that_the_caller_changes(self, running):
-        @cupyops.operator("cupyops_plans::by_list")
-        def op(x: Tensor, by: list[int]) -> Tensor:
-            return x * by[0]
-
-        @op.forward
-        def _(x, by):
-            y = torch.empty_like(x)
-            launch(x, y, float(by[0]))
-            return y, ()
-
-        x, by = torch.ones(3), [2, 5]
+        op, x, by = by_first("by_list"), torch.ones(3), [2, 5]
         warm(op, x, by)
         with counted() as count:
             assert op(x, by).tolist() == [2.0] * 3 and op(x, [2, 5]).tolist() == [2.0] * 3 and count.misses == 0
@@ -171,18 +177,7 @@ class TestKeys:
 
     def test_sizes_in_a_tuple(self, running):
         """Equal ones are alike, whichever object they are; what is equal and of another type is not."""
-
-        @cupyops.operator("cupyops_plans::by_tuple")
-        def op(x: Tensor, by: list[int]) -> Tensor:
-            return x * by[0]
-
-        @op.forward
-        def _(x, by):
-            y = torch.empty_like(x)
-            launch(x, y, float(by[0]))
-            return y, ()
-
-        x, sizes = torch.ones(3), [1, 5]
+        op, x, sizes = by_first("by_tuple"), torch.ones(3), [1, 5]
         warm(op, x, tuple(sizes))
         for other, misses in ((tuple(sizes), 0), ((1, 6), 1), ((1,), 1), ((True, 5), 1), (torch.Size(sizes), 1)):
             with counted() as count:
