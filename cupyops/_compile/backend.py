@@ -131,10 +131,10 @@ def _compile(
     """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
     graph.graph.eliminate_dead_code()
     fold.apply(graph)
-    inplace.apply(graph)
     exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
     if not exact:
-        patterns.apply_to_calls(graph)
+        patterns.apply_to_calls(graph)  # which may move reads, so before anything is written in place
+    inplace.apply(graph)
     runner = Runner(graph, kind, exact=exact)
     runner.prepare_early()
     run: Callable[..., Any] = runner if held is None else held.wrap(runner, graph, kind=kind)

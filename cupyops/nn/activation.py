@@ -25,6 +25,11 @@ from .twin import Twin
 SMALL = 2**20
 
 
+def is_small(x: Any) -> bool:
+    """Return True for a tensor of which PyTorch's own relu, gelu and silu take less time, and may be called at once."""
+    return type(x) is Tensor and library.at_once(x) and x.numel() <= SMALL
+
+
 class ReLU(Twin, torch.nn.ReLU):
     """max(x, 0); as `torch.nn.ReLU`, by `cupyops.relu`.
 
@@ -36,7 +41,7 @@ class ReLU(Twin, torch.nn.ReLU):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is Tensor and library.at_once(input) and input.numel() <= SMALL:
+        if is_small(input):
             return torch.relu_(input) if self.inplace else torch.relu(input)
         return relu(input, self.inplace)
 
@@ -52,7 +57,7 @@ class GELU(Twin, torch.nn.GELU):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is Tensor and library.at_once(input) and input.numel() <= SMALL:
+        if is_small(input):
             return torch.nn.functional.gelu(input, approximate=self.approximate)
         return gelu(input, self.approximate)
 
@@ -68,7 +73,7 @@ class SiLU(Twin, torch.nn.SiLU):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is Tensor and library.at_once(input) and input.numel() <= SMALL:
+        if is_small(input):
             return torch.nn.functional.silu(input, self.inplace)
         return silu(input, self.inplace)
 

@@ -38,7 +38,7 @@ PATTERNS: tuple[Callable[[Any], bool], ...] = (
 )
 OF_CALLS: tuple[Callable[[Any], bool], ...] = (
     *(gated_linear, linear_act, moments, added, in_blocks, in_full),
-    *(norm_gated, linear_residual, linears),
+    *(norm_gated, linears, linear_residual),
 )
 BEGIN = (
     *ATTENTION,

@@ -12,11 +12,7 @@ import torch
 from torch.fx import Node
 
 from ..._dispatch import few_rows, few_rows_layers
-from ..._dispatch.epilogues import LINEAR_ACT
-from ..._dispatch.gpu import gpu
-from ..._dispatch.linear import problem
-from ...ops._linear_act import _linear_act
-from .aten import VIEWS, aten, aten_call, call, is_sized, meta_of, same, serves
+from .aten import VIEWS, aten, aten_call, call, is_sized, meta_of, same
 from .products import Layer, layer_of
 
 
@@ -28,14 +24,11 @@ def linear_residual(node: Any) -> bool:
         layer = layer_of(own)
         if layer is None or layer.is_read_beside(node) or not _is_added(other, own):
             continue
-        x, weight = meta_of(layer.x), meta_of(layer.weight)
-        found = problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
-        if not isinstance(LINEAR_ACT.choose(found, gpu(x.device)), few_rows.FewRows):
+        x, weight, bias = map(meta_of, (layer.x, layer.weight, layer.bias))
+        if not few_rows_layers.is_served(x, None, [weight], [bias]):
             continue
         residual = aten_call(node, aten.view.default, other, list(meta_of(layer.product).shape))
         args = layer.x, layer.weight, layer.bias, residual, "none", False
-        if not serves(_linear_act, args):
-            continue
         (y,) = call(node, torch.ops.cupyops.linear_act.default, args)
         node.replace_all_uses_with(aten_call(node, aten.view.default, y, list(meta_of(node).shape)))
         node.graph.erase_node(node)
@@ -91,7 +84,7 @@ def _are_inputs(layer: Layer) -> bool:
 
 def norm_gated(node: Any) -> bool:
     """An RMS norm that a gated layer of few rows alone reads."""
-    if node.target is not torch.ops.cupyops.gated_linear.default:
+    if node.target is not torch.ops.cupyops.gated_linear.default or len(node.users) != 1:
         return False
     x, weight, up, activation, keep = _gated_arguments(node)
     norm = Norm.of(x, [node]) if up is not None and not keep else None

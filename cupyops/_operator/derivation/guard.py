@@ -146,10 +146,8 @@ def _differs(writer: Writer, name: str, value: Any) -> str:
             unequal += f" or {writer.name(math.copysign)}(1.0, {name}) != {math.copysign(1.0, value)}"
         return f"{name} is not {known} and ({unequal})"
     if kind in (tuple, torch.Size) and all(type(one) is int for one in value):
-        known, integer = (
-            writer.name(value),
-            writer.name(int),
-        )  # modules of one kind have equal sizes, and not the same ones
+        # modules of one kind have equal sizes, which are not the same object
+        known, integer = writer.name(value), writer.name(int)
         differ = [f"{name}.__class__ is not {writer.name(kind)}", f"{name} != {known}"]
         differ += [f"{name}[{at}].__class__ is not {integer}" for at in range(len(value))]
         return f"{name} is not {known} and ({' or '.join(differ)})"

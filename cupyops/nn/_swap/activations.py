@@ -11,14 +11,14 @@ from torch import Tensor, fx
 from torch.nn import Module
 
 from ... import nn
-from ..._dispatch import epilogues, library
+from ..._dispatch import epilogues
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
 from ...ops._relu import relu
 from ...ops._silu import silu
 from ...ops._swiglu import swiglu
-from ..activation import SMALL
+from ..activation import is_small
 from . import proof
 from .classes import Class, Recipe, kind
 from .neighbours import is_unheard
@@ -85,7 +85,7 @@ def activation(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple
         ):
             return cls.forward(self, *args, **kwargs)
         x = args[0]
-        if type(x) is Tensor and library.at_once(x) and x.numel() <= SMALL:
+        if is_small(x):
             return pytorchs(x)
         return function(x)
 
