@@ -168,11 +168,12 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool finite = isfinite(of_x[tile][i]);
-        total[tile][i] +=
-            s[i / 2] * (finite ? sums[tile][i] - z[i / 2] * of_x[tile][i]
-                               : one_by_one(x + (8 * tile + 2 * t + i % 2 - g) * sizes.x_row - t * OF_LANE,
-                                            rows[i / 2] - t * BYTES, begin * STEP, min(end * STEP, sizes.k), z[i / 2]));
+        const int row = 8 * tile + 2 * t + i % 2;
+        const bool finite = isfinite(of_x[tile][i]) && isfinite(s[i / 2]) && isfinite(z[i / 2]);
+        total[tile][i] += finite || m0 + row >= sizes.m
+                              ? s[i / 2] * (sums[tile][i] - z[i / 2] * of_x[tile][i])
+                              : one_by_one(x + (row - g) * sizes.x_row - t * OF_LANE, rows[i / 2] - t * BYTES,
+                                           begin * STEP, min(end * STEP, sizes.k), z[i / 2], s[i / 2]);
         sums[tile][i] = of_x[tile][i] = 0.0f;
       }
     }
@@ -202,10 +203,10 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
   }
 
  private:
-  // The sum of x (w - zero) from k = `begin` to before `end`, where x has an infinity: the difference of two infinite sums would be
-  // NaN. Its arguments are values, as members whose address is taken lie in memory.
-  static __device__ __noinline__ float one_by_one(const T* of, const unsigned char* row, int begin, int end,
-                                                  float zero) {
+  // The sum of x (w - zero) scale from k = `begin` to before `end`, where one of them is infinite: it may be NaN where the sums of
+  // their factors are not, and the other way round. Its arguments are values, as members whose address is taken lie in memory.
+  static __device__ __noinline__ float one_by_one(const T* of, const unsigned char* row, int begin, int end, float zero,
+                                                  float scale) {
     constexpr int OF_WORD = 32 / W::BITS;
     float sum = 0.0f;
     for (int k = begin; k < end; ++k) {
@@ -216,7 +217,7 @@ template <typename T, typename W, int TILES, int BYTES> struct Warp {
 #pragma unroll
       for (int j = 1; j < W::PAIRS; ++j) both = pair == j ? pairs[j] : both;
       const unsigned short bits = (W::APART == 1 ? at % 2 : at / W::APART) ? both >> 16 : both;
-      sum += to_acc(of[k]) * (to_acc(*reinterpret_cast<const T*>(&bits)) - zero);
+      sum += to_acc(of[k]) * ((to_acc(*reinterpret_cast<const T*>(&bits)) - zero) * scale);
     }
     return sum;
   }

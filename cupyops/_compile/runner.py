@@ -73,6 +73,9 @@ class Runner:
         for node in self.graph.graph.nodes:
             if getattr(node.target, "namespace", "") == "streams":
                 return f"{node.target} is called in it: its calls run on several streams"
+            if node.target is torch.ops.aten._unique.default and isinstance(node.meta["val"][0].shape[0], int):
+                # its FakeTensor is made by a call with zeros, in some versions of PyTorch
+                return f"{node.target} is called in it, and PyTorch's trace has a size of its own for the result"
         return None
 
     # -- programs ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ NOT_TRACED, REFUSED, OTHER_LAYOUT = (
     "PyTorch refuses it",
     "PyTorch's trace has other strides or dimensions of size 1",
 )
+HALVES = (torch.float16, torch.bfloat16)
 UNWRITTEN = ("empty", "new_empty")  # their results are what was in memory
 
 
@@ -40,6 +41,10 @@ class Sample:
             filled = list(leaves)
             for k, tensor in zip(places, given):
                 filled[k] = tensor
+            if any(
+                tensor.dtype == torch.float64 for tensor in given
+            ):  # a dtype that is asked for is wide where they are
+                filled = [torch.float64 if one in HALVES else one for one in filled]
             first, args, kwargs = tree_unflatten(filled, spec)
             return tensors(function(first, *args, **kwargs))
 
