@@ -227,17 +227,12 @@ def cache(
 
 @app.command(cls=Command)
 def doctor(
-    fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Show the commands that mend what was found, ask, run them, and examine again."),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and tell how to fix problems."""
     from .doctor import run
 
-    raise typer.Exit(run(json, fix, yes))
+    raise typer.Exit(run(json))
 
 
 @app.command(cls=Command)
