@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,12 @@ SECOND = {
     "reference": "PyTorch differentiates the reference twice.",
     "both": "A formula or the differentiated reference, depending on the arguments.",
 }
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown."""
+    head = list(head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
 def kernels(name: str) -> list[Any]:
@@ -53,19 +59,19 @@ def _is_equation(paragraph: str) -> bool:
     return " = " in paragraph and not re.match(r"Bytes|Reached|What is lost", paragraph)
 
 
-def forms(name: str) -> Iterator[tuple[str, list[str]]]:
+def forms(name: str) -> Iterator[tuple[str, str]]:
     """(direction, the table of the forms that the operator's kernels have in it), forward first."""
     mine = {id(kernel) for kernel in kernels(name)}
-    tables: dict[str, list[str]] = {}
+    tables: dict[str, list[tuple[str, str, str]]] = {}
     for family in families():
         for form in family.list:
             used = [kernel for kernel in form.kernels() if kernel is not None and id(kernel) in mine]
             if used:
                 names = ", ".join(breakable(kernel.base) for kernel in used)
                 summary = form.summary.replace("|", "\\|")
-                table = tables.setdefault(family.direction, ["| form | who computes what | kernels |", "|---|---|---|"])
-                table.append(f"| {breakable(form.name)} | {summary} | {names} |")
-    yield from sorted(tables.items(), key=lambda item: item[0] != "forward")
+                tables.setdefault(family.direction, []).append((breakable(form.name), summary, names))
+    for direction, lines in sorted(tables.items(), key=lambda item: item[0] != "forward"):
+        yield direction, table(("form", "who computes what", "kernels"), lines)
 
 
 def breakable(name: str) -> str:
@@ -92,16 +98,15 @@ def plot(name: str) -> str:
     return pictures.plot(f"{name}: speed, forward and backward", note, bars, legend) if bars else ""
 
 
-def tested(name: str) -> list[str]:
-    """A table of the samples of PyTorch that the function passes, by backend."""
+def tested(name: str) -> str:
+    """A table of the samples of PyTorch that the function passes, by backend; nothing where there are none."""
     runs = [conformance.read(conformance.FIGURES), conformance.read(conformance.GPU_FIGURES)]
     backends = {backend: said["rows"] for run in runs if run for backend, said in run["backends"].items()}
     found = {backend: rows[name]["suites"] for backend, rows in backends.items() if name in rows}
     if not found:
-        return []
+        return ""
     suites = [suite for suite in conformance.SUITES if any(suite in of for of in found.values())]
-    lines = [f"| samples | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
-    return lines + [f"| {suite} | {' | '.join(_cell(of.get(suite)) for of in found.values())} |" for suite in suites]
+    return table(("samples", *found), ((suite, *(_cell(of.get(suite)) for of in found.values())) for suite in suites))
 
 
 def _cell(suite: dict[str, Any] | None) -> str:
@@ -124,26 +129,26 @@ def page(row: Any) -> Iterator[str]:
         ("second derivative", SECOND[row.second]),
         ("module", row.module or "none"),
     ]
-    yield "\n".join(["| | |", "|---|---|", *(f"| {what} | {said} |" for what, said in facts)])
+    yield table(("", ""), facts)
     for k, (file, text) in enumerate(equations(name)):
         yield ("## Equations\n\n" if k == 0 else "") + f"From `cuda_src/{file}`:\n\n```{{ .equations }}\n{text}\n```"
     if tables := list(forms(name)):
         yield "## Forms\n\nThe first form that fits a call is used. " + (
             f"`python -m cupyops explain {name}` shows which one, and why not the others."
         )
-        for direction, table in tables:
+        for direction, lines in tables:
             yield f"{direction.capitalize()}:"
-            yield "\n".join(table)
+            yield lines
     elif names := [f"`{kernel.base}`" for kernel in kernels(name)]:
         yield f"## Kernels\n\nOne form for every call: {', '.join(names)}."
     if plot(name):
         yield f"## Speed\n\n![Speed of {name}](../assets/op_{name}.svg)\n\n[How it is measured](../speed.md#compare)."
-    if table := tested(name):
+    if samples := tested(name):
         yield (
             "## Conformance\n\nPyTorch's own samples that pass, of those there are. A sample that is not counted has a "
             + ("reason, which the [page on conformance](../conformance.md) gives.")
         )
-        yield "\n".join(table)
+        yield samples
     yield f"Source: `cupyops/ops/_{name}.py`"
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import docs_operators
 import torch
 import yaml
+from docs_operators import table
 from release import PLACEHOLDER
 
 import cupyops
@@ -128,23 +129,27 @@ def operators() -> str:
     known = {row.function.strip("`"): row for row in rows()}
     parts = []
     for kind, names in by_kind().items():
-        lines = [f"## {kind}\n", "| function | what it computes | as in PyTorch |", "|---|---|---|"]
-        for name in names:
-            twin = known[name].twin.replace("torch.nn.functional.", "F.")
-            lines.append(f"| [`{name}`](operators/{name}.md) | {known[name].summary} | {twin} |")
-        parts.append("\n".join(lines))
+        lines = [
+            (
+                f"[`{name}`](operators/{name}.md)",
+                known[name].summary,
+                known[name].twin.replace("torch.nn.functional.", "F."),
+            )
+            for name in names
+        ]
+        parts.append(f"## {kind}\n\n" + table(("function", "what it computes", "as in PyTorch"), lines))
     return "\n\n".join(parts)
 
 
 def modules_table() -> str:
     """The modules, with the function that each is of."""
     by = {name: row.function.strip("`") for row in rows() for name in re.findall(r"`(\w+)`", row.module)}
-    lines = ["| module | function | as in PyTorch |", "|---|---|---|"]
+    lines = []
     for name, one in modules().items():
         twin = re.search(r"as `(torch\.nn\.\w+)`", one.__doc__ or "")
         link = f"[`{by[name]}`](operators/{by[name]}.md)" if name in by else ""
-        lines.append(f"| [`{name}`][cupyops.nn.{name}] | {link} | {f'`{twin[1]}`' if twin else ''} |")
-    return "\n".join(lines)
+        lines.append((f"[`{name}`][cupyops.nn.{name}]", link, f"`{twin[1]}`" if twin else ""))
+    return table(("module", "function", "as in PyTorch"), lines)
 
 
 def commands() -> str:
@@ -167,13 +172,7 @@ def commands() -> str:
 
 def settings() -> str:
     """The variables of the environment."""
-    return "\n".join(
-        [
-            "| variable | what it does |",
-            "|---|---|",
-            *(f"| `{name}` | {one.meaning} |" for name, one in SETTINGS.items()),
-        ]
-    )
+    return table(("variable", "what it does"), ((f"`{name}`", one.meaning) for name, one in SETTINGS.items()))
 
 
 def figures(path: Path = RESULTS) -> str:
@@ -183,19 +182,14 @@ def figures(path: Path = RESULTS) -> str:
     results = read(path)
     others = report.peers(results)
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
-    lines = [
-        f"### On {results.machine.get('gpu', 'a GPU')}",
-        "",
-        *(f"- {line}" for line in report.summary(results)),
-        "",
-    ]
-    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    said = [f"### On {results.machine.get('gpu', 'a GPU')}", "", *(f"- {line}" for line in report.summary(results)), ""]
+    lines = []
     for row, way in results.measured():
         speedup = row.speedup(way)
         rates = [report.rate(row, who, way) for who in ("ours", *others)]
         cells = [row.op, row.size, row.dtype, way, row.unit, *rates, "" if speedup is None else f"{speedup:.2f}"]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines)
+        lines.append([cell.replace("|", "\\|") for cell in cells])
+    return "\n".join([*said, table(head, lines)])
 
 
 def models() -> str:
@@ -206,17 +200,16 @@ def models() -> str:
 def models_of(path: Path) -> str:
     """The table of one run."""
     found, machine = model_table.read(path)
-    lines = [f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:", ""]
-    lines += ["| model | variant | ms a step | speed-up | a second | peak GiB |", "|---|---|---|---|---|---|"]
+    lines = []
     for one in found:
         base = model_table.base_of(found, one.model)
         gain = f"{base.ms / one.ms:.2f}" if base is not None and base is not one else ""
-        lines.append(
-            f"| {one.model} | {one.variant} | {one.ms:.1f} | {gain} | {one.rate:,.0f} {one.unit} | {one.peak_gib:.2f} |"
-        )
-    return "\n".join(
-        [*lines, "", *(f"- {name}: {about}" for name, about in {one.model: one.about for one in found}.items())]
-    )
+        figures = f"{one.ms:.1f}", gain, f"{one.rate:,.0f} {one.unit}", f"{one.peak_gib:.2f}"
+        lines.append((one.model, one.variant, *figures))
+    head = "model", "variant", "ms a step", "speed-up", "a second", "peak GiB"
+    about = (f"- {name}: {about}" for name, about in {one.model: one.about for one in found}.items())
+    where = f"On {machine.get('gpu', 'a GPU')}, with PyTorch {machine.get('torch', '')}:"
+    return "\n".join([where, "", table(head, lines), "", *about])
 
 
 def devices() -> str:
@@ -229,25 +222,21 @@ def devices_of(path: Path) -> str:
     lines = path.read_text(encoding="utf-8").splitlines()
     about = [line[2:] for line in lines if line.startswith("# ")]
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
-    table = [
-        f"On {about[0].removeprefix('gpu: ')}, {about[2]}:",
-        "",
-        "| | model | ms a step | peak GiB | collectives of a step | losses |",
-    ]
-    table += ["|---|---|---|---|---|---|", *(f"| {' | '.join(row.values())} |" for row in rows)]
-    return "\n".join(table)
+    head = "", "model", "ms a step", "peak GiB", "collectives of a step", "losses"
+    where = f"On {about[0].removeprefix('gpu: ')}, {about[2]}:"
+    return f"{where}\n\n{table(head, (row.values() for row in rows))}"
 
 
 def matrix(path: Path = MATRIX) -> str:
     """The results of `make test-matrix` for each Python, and of the last GPU run."""
     with open(path, encoding="utf-8", newline="") as file:
         head, *lines = csv.reader(file)
-    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
     gpu = json.loads(GPU_REPORT.read_text(encoding="utf-8"))
     passed = sum(one["passed"] for one in gpu["runs"].values())
+    failed = sum(one["failed"] for one in gpu["runs"].values())
     return (
-        f"{table}\n\nOn a GPU, the last run was with an {gpu['gpu']}, Python {gpu['python']}, PyTorch {gpu['torch']} and "
-        f"{gpu['cupy']}: {passed:,} tests passed, {sum(one['failed'] for one in gpu['runs'].values())} failed."
+        f"{table(head, lines)}\n\nOn a GPU, the last run was with an {gpu['gpu']}, Python {gpu['python']}, PyTorch "
+        f"{gpu['torch']} and {gpu['cupy']}: {passed:,} tests passed, {failed} failed."
     )
 
 
@@ -282,15 +271,15 @@ def filled(markdown: str) -> str:
 def split_api(text: str, folder: Path) -> list[str]:
     """Write a page for each section of the API, and a first page that lists their names; the pages' paths."""
     head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    paths, lines = [], ["| topic | names |", "|---|---|"]
+    paths, lines = [], []
     for section in sections:
         title, _, body = section.partition("\n")
         paths.append(f"api/{re.sub(r'[^a-z]+', '_', title.lower())}.md")
         names = re.findall(r"^::: (cupyops\.(\S+))$", body, re.MULTILINE)
-        lines.append(f"| [{title}]({paths[-1]}) | {', '.join(f'[`{short}`][{full}]' for full, short in names)} |")
+        lines.append((f"[{title}]({paths[-1]})", ", ".join(f"[`{short}`][{full}]" for full, short in names)))
         (folder / paths[-1]).parent.mkdir(exist_ok=True)
         (folder / paths[-1]).write_text(f"# {title}\n{body}", encoding="utf-8")
-    (folder / "api.md").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "api.md").write_text(f"{head}{table(('topic', 'names'), lines)}\n", encoding="utf-8")
     return paths
 
 

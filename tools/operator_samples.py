@@ -1,6 +1,7 @@
 """Small calls of every operator: each kernel of cuda_src, several blocks, tails, vectors and single elements.
 
-An operator whose contract in tests/ops reaches its kernels needs no line here: its calls are the samples of that contract.
+They are the samples of the operators' contracts in tests/ops, each also on the smallest of GPUs, where a block has several
+rows or tiles to do. A line here adds what those samples do not reach.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.image_blocks import Side, blocks_of
 from cupyops._kernel.compile.source import cuda_src
 from cupyops.ops._group_norm import group_norm_alike
-from cupyops.ops._relu import MASKED
 from cupyops.testing import assume_gpu
 
+_TESTS = Path(__file__).resolve().parents[1] / "tests"
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
 _BY_MMA = {panel: ("attention.forward:mma", f"attention.backward:mma_{panel}") for panel in (32, 64)}
 _IN_ONE_PASS = {
@@ -99,11 +100,6 @@ class Make:
         value = self._rng.integers(0, classes, rows)
         value[::3] = value[-1] = -100
         return self._given(torch.from_numpy(value))
-
-    def probabilities(self, *shape: int) -> Tensor:
-        """Positive numbers that sum to about one along dimension 1."""
-        value = self._rng.integers(0, 1 << 11, shape) / (1 << 10) / shape[1]
-        return self._given(torch.from_numpy(value).to(self.dtype)).requires_grad_()
 
     def like(self, tensor: Tensor) -> Tensor:
         """A gradient for `tensor`."""
@@ -181,12 +177,12 @@ def _planned(operator: str | None, tile: int, dtype: torch.dtype) -> Iterator[No
 
 @contextlib.contextmanager
 def _at_most(blocks: int) -> Iterator[None]:
-    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit, and those of the
-    losses on the smallest of GPUs. 0: as always."""
+    """The smallest of GPUs, on which grids with a limit have so few blocks that each strides over several rows or tiles.
+    0: as always."""
     before = rows._MAX_GRID
     rows._MAX_GRID = blocks or before
     try:
-        with assume_gpu(**({"multiprocessors": 1} if blocks else {})):
+        with assume_gpu(**({"multiprocessors": 1, "max_blocks": blocks} if blocks else {})):
             yield
     finally:
         rows._MAX_GRID = before
@@ -201,35 +197,35 @@ def _scratch(size: int) -> Iterator[None]:
 
 def samples() -> Iterator[tuple[str, Call]]:
     """(the operator, the call)."""
-    for operator, calls in _SAMPLES.items():
-        for call in calls:
-            yield operator, call
-    for operator in sorted(_operators() - set(_SAMPLES)):
-        yield from _of_contract(operator)
+    for operator in sorted(_operators()):
+        for name in _CONTRACTS.get(operator, (operator,)):
+            if (_TESTS / "ops" / f"test_{name}.py").is_file():
+                yield from ((operator, call) for call in _of_contract(name))
+        yield from ((operator, call) for call in _FURTHER.get(operator, ()))
 
 
 @functools.cache
 def _operators() -> frozenset[str]:
-    """The names that tell operators apart: those of the table, and of the modules with a file of kernels of their name."""
+    """The names that tell operators apart: those of the tables, and of the modules with a file of kernels of their name."""
     modules = (path.stem.removeprefix("_") for path in Path(cupyops.ops.__file__).parent.glob("_[!_]*.py"))
-    return frozenset({*_SAMPLES, *(name for name in modules if (cuda_src() / f"{name}.cu").is_file())})
+    return frozenset({*_CONTRACTS, *_FURTHER, *(name for name in modules if (cuda_src() / f"{name}.cu").is_file())})
 
 
-def _of_contract(operator: str) -> Iterator[tuple[str, Call]]:
-    """The samples of an operator's contract."""
-    for folder in ("tests", "tests/support"):
-        if (path := str(Path(__file__).resolve().parents[1] / folder)) not in sys.path:
-            sys.path.append(path)
-    contract: Any = importlib.import_module("samples").contract(operator)
+def _of_contract(name: str) -> Iterator[Call]:
+    """The samples of an operator's contract, each also on the smallest of GPUs."""
+    for folder in (_TESTS, _TESTS / "support"):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    contract: Any = importlib.import_module("samples").contract(name)
     made = importlib.import_module("contract").Make
 
-    def call(index: int, make: Make) -> tuple[Any, ...]:
+    def call(index: int, blocks: int, make: Make) -> tuple[Any, ...]:
         sample = [*contract().samples(made("cpu", make.dtype))][index]
         sample = sample.map(lambda tensor: make._given(tensor.detach()).requires_grad_(tensor.requires_grad))
-        return contract.function, *sample.args, dict(sample.kwargs)
+        return contract.function, *sample.args, {**sample.kwargs, "blocks": blocks}
 
     for index in range(len([*contract().samples(made("cpu", torch.float32))])):
-        yield operator, partial(call, index)
+        yield from (partial(call, index, blocks) for blocks in (0, 1))
 
 
 def operator_of(file: str) -> str:
@@ -242,105 +238,10 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.detach().to(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
 
 
-def _transposed(tensor: Tensor) -> Tensor:
-    return tensor.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_(tensor.requires_grad)
-
-
 def _off(tensor: Tensor) -> Tensor:
     """The same values, one element past a 16-byte boundary."""
     flat = tensor.detach().flatten()
     return torch.cat([flat[:1], flat])[1:].view(tensor.shape).requires_grad_(tensor.requires_grad)
-
-
-def _reductions(function: Any, other: Any) -> list[Call]:
-    """Of all, of rows, of columns, and of what lies between, in vectors or not."""
-    return [
-        lambda m: (function, m(7, 130)),
-        lambda m: (other, m(5, 133), 1),
-        lambda m: (function, m(40, 24), 0),
-        lambda m: (function, m(3, 5, 16), (0, 2)),
-        lambda m: (function, m(3, 5, 7), (0, 2)),
-        lambda m: (other, m(17000, 2), 0),
-        lambda m: (function, m(20, 7), 0),
-        lambda m: (function, m(3, 2), 0),
-        lambda m: (function, m(3, 7, 5), 1),
-    ]
-
-
-def _by_threads(name: str, function: Any) -> list[Call]:
-    """Reductions of rows that a thread has, in single elements and in vectors."""
-    forms = {"forms": [f"{name}.forward:thread_per_row"]}
-    return [
-        lambda m: m.narrow and (function, m(300, 7), 1, {**forms}),
-        lambda m: m.narrow and (function, m(300, 16), 1, {**forms}),
-    ]
-
-
-def _rows(function: Any) -> list[Call]:
-    """Softmaxes: rows of few threads, of many, of a block, too long for one; columns, single and by twos."""
-    return [
-        lambda m: (function, m(37, 33), 1),
-        lambda m: (function, m(40, 5), 1),
-        lambda m: (function, m(3, 300), 1),
-        lambda m: (function, m(5, 64), 1),
-        lambda m: (function, m(1, 4096 * m.width + 8), 1),
-        lambda m: (function, m(3, 40, 2), 1),
-        lambda m: (function, m(300, 7), 0),
-        lambda m: (function, m(70, 16), 0),
-        lambda m: (function, m(37, 33), 1, {"blocks": 2}),
-        lambda m: (function, m(5, 1031), 1, {"blocks": 2}),
-        lambda m: (function, m(3, 2048 * m.width + 5), 1, {"blocks": 2}),
-        lambda m: (function, m(60, 90), 0, {"blocks": 1}),
-        lambda m: (function, m(37, 48), 0),
-        lambda m: (function, m(3, 21, 16), 1, {"blocks": 1}),
-        lambda m: (function, _off(m(21, 48)), 0),
-        lambda m: (function, m(3, 40 * m.width), 1),
-        *[lambda m, call=call: m.half and call(m) for call in _widened(function)],
-    ]
-
-
-def _widened(function: Any) -> list[Call]:
-    """Softmaxes of half types that give float32, in each of those forms."""
-    to = {"dtype": torch.float32}
-    return [
-        lambda m: (function, m(37, 33), 1, {**to}),
-        lambda m: (function, m(3, 40 * m.width), 1, {**to}),
-        lambda m: (function, m(3, 40 * m.width + 1), 1, {**to}),
-        lambda m: (function, m(1, 4096 * m.width + 8), 1, {**to}),
-        lambda m: (function, m(300, 7), 0, {**to}),
-        lambda m: (function, m(37, 48), 0, {**to}),
-    ]
-
-
-def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
-    return cupyops.layer_norm, m(rows, size), (size,), m(size), m(size)
-
-
-def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
-    """call(m, rows, size, weight or None, options): rows held by few threads, by many, by a block, too long for one."""
-    return [
-        lambda m: call(m, 300, 33, m(33)),
-        lambda m: call(m, 5, 300, None),
-        lambda m: call(m, 3, 1024, m(1024)),
-        lambda m: call(m, 1, 4096 * m.width + 8, m(4096 * m.width + 8)),
-        lambda m: call(m, 300, 5, m(5)),
-        lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
-        lambda m: call(m, 5, 1031, m(1031), {"gpu": {"max_blocks": 2}}),
-        lambda m: m.narrow and call(m, 9, 1032, m(1032), {"forms": ["norm:pipelined"]}),
-    ]
-
-
-def _batch_norm(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
-    channels = x.shape[1]
-    running = m(channels).detach(), m(channels).detach().abs() + 0.5
-    return cupyops.batch_norm, x, *running, m(channels), m(channels), training
-
-
-def _batch_norm_act(m: Make, x: Tensor, training: bool, form: str = "") -> tuple[Any, ...]:
-    _, *args = _batch_norm(m, x, training)
-    residual = torch.empty_like(x).copy_(m(*x.shape)).detach().requires_grad_()
-    forms = [f"batch_norm_act.{way}:{form}" for way in ("forward", "backward")] if form else []
-    return cupyops.batch_norm_act, *args, {"residual": residual, "forms": forms}
 
 
 def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, **options: Any) -> tuple[Any, ...]:
@@ -418,27 +319,6 @@ def _packed(m: Make, lengths: tuple[int, ...], width: int) -> tuple[Any, ...]:
     return cupyops.attention, q, k, v, {"gpu": _A_CARD, "causal": "top_left", **sequences}
 
 
-def _decoded(m: Make, sizes: tuple[int, int, int, int], width: int, paged: int = 0, **options: Any) -> tuple[Any, ...]:
-    queries, heads, kv_heads, rows = sizes
-    q, (k, v) = m(2, queries, heads, width), (m(2, rows, kv_heads, width) for _ in range(2))
-    lengths = torch.tensor([rows, rows // 2], dtype=torch.int32, device=m.device)
-    if not paged:
-        return cupyops.decode_attention, q, k, v, lengths, options
-    k, v = (x.detach().reshape(-1, paged, kv_heads, width) for x in (k, v))
-    table = torch.arange(len(k), dtype=torch.int32, device=m.device).flip(0).view(2, -1)
-    return cupyops.decode_attention, q, k, v, lengths, table, options
-
-
-def _unary(function: Any) -> list[Call]:
-    """Elementwise: one element too many for a block, vectors alone, off a boundary."""
-    return [
-        lambda m: (function, m(3, 1027)),
-        lambda m: (function, m(5)),
-        lambda m: (function, m(4, 1024)),
-        lambda m: (function, _off(m(2100))),
-    ]
-
-
 def _by_wgmma(m: Make, form: wgmma.Tile, layout: tuple[bool, bool]) -> Any:
     """A product by one form, of operands stored as one of its kernels takes them."""
     if not m.hopper:
@@ -505,20 +385,21 @@ def _scaled(m: Make, form: scaled.Scaled, types: tuple[torch.dtype, torch.dtype]
     return cupyops.scaled_mm, a, b.T, *scales, bias, options
 
 
-_SAMPLES: dict[str, list[Call]] = {
-    "relu": [
-        *_unary(cupyops.relu),
-        lambda m: (cupyops.relu, m(MASKED + 3)),
-        lambda m: (cupyops.relu, _off(m(MASKED + 3))),
-    ],
-    "silu": _unary(cupyops.silu),
-    "gated": [
-        lambda m: (cupyops.swiglu, m(3, 1027), m(3, 1027)),
-        lambda m: (cupyops.swiglu, m(5, 66)),
-        lambda m: (cupyops.swiglu, m(3, 1024)),
-        lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
-        lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
-    ],
+def _tiled(call: Callable[[Make, int], Any]) -> list[Call]:
+    """A call by each tile that there is for the dtype."""
+    return [
+        lambda m, tile=tile: tile in gemm.tiles_for(m.dtype, wide=True) and call(m, tile)
+        for tile in (*gemm.tiles_for(torch.float16, wide=True), *gemm.tiles_for(torch.float32))
+    ]
+
+
+# the contracts that reach the kernels of a file which is not of one operator alone
+_CONTRACTS = {
+    "gated": ("swiglu", "geglu"),
+    "gemm": ("matmul", "linear"),
+    "norm": ("layer_norm", "rms_norm", "add_rms_norm"),
+}
+_FURTHER: dict[str, list[Call]] = {
     "gemm_wgmma": [  # where the GPU has it
         partial(_by_wgmma, form=form, layout=layout) for form in wgmma.FORMS for layout in form.layouts
     ],
@@ -546,22 +427,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, sinks=m(2).float(), causal="bottom_right"),
         lambda m: m.half and _attended(m, (2, 1), (70, 90), 64, alibi_slopes=m(2).detach().float(), causal="top_left"),
     ],
-    "decode_attention": [
-        lambda m: m.narrow and _decoded(m, (1, 2, 1, 70), 64),
-        lambda m: m.narrow and _decoded(m, (3, 6, 1, 50), 40, window=20, softcap=2.0),
-        lambda m: m.narrow and _decoded(m, (1, 4, 2, 96), 128, paged=32),
-        lambda m: m.narrow and _decoded(m, (1, 2, 2, 40), 256),
-        lambda m: m.narrow and _decoded(m, (1, 1, 1, 1100), 64),
-    ],
-    "scale_shift": [
-        lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),
-        lambda m: (cupyops.scale_shift, m(530, 7), m(7), m(7)),
-        lambda m: (cupyops.scale_shift, m(2, 3, 2, 5), m(3, 1, 1), m(3, 1, 1)),
-        lambda m: (cupyops.scale_shift, m(2, 3, 20, 30), m(3, 1, 1), m(3, 1, 1)),
-        lambda m: (cupyops.scale_shift, m(2, 3, 5, 7), m(3, 1, 1), m(3, 1, 1)),
-        lambda m: (cupyops.scale_shift, m(900), m(), m()),
-        lambda m: (cupyops.scale_shift, m(3, 4, 5), m(3, 1, 5), m(4, 5)),
-    ],
     "column_finalize": [
         lambda m: (cupyops.scale_shift, m(3001, 8), m(8), m(8)),
         lambda m: (cupyops.bias_gelu, m(700, 37), m(37)),
@@ -570,111 +435,23 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.nll_loss, m(5000, 3), m.integers(5000, high=3)),
         lambda m: (cupyops.cross_entropy, m(300, 40), m.integers(300, high=40), {"reduction": "sum"}),
     ],
-    "batch_norm": [
-        lambda m: (
-            m.narrow
-            and (
-                *_batch_norm(m, m(70, 5, 8, 8), True),
-                {"forms": ["batch_norm.backward:nhwc_inline"]},
-            )
-        ),
-        *[
-            lambda m, shape=shape, training=training: _batch_norm(m, m(*shape), training)
-            for shape in ((3, 5, 7, 9), (9, 2, 40, 64), (70, 13), (65, 24))
-            for training in (True, False)
-        ],
-        lambda m: _batch_norm(m, _channels_last(m(3, 16, 5, 4)), True),
-        lambda m: _batch_norm(m, _off(m(2, 3, 70)), True),
-    ],
-    "batch_norm_act": [
-        lambda m: m.narrow and _batch_norm_act(m, m(9, 5, 8, 8), True, "nchw_two_pass"),
-        lambda m: m.narrow and _batch_norm_act(m, _channels_last(m(9, 2 * m.width, 5, 4)), True, "nhwc_two_pass"),
-        *[
-            lambda m, shape=shape, training=training: _batch_norm_act(m, m(*shape), training)
-            for shape in ((3, 5, 7, 8), (9, 2, 40, 64), (17, 8, 33), (70, 16), (1040, 64))
-            for training in (True, False)
-        ],
-        lambda m: _batch_norm_act(m, _channels_last(m(3, 16, 5, 4)), True),
-    ],
     "embedding": [
-        lambda m: (cupyops.embedding, m.integers(40, high=3), m(5, 3), 1),
-        lambda m: (cupyops.embedding, m.integers(3, 30, high=9), m(9, 2 * m.width), {"scale_grad_by_freq": True}),
         lambda m: (cupyops.embedding, m.integers(300, high=5), m(5, 40), 2, {"forms": ["embedding:sorted"]}),
     ],
     "group_norm": [
-        lambda m: (cupyops.group_norm, m(3, 6, 5, 7), 3, m(6), m(6)),
-        lambda m: (cupyops.group_norm, m(2, 8, 4, 8), 4, m(8), m(8)),
-        lambda m: (cupyops.group_norm, m(40, 6), 3, m(6), m(6)),
-        lambda m: (cupyops.group_norm, m(2, 4, 50 * m.width), 1, m(4), m(4)),
-        lambda m: (cupyops.group_norm, m(1, 4, 300 * m.width), 1, m(4)),
-        lambda m: (cupyops.group_norm, _off(m(2, 4, 300)), 2, m(4), m(4)),
-        lambda m: (cupyops.group_norm, m(2, 3, 1100 * m.width + 1), 1, m(3), m(3)),
-        lambda m: (cupyops.group_norm, m(300, 6, 7), 2, m(6), m(6)),
-        lambda m: (cupyops.group_norm, m(5, 8, 7, 7), 2, m(8), m(8)),
-        lambda m: (cupyops.group_norm, m(3, 2 * m.width, m.width + 1), 2, m(2 * m.width), m(2 * m.width)),
-        lambda m: (cupyops.group_norm, m(2, m.width, 257), 1, m(m.width), m(m.width)),
         lambda m: (group_norm_alike, _channels_last(m(2, 16, 9, 8)), 2, m(16), m(16), 1e-5),
         lambda m: (group_norm_alike, _channels_last(m(1, 560, 23, 19)), 8, m(560), None, 1e-5),
     ],
-    "norm": [
-        lambda m: (cupyops.layer_norm, m(300, 33), (33,), m(33), m(33)),
-        lambda m: (cupyops.layer_norm, m(9, 4, 64), (64,), m(64), m(64)),
-        lambda m: (cupyops.layer_norm, m(5, 300), (300,), {"bias": m(300)}),
-        lambda m: (cupyops.layer_norm, m(3, 1024), (1024,), m(1024)),
-        lambda m: _layer_norm(m, 1, 4096 * m.width + 8),
-        lambda m: (cupyops.layer_norm, m(300, 5), (5,), m(5), m(5)),
-        lambda m: (cupyops.layer_norm, m(3, 40 * m.width), (40 * m.width,)),
-        lambda m: (cupyops.layer_norm, m(3, 40 * m.width + 1), (40 * m.width + 1,)),
-        lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"gpu": {"max_blocks": 2}}),
-        lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"gpu": {"max_blocks": 2}}),
-        lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"gpu": {"max_blocks": 2}}),
-        *_rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
-        *_rms_norms(lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)),
-    ],
-    "rope": [
-        lambda m: (cupyops.rope, m(2, 3, 37, 6), m(40, 3).detach(), m(40, 3).detach()),
-        lambda m: (
-            cupyops.rope,
-            m(2, 21, 3, 48),
-            m(30, 16).detach(),
-            m(30, 16).detach(),
-            m.integers(2, 21, high=30),
-            {"seq_dim": 1},
-        ),
-        lambda m: (cupyops.rope, m(2, 21, 48), m(30, 16).detach(), m(30, 16).detach(), {"interleaved": True}),
-        lambda m: (cupyops.rope, m(21, 6), m(30, 3).detach(), m(30, 3).detach(), {"interleaved": True}),
-        lambda m: (
-            m.narrow
-            and (
-                cupyops.rope,
-                m(37, 8 * m.width),
-                m(40, 4 * m.width).detach(),
-                m(40, 4 * m.width).detach(),
-                {"forms": ["rope:even"]},
-            )
-        ),
-    ],
-    "softmax": [*_rows(cupyops.softmax), *_rows(cupyops.log_softmax)],
     "gemm": [
-        lambda m: (cupyops.matmul, m(70, 33), m(33, 129)),
-        lambda m: (cupyops.matmul, m(3, 300), m(300, 5)),
-        lambda m: (cupyops.matmul, m(16, 32), m(32, 24)),
-        lambda m: (cupyops.matmul, m(2, 1, 3, 4, 5), m(1, 2, 1, 5, 2)),
-        lambda m: (cupyops.matmul, _transposed(m(40, 72)), m(72, 40)),
-        lambda m: (cupyops.matmul, m(136, 64), _transposed(m(64, 72))),
-        lambda m: (cupyops.matmul, m(5, 520), m(520, 37), {"tile": 32}),
-        lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": 64}),
-        lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": 64}),
-        lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": 128}),
-        lambda m: m.half and (cupyops.matmul, m(136, 136), m(136, 264), {"tile": gemm.WIDE}),
-        lambda m: (cupyops.linear, m(70, 33), m(40, 33), m(40)),
-        lambda m: (cupyops.linear, m(2, 3, 300), m(5, 300), m(5)),
-        lambda m: (cupyops.linear, m(16, 32), m(24, 32)),
-        lambda m: (cupyops.linear, m(72, 64), m(136, 64), m(136)),
-        lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": 64}),
-        lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": 128}),
-        lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
+        *_tiled(lambda m, tile: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": tile})),
+        *_tiled(lambda m, tile: (cupyops.linear, m(136, 72), m(136, 72), {"tile": tile})),
     ],
+    "softmax": [
+        lambda m, size=size: m.half and (cupyops.softmax, m(3, size), 1, {"dtype": torch.float32})
+        for size in (320, 32776)
+    ],
+    "cross_entropy": [lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width))],
+    "max_pool2d": [lambda m: (cupyops.max_pool2d, _channels_last(m(2, 3, 9, 7)), 3, {"return_indices": True})],
     "few_rows": [
         *[partial(_few_rows, rows=rows) for rows in (1, 4, 8, 16, 32, 64)],
         lambda m: (
@@ -683,18 +460,12 @@ _SAMPLES: dict[str, list[Call]] = {
         _normalised,
     ],
     "linear_act": [
-        lambda m: (cupyops.linear_act, m(70, 33), m(40, 33), m(40), "gelu", m(70, 40)),
-        lambda m: (cupyops.linear_act, m(2, 3, 300), m(5, 300), m(5), "silu"),
-        lambda m: (cupyops.linear_act, m(16, 32), m(24, 32), None, "none", m(16, 24)),
-        lambda m: (cupyops.linear_act, m(72, 64), m(136, 64), m(136), "relu"),
-        lambda m: (cupyops.linear_act, m(67, 75), m(66, 75), m(66), "gelu_tanh", m(67, 66), {"tile": 64}),
-        lambda m: (cupyops.linear_act, m(136, 72), m(136, 72), m(136), "relu", m(136, 136), {"tile": 128}),
-        lambda m: m.half and (cupyops.linear_act, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
+        *_tiled(
+            lambda m, tile: (cupyops.linear_act, m(67, 72), m(136, 72), m(136), "relu", m(67, 136), {"tile": tile})
+        ),
         *[partial(_activated, activation=activation) for activation in epilogues.ACTIVATIONS],
     ],
     "gated_linear": [
-        lambda m: (cupyops.gated_linear, m(70, 33), m(40, 33), m(40, 33)),
-        lambda m: (cupyops.gated_linear, m(2, 3, 32), m(16, 32), None, "gelu"),
         *[partial(_gated, activation=activation) for activation in epilogues.GATES],
     ],
     "grouped_mm": [
@@ -707,112 +478,17 @@ _SAMPLES: dict[str, list[Call]] = {
         for types, fast in ((scaled.PAIRS[0], False), (scaled.PAIRS[1], True))
     ],
     "conv2d": [
-        lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),
-        lambda m: (cupyops.conv2d, m(1, 4, 9, 8), m(6, 2, 3, 3), m(6), (2, 1), (2, 1), (1, 2), 2),
-        lambda m: (cupyops.conv2d, m(4, 1, 12, 12), m(32, 1, 2, 3), m(32)),
-        lambda m: (
-            cupyops.conv2d,
-            _channels_last(m(2, 8, 5, 6)),
-            _channels_last(m(16, 8, 3, 3)),
-            m(16),
-            {"padding": 1},
-        ),
-        lambda m: (cupyops.conv2d, m(1, 50, 3, 3), m(2, 50, 2, 3), m(2), {"padding": 1}),
-        lambda m: (cupyops.conv2d, m(1, 3, 7, 6), m(34, 3, 3, 3), m(34), {"padding": (1, 3)}),
-        lambda m: (cupyops.conv2d, m(2, 3, 8, 9), m(5, 3, 5, 5), {"padding": 1}),
-        lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": 64}),
-        lambda m: m.half and (cupyops.conv2d, m(2, 16, 6, 7), m(24, 16, 3, 3), m(24), {"padding": 1}),
         lambda m: not m.half and (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
         _beside,
         *[partial(_in_blocks, wide=wide) for wide in (False, True)],
     ],
-    "max_pool2d": [
-        lambda m: (cupyops.max_pool2d, m(2, 3, 12, 16), 2),
-        lambda m: (cupyops.max_pool2d, m(2, 3, 11, 18), 2),
-        lambda m: (cupyops.max_pool2d, _channels_last(m(2, 8, 9, 7)), 3, 2, 1),
-        lambda m: (cupyops.max_pool2d, m(2, 5, 31, 13), (5, 3), (2, 3), (2, 1), {"ceil_mode": True}),
-        lambda m: (cupyops.max_pool2d, m(2, 5, 4), (2, 3), {"stride": (2, 1), "padding": (0, 1), "dilation": (3, 1)}),
-        lambda m: (cupyops.max_pool2d, m(3, 2, 9, 8), 3, 1, 1),
-        lambda m: (cupyops.max_pool2d, m(1, 2, 6, 7), 5, 1, 2),  # many windows to an element
-        lambda m: (cupyops.max_pool2d, m(1, 2, 6, 7), 5, 1, 2, {"return_indices": True}),
-        *[
-            lambda m, window=window: (cupyops.max_pool2d, m(1, 2, 9, 8), window, 1, 1, {"return_indices": True})
-            for window in (2, 3, (2, 3))
-        ],
-        *[
-            lambda m, channels=channels, indices=indices: (
-                cupyops.max_pool2d,
-                _channels_last(m(2, channels, 9, 7)),
-                3,
-                {"return_indices": indices},
-            )
-            for channels, indices in ((3, False), (3, True), (8, True))
-        ],
-    ],
     "fused_linear_cross_entropy": [
-        lambda m: _linear_loss(m, 19, 7, 37, m(37)),
         lambda m: _linear_loss(m, 19, 7, 37, m(37), scratch=900, reduction="sum"),
         lambda m: _linear_loss(m, 21, 9, 1031, scratch=20000, label_smoothing=0.2, class_weight=m(1031).detach().abs()),
-        lambda m: _linear_loss(m, 5, 8, 24, reduction="none"),
         lambda m: m.half and _linear_loss(m, 19, 7, 37, m(37), scratch=300),
         lambda m: m.half and _linear_loss(m, 19, 16, 4096, forms=["fused_linear_cross_entropy.forward:persistent"]),
         lambda m: _loss_in_parts(m),
-    ],
-    "sum": [
-        *_reductions(cupyops.sum, cupyops.mean),
-        *_by_threads("sum", cupyops.sum),
-        lambda m: m.narrow and (cupyops.sum, m(37, 40 * m.width), 1, {"forms": ["sum.forward:registers"]}),
-    ],
-    "amax": [*_reductions(cupyops.amax, cupyops.amax), *_by_threads("amax", cupyops.amax)],
-    "var": [
-        *_reductions(cupyops.var, cupyops.var),
-        *_by_threads("var", cupyops.var),
-        lambda m: m.dtype is torch.float32 and (cupyops.var, m(37, 160), 1, {"forms": ["var.forward:registers"]}),
-    ],
-    "nll_loss": [
-        lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
-        lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),
-        lambda m: (cupyops.nll_loss, m(2, 7, 5, 9), m.integers(2, 5, 9, high=7), {"reduction": "sum"}),
-        lambda m: (cupyops.nll_loss, m(300, 5), m.targets(300, 5)),
-        lambda m: (cupyops.nll_loss, m(1500, 3), m.integers(1500, high=3), {"reduction": "none"}),
-    ],
-    "cross_entropy": [
-        lambda m: (cupyops.cross_entropy, m(300, 5), m.integers(300, high=5)),
-        lambda m: (
-            cupyops.cross_entropy,
-            m(19, 101),
-            m.integers(19, high=101),
-            m(101).detach().abs(),
-            {"ignore_index": 7},
-        ),
-        lambda m: (cupyops.cross_entropy, m(3, 1031), m.integers(3, high=1031), {"label_smoothing": 0.2}),
-        lambda m: (cupyops.cross_entropy, m(1, 16411), m.integers(1, high=16411), {"reduction": "none"}),
-        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"label_smoothing": 0.1}),
-        lambda m: (
-            cupyops.cross_entropy,
-            m(19, 101),
-            m.probabilities(19, 101),
-            m(101).detach().abs(),
-        ),
-        lambda m: (cupyops.cross_entropy, m(2, 1031), m.probabilities(2, 1031)),
-        lambda m: (cupyops.cross_entropy, m(8500, 5), m.integers(8500, high=5), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(2, 70, 24, 24), m.integers(2, 24, 24, high=70), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(300, 101), m.integers(300, high=101), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(9, 112 * m.width + 3), m.targets(9, 112 * m.width)),
-        lambda m: (cupyops.cross_entropy, m(11, 33), m.targets(11, 33)),
-        lambda m: (cupyops.cross_entropy, m(3, 1031), m.targets(3, 1031), {"label_smoothing": 0.1}),
-        lambda m: (cupyops.cross_entropy, m(300, 101).detach(), m.targets(300, 101), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(3, 1031).detach(), m.targets(3, 1031)),
-        lambda m: (cupyops.cross_entropy, m(2100, 20), m.targets(2100, 20), m(20).detach().abs(), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width)),
-        lambda m: (cupyops.cross_entropy, m(300, 5), m.targets(300, 5)),
-        lambda m: (
-            cupyops.cross_entropy,
-            m(2, 70, 5, 9),
-            m.probabilities(2, 70, 5, 9).detach(),
-            {"label_smoothing": 0.1},
-        ),
     ],
     "adam": [
         lambda m: (cupyops.optim.Adam, m(5000), m(7, 3), m(1), {"lr": 0.1, "weight_decay": 0.01, "eps": 1e-4}),

@@ -86,21 +86,23 @@ class Setting:
 CACHE_DIR = Setting("CUPYOPS_CACHE_DIR", "where compiled kernels are kept", folder, "a folder")
 CACHE_LIMIT = Setting(
     "CUPYOPS_CACHE_LIMIT",
-    "how large the kernel cache may become; the entries that were not used for longest go",
+    "largest size of the kernel cache; the kernels used least recently are removed first",
     size,
     "a number of bytes such as 500M or 2G, or off",
 )
 CUBIN_PATH = Setting(
     "CUPYOPS_CUBIN_PATH", "folders of kernels compiled ahead of time", folders, "folders, separated as in PATH"
 )
-DEBUG = Setting("CUPYOPS_DEBUG", "whether each launch is waited for, and an asynchronous fault told where it is made")
+DEBUG = Setting(
+    "CUPYOPS_DEBUG", "whether each launch waits for its kernel, so that a fault is reported where it happens"
+)
 PLANS = Setting("CUPYOPS_PLANS", "whether calls are replayed from recorded plans")
 RELOAD = Setting("CUPYOPS_RELOAD", "whether an edited .cu file is compiled again in the running process")
 SIMULATE = Setting(
     "CUPYOPS_SIMULATE",
-    "whether kernels run on the CPU, in the simulator, and as on which architecture",
+    "whether kernels run on the CPU, in the simulator, and for which architecture",
     _architecture,
     f"{_FLAG}, or an architecture such as sm_90",
 )
-STRICT = Setting("CUPYOPS_STRICT", "whether what the backend of torch.compile cannot compile is an error")
+STRICT = Setting("CUPYOPS_STRICT", "whether a graph that the backend of torch.compile cannot compile is an error")
 ALL = {one.name: one for one in (CACHE_DIR, CACHE_LIMIT, CUBIN_PATH, DEBUG, PLANS, RELOAD, SIMULATE, STRICT)}

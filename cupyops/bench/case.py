@@ -184,6 +184,14 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
 
 
 def _cases(path: Path) -> Iterator[Case]:
+    module = module_of(path)
+    if not callable(getattr(module, "cases", None)):
+        raise InputError(f"{path} has no function cases(); write one that returns a list of cupyops.bench.Case")
+    yield from module.cases()
+
+
+def module_of(path: Path) -> Any:
+    """Import a file of declarations. Raises `InputError`."""
     spec = importlib.util.spec_from_file_location(_name(path), path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported, expected a Python file")
@@ -199,9 +207,7 @@ def _cases(path: Path) -> Iterator[Case]:
         ) from error
     finally:
         sys.path.remove(str(path.parent))
-    if not callable(getattr(module, "cases", None)):
-        raise InputError(f"{path} has no function cases(); write one that returns a list of cupyops.bench.Case")
-    yield from module.cases()
+    return module
 
 
 def _name(path: Path) -> str:

@@ -8,7 +8,8 @@ import gc
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from .. import optim
 from .._kernel.graph import graph
 from ..nn._swap import swap
+from .case import module_of, shipped
 from .model_table import Figures
-from .zoo import Batch, Model
 
 VARIANTS = ("eager", "compile", "liger", "swap", "graph", "lean")
 """`swap` is `cupyops.swap(model)` with an optimizer of ours that clips in its step; `graph` is that as a CUDA graph; `lean`
@@ -26,6 +27,52 @@ is such a graph of a model that makes no logits (`keep_logits=False`)."""
 OURS = ("swap", "graph", "lean")
 WARM, ROUNDS, STEPS = 4, 11, 4  # steps that do not count; times that are taken, of how many steps each
 BATCHES = 4
+
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A training step.
+
+    Attributes:
+        name: what the command line calls it.
+        about: sizes, dtypes and the optimizer, in a line.
+        needs: the package that has the model, None for PyTorch alone.
+        make: the model, or its tiny twin, on the CPU and in float32.
+        batch: the `i`-th batch, of the twin's size where that is asked for.
+        loss: of a model and a batch.
+        unit: what a step is counted in, and how many there are in one.
+        half: "pure" for parameters in bfloat16, "autocast" for float32 ones under autocast.
+        images: whether parameters and images are channels_last.
+        sgd: SGD with momentum instead of AdamW.
+        clip: the norm to which gradients are clipped; None: they are not.
+        liger: puts Liger's kernels into the model; None where Liger has none for it.
+        lean: it makes no logits where `cupyops.swap` is told so.
+    """
+
+    name: str
+    about: str
+    needs: str | None
+    make: Callable[[bool], nn.Module]
+    batch: Callable[[int, bool], Batch]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    unit: str
+    each: int
+    half: str = "autocast"
+    images: bool = False
+    sgd: bool = False
+    clip: float | None = 1.0
+    liger: Callable[[nn.Module], None] | None = None
+    lean: bool = False
+
+
+@functools.cache
+def models() -> Mapping[str, Model]:
+    """The models that are declared beside the operators' benchmarks, by name."""
+    found: Mapping[str, Model] = module_of(shipped() / "models.py").MODELS
+    return found
 
 
 class Step:

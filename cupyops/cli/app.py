@@ -55,7 +55,7 @@ def compile(
     fp64: Annotated[bool, typer.Option("--fp64", help="Also the built-in kernels for float64.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also the kernels that few programs launch.")] = False,
 ) -> None:
-    """Compile every instance of every kernel ahead of time; of the built-in ones all but the rarest. Needs no GPU."""
+    """Compile kernels ahead of time: all instances of yours, or of the built-in ones all but the rarest. Needs no GPU."""
     from .compile import run
 
     archs = arch.replace(" ", "").split(",") if arch else None
@@ -98,7 +98,7 @@ def simulate(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Look for races and for reads of unwritten memory.")
     ] = True,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="After how many steps to give up.")] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Give up after so many steps.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an annotated report of the source to this file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
 ) -> None:
@@ -134,11 +134,11 @@ def check(
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            help="A parameter, by name or place, whose tensor keeps its values, as boxes do. Once for each.",
+            help="A parameter, by name or position, whose tensor no hazard may fill with other values. Once for each.",
         ),
     ] = None,
     memory: Annotated[float, typer.Option(min=0.0, help="GiB that a variant may take on the CPU.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Look for the smallest call that fails.")] = True,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="List every hazard, as with --only, instead of counting them by family.")
@@ -184,17 +184,18 @@ def explain(
             "--arg", help="The arguments behind those tensors, as of check: 1, none, (2,3), empty(8,64):float16, dim=1."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the tensors.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Dtype of the tensors of --shape.")] = "float32",
     strides: Annotated[
-        list[str] | None, typer.Option(help="Of the first tensor, the second ...: 1x4096. By default contiguous.")
+        list[str] | None,
+        typer.Option(help="Strides of a tensor: 1x4096. Once for each --shape, in order; by default contiguous."),
     ] = None,
     card: Annotated[
         str | None,
         typer.Option("--arch", "--card", help="sm_80, A100, H200 ...: by default this machine's GPU, else an H100."),
     ] = None,
-    gradient: Annotated[bool, typer.Option("--backward/--no-backward", help="The backward too.")] = True,
+    gradient: Annotated[bool, typer.Option("--backward/--no-backward", help="Explain the backward too.")] = True,
     compile: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the kernels, for registers and occupancy.")
+        bool, typer.Option("--compile/--no-compile", help="Compile the kernels, to show their registers and occupancy.")
     ] = True,
     json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
 ) -> None:
@@ -219,7 +220,7 @@ def cache(
         typer.Argument(help="With limit: how much may stay, 500M or 2G. The kernels used least recently go first."),
     ] = None,
 ) -> None:
-    """Show what the kernel cache holds, empty it, or make it smaller. CUPYOPS_CACHE_LIMIT holds it to a size."""
+    """Show what the kernel cache holds, empty it, or make it smaller. CUPYOPS_CACHE_LIMIT sets its largest size."""
     from .cache import run
 
     raise typer.Exit(run(action, size))
@@ -227,17 +228,12 @@ def cache(
 
 @app.command(cls=Command)
 def doctor(
-    fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Show the commands that mend what was found, ask, run them, and examine again."),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and tell how to fix problems."""
+    """Check Python, PyTorch, CuPy, NVRTC, the driver and each GPU, and print the command that fixes each problem."""
     from .doctor import run
 
-    raise typer.Exit(run(json, fix, yes))
+    raise typer.Exit(run(json))
 
 
 @app.command(cls=Command)
@@ -252,7 +248,7 @@ def new(
     ] = False,
     dir: Annotated[Path, typer.Option(help="The folder to write to.")] = Path(),
 ) -> None:
-    """Write a new operator: its .cu file, its Python, its test and its benchmark, which pass as they are."""
+    """Write a new operator that works at once: its .cu file, its Python, a test and a benchmark."""
     from .new import run
 
     raise typer.Exit(run(name, kind, package, dir, hub))
@@ -292,7 +288,10 @@ def bench(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots to this file.")] = None,
     csv: Annotated[
-        Path | None, typer.Option(help="Write the figures to this file; one in it changes if it moved by more than 3%.")
+        Path | None,
+        typer.Option(
+            help="Write the figures to this file. A figure that is there already changes if it moved by more than 3%."
+        ),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
     source: Annotated[

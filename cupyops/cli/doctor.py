@@ -12,71 +12,21 @@ from rich.text import Text
 from .. import doctor
 from ..doctor.finding import ABSENT, FAULT, OK, WARNING, Finding
 from . import narrow
-from .words import complain
 
 _STYLES = {OK: "green", WARNING: "yellow", FAULT: "bold red", ABSENT: "dim"}
 _NARROW = 70  # columns under which a table would have no room for what was found
 
 
-def run(as_json: bool, fix: bool = False, yes: bool = False) -> int:
-    """The command; returns its exit code: 0, or 1 where there is a fault, or 2 for bad arguments."""
-    if as_json and fix or yes and not fix:
-        complain(
-            "--yes goes with --fix"
-            if yes and not fix
-            else "--json prints findings and --fix asks: expected one of them"
-        )
-        return 2
-    findings = _examined()
-    if as_json:
-        print(json.dumps({"passed": not _faults(findings), "findings": [asdict(one) for one in findings]}, indent=1))
-        return _faults(findings)
-    console = Console()
-    show(console, findings)
-    if fix and _mended(console, findings, yes):
-        findings = _examined()
-        show(console, findings)
-    return _faults(findings)
-
-
-def _examined() -> list[Finding]:
+def run(as_json: bool) -> int:
+    """The command; returns its exit code: 0, or 1 where there is a fault."""
     with Console(stderr=True).status("examining"):
-        return doctor.examine(doctor.look())
-
-
-def _faults(findings: list[Finding]) -> int:
-    return int(any(finding.verdict == FAULT for finding in findings))
-
-
-def _mended(console: Console, findings: list[Finding], yes: bool) -> bool:
-    """Show what mends them, ask, and run it; returns whether anything was run."""
-    here, left = doctor.mend.remedies(findings)
-    for title, commands in (("for you to run, since this program cannot", left), ("to run now", here)):
-        if commands:
-            console.print(f"\n{title}:")
-            for command in commands:
-                console.print(Text(f"  {command}"), soft_wrap=True)
-    if not here:
-        console.print("\nthere is nothing that --fix can run")
-        return False
-    if not yes and not _agreed():
-        console.print("nothing was run")
-        return False
-    for command in here:
-        console.print(Text(f"\n$ {command}", "bold"), soft_wrap=True)
-        if status := doctor.mend.run(command):
-            console.print(Text(f"it failed, with exit status {status}; what comes after it is not run", "red"))
-            break
-    return True
-
-
-def _agreed() -> bool:
-    """True if the answer is yes; where nobody can be asked, it is no."""
-    try:
-        return input("\nrun them? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        print()
-        return False
+        findings = doctor.examine(doctor.look())
+    failed = any(finding.verdict == FAULT for finding in findings)
+    if as_json:
+        print(json.dumps({"passed": not failed, "findings": [asdict(one) for one in findings]}, indent=1))
+    else:
+        show(Console(), findings)
+    return int(failed)
 
 
 def show(console: Console, findings: list[Finding]) -> None:

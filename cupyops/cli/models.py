@@ -16,7 +16,7 @@ from .._util.progress import Bar
 from ..bench import model_table, training
 from ..bench.case import figures_file
 from ..bench.model_table import Figures
-from ..bench.zoo import MODELS, Model
+from ..bench.training import Model
 from ..errors import InputError
 from . import narrow, outputs
 from .group import INTERRUPTED
@@ -47,14 +47,15 @@ def run(request: Request) -> int:
 
 
 def _run(request: Request, console: Console) -> int:
-    if unknown := [name for name in request.names if name not in MODELS]:
-        raise InputError(f"there is no model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    known = training.models()
+    if unknown := [name for name in request.names if name not in known]:
+        raise InputError(f"there is no model {unknown[0]!r}; there are {', '.join(known)}")
     if request.png is not None and importlib.util.find_spec("matplotlib") is None:
         raise InputError('--png needs matplotlib: pip install "cupyops[bench]"')
     outputs.files({"--csv": request.csv}, [request.source], folders_are_made=True)
     if request.png is not None:
         outputs.folder("--png", request.png)
-    models = [MODELS[name] for name in request.names or MODELS]
+    models = [known[name] for name in request.names or known]
     variants = [name for name in training.VARIANTS if name in (*request.against, "eager", *training.OURS)]
     if request.dry_run:
         return _dry_run(models, variants, console)

@@ -80,7 +80,7 @@ def _check(name: str, kind: str) -> None:
     if len(name) > _LONGEST:
         raise InputError(f"NAME has {len(name)} characters, expected {_LONGEST} at most")
     if hasattr(builtins, name) or name in _names_taken(kind):
-        raise InputError(f"NAME is {name!r}, which the generated code needs for something else; take another")
+        raise InputError(f"NAME is {name!r}, a name that the generated code uses itself; take another")
     spec = importlib.util.find_spec(name)
     origin = None if spec is None else spec.origin  # a folder that is no package has none
     if origin is not None and Path(origin).parent not in (Path.cwd(), Path.cwd() / name):
@@ -150,7 +150,7 @@ def _write(files: dict[Path, str]) -> None:
     if clashes := [str(path) for path in files if path.exists() or path.is_symlink()]:
         listed = "".join(f"\n  {path}" for path in clashes)
         raise InputError(
-            f"there already, and left as they are; take another name, or another folder with --dir:{listed}"
+            f"these files exist already and were left as they are; take another name, or another folder with --dir:{listed}"
         )
     made: list[Path] = []
     try:

@@ -23,7 +23,7 @@ def run(files: Sequence[Path], out: Path, options: Sequence[str]) -> int:
         source = os.path.relpath(files[0].resolve(), out.resolve())
         found = port(list(files), Path(source).as_posix(), tuple(options))
         if there := [name for name in found.files if (out / name).exists()]:
-            raise InputError(f"there already, and left as they are: {', '.join(there)}; give another folder with --out")
+            raise InputError(f"{', '.join(there)} would be overwritten; give another folder with --out")
         out.mkdir(parents=True, exist_ok=True)
         for name, content in found.files.items():
             (out / name).write_text(content, encoding="utf-8")

@@ -46,13 +46,14 @@ def load(path: str) -> Any:
     if not module or not attribute:
         before, _, name = path.rpartition(".")
         meant = f"; did you mean {before}:{name}?" if before and not module and name != "py" else ""
-        form = "package.module:name, such as cupyops:relu, or file.py:name"
-        raise InputError(f"{path!r} is not of the form {form}{meant}")
+        raise InputError(
+            f"{path!r} names no function: expected MODULE:NAME, such as cupyops:relu or file.py:name{meant}"
+        )
     found: Any = modules.load(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in dir(found) if not name.startswith("_")]
-            raise InputError(f"{path!r}: there is no {part!r} in {module}; give MODULE:NAME{near(part, public)}")
+            raise InputError(f"{path!r}: {module} has no {part!r}; name one of its functions{near(part, public)}")
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{path!r} is {type(found).__name__}, expected an operator or a function")

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from . import mend
 from .examinations import EXAMINATIONS
-from .finding import FAULT, Finding, fault
+from .finding import FAULT, Finding
 from .machine import Machine, look
 
-__all__ = ["EXAMINATIONS", "FAULT", "Finding", "Machine", "examine", "look", "mend"]
+__all__ = ["EXAMINATIONS", "FAULT", "Finding", "Machine", "examine", "look"]
 
 
 def examine(machine: Machine) -> list[Finding]:
@@ -21,5 +20,7 @@ def examine(machine: Machine) -> list[Finding]:
             findings += examination(machine)
         except Exception as error:  # of whatever kind: a doctor that dies tells nothing
             found = f"the examination itself failed: {type(error).__name__}: {error}"
-            findings.append(fault(examination.__name__, found, "pip install --force-reinstall --no-deps cupyops"))
+            findings.append(
+                Finding(examination.__name__, FAULT, found, "pip install --force-reinstall --no-deps cupyops")
+            )
     return findings

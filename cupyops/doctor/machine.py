@@ -13,11 +13,11 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from packaging.utils import canonicalize_name
 
 Facts = dict[str, Any]
 
 _LIMIT = 120.0  # seconds that a child process gets
-_SURVEY = ("-m", f"{__package__}.survey")
 _LAST = 6  # lines of a child's error that are told
 
 
@@ -61,7 +61,7 @@ class Machine:
 
 def look(limit: float = _LIMIT) -> Machine:
     """Gather the facts of this machine, in a child process where that may crash or hang, for `limit` seconds at most."""
-    output, trouble = _child(_SURVEY, limit)
+    output, trouble = _child(("-m", f"{__package__}.survey"), limit)
     return Machine(
         python=tuple(sys.version_info[:3]),
         torch=(torch.__version__, torch.version.cuda),
@@ -78,7 +78,7 @@ def installed(path: list[str] | None = None) -> dict[str, str]:
     for distribution in metadata.distributions(path=sys.path if path is None else path):
         name = distribution.metadata["Name"]
         if name:  # a folder that an interrupted removal left has none
-            found.setdefault(_plain(name), distribution.version)
+            found.setdefault(canonicalize_name(name), distribution.version)
     return found
 
 
@@ -95,10 +95,6 @@ def requirements() -> dict[str, tuple[str, ...]]:
         extra = match.group(1) if match is not None else ""
         found[extra] = (*found.get(extra, ()), requirement.strip())
     return found
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_survey(lines: Iterable[str], trouble: str | None) -> dict[str, Facts]:

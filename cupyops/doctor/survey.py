@@ -14,12 +14,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .._kernel.compile import backend, cache, compiler
+from .._kernel.compile import backend, cache, compiler, room
 from .._kernel.kernel import Kernel
 from .._simulate import simulate
 from ..errors import LaunchError
@@ -66,24 +65,15 @@ def compile_trial() -> Facts:
 def cache_folder() -> Facts:
     """Say where the kernel cache is and why it may not be used, what it holds, and what room there is."""
     root = cache.location()
-    facts: Facts = {"root": None, "folder": None}
-    if root is not None:
-        real, why = cache.usable(root)
-        facts = {"root": str(real or root), "why": why, "folder": None}
+    if root is None:
+        return {"root": None, "folder": None}
+    real, why = cache.usable(root)
+    facts: Facts = {"root": str(real or root), "why": why, "folder": None}
     if (folder := cache.folder()) is not None:
-        sizes = {path.name: _size(path) for path in folder.iterdir()}
-        entries = sum(name.endswith(".cubin") for name in sizes)
-        facts |= {"folder": str(folder), "entries": entries, "bytes": sum(sizes.values())}
-        facts["free"] = shutil.disk_usage(folder).free
+        sizes = [entry.bytes for entry in room.entries(folder.parent) if entry.folder == folder]
+        free = shutil.disk_usage(folder).free
+        facts |= {"folder": str(folder), "entries": len(sizes), "bytes": sum(sizes), "free": free}
     return facts
-
-
-def _size(path: Path) -> int:
-    """Return the size of a file; 0 for one that has been removed just now."""
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
 
 
 def simulator() -> Facts:
@@ -110,19 +100,12 @@ def driver() -> Facts:
 
 
 def gpus() -> Facts:
-    """The GPUs that PyTorch sees."""
-    return {"gpus": [_gpu(device) for device in range(torch.cuda.device_count())]}
-
-
-def _gpu(device: int) -> Facts:
-    properties = torch.cuda.get_device_properties(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return {
-        "name": properties.name,
-        "capability": [properties.major, properties.minor],
-        "free": free,
-        "total": total,
-    }
+    """Return the GPUs that PyTorch sees."""
+    found = []
+    for device in range(torch.cuda.device_count()):
+        its, (free, total) = torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)
+        found.append({"name": its.name, "capability": [its.major, its.minor], "free": free, "total": total})
+    return {"gpus": found}
 
 
 def _run(device: torch.device) -> Facts:

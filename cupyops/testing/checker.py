@@ -235,6 +235,6 @@ def _names(what: str, given: str | Iterable[str] | None, known: Iterable[str]) -
     every = list(known)
     if unknown := [name for name in names if name not in every]:
         near = every if len(every) <= _FEW else difflib.get_close_matches(unknown[0], every, 3)
-        expected = ", ".join(near) or "cupyops.testing.hazards(), which docs/testing.md lists"
+        expected = ", ".join(near) or "the names that cupyops.testing.hazards() lists"
         raise InputError(f"{what} is {unknown[0]!r}, expected one of {expected}")
     return names

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 import cupyops
 from cupyops.bench import model_table, training
 from cupyops.bench.model_table import Figures
-from cupyops.bench.zoo import MODELS
 from cupyops.cli.app import app
 from cupyops.errors import InputError
+
+MODELS = training.models()
 
 
 def figures(model, variant, ms, losses=(2.5, 2.25)):

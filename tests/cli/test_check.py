@@ -105,12 +105,12 @@ def test_where_nothing_could_be_tried(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine"], "'mine' is not of the form package.module:name, such as cupyops:relu"),
+        (["mine"], "'mine' names no function: expected MODULE:NAME, such as cupyops:relu"),
         (["cupyops.relu"], "or file.py:name; did you mean cupyops:relu?"),
         (["mine:"], "'mine:' is not of the form"),
         ([":good"], "':good' is not of the form"),
         (["absent.module:f"], "MODULE 'absent.module' cannot be found, neither in "),
-        (["mine:god"], "'mine:god': there is no 'god' in mine; give MODULE:NAME; did you mean good?"),
+        (["mine:god"], "'mine:god': mine has no 'god'; name one of its functions; did you mean good?"),
         (["mine:Ops.absent"], "'mine:Ops.absent': there is no 'absent' in mine"),
         (["mine.cu:good"], "MODULE is 'mine.cu', which is CUDA; give the Python module"),
         (["mime.py:good"], "did you mean mine.py?"),

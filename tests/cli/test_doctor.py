@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from dataclasses import replace
@@ -471,60 +470,6 @@ def test_this_machine(tmp_path, monkeypatch):
     for name in ("CuPy", "compile a kernel", "run in the simulator"):
         assert found[name]["verdict"] == OK, found[name]
     assert str(tmp_path / "cache") in found["kernel cache"]["found"]
-
-
-def test_fix_runs_what_can_be_run_and_tells_the_rest():
-    """Every remedy that this file knows is either for `--fix`, all of its parts, or is left to a person."""
-    known = {remedy for _, _, remedy in (*BROKEN.values(), *LAME.values())} | {SEVERAL, ANOTHER}
-    here, left = doctor.mend.remedies([doctor.finding.fault("a row", "broken", remedy) for remedy in sorted(known)])
-    assert sorted(here + left) == sorted(known)
-    assert all(remedy.startswith(("pip ", "chmod ")) for remedy in here)
-    assert left and not [remedy for remedy in left if remedy.startswith(("pip ", "chmod "))]
-    assert doctor.mend.commands('pip uninstall -y a b && pip install "c>=1"') == [
-        [sys.executable, "-m", "pip", "uninstall", "-y", "a", "b"],
-        [sys.executable, "-m", "pip", "install", "c>=1"],
-    ]
-
-
-@pytest.fixture
-def patient(monkeypatch, tmp_path):
-    """A machine with a folder that `--fix` mends, and the folder."""
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    folder.chmod(0o777)
-    why = "others can write there (chmod go-w; it has mode 0777)"
-    machine = seen(cache=CACHE | {"root": str(folder), "folder": None, "why": why})
-    machine = replace(machine, environ={"CUPYOPS_CACHEDIR": "/tmp"})
-    monkeypatch.setattr(doctor, "look", lambda: machine)
-    return folder
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
-@pytest.mark.parametrize(("words", "typed"), [(["--yes"], ""), ([], "y\n"), ([], "n\n"), ([], "")])
-def test_fix_asks_then_mends_and_examines_again(patient, words, typed):
-    result = CliRunner().invoke(app, ["doctor", "--fix", *words], input=typed, env={"COLUMNS": "100"})
-    agreed = bool(words) or typed == "y\n"
-    assert f"to run now:\n  chmod go-w {patient}\n" in result.output
-    assert "since this program cannot:\n  unset CUPYOPS_CACHEDIR\n" in result.output
-    assert patient.stat().st_mode & 0o777 == (0o755 if agreed else 0o777)
-    assert result.output.count("examined") == 1 + agreed
-    assert ("nothing was run" in result.output) != agreed
-
-
-def test_fix_with_nothing_to_run(monkeypatch):
-    result = command(monkeypatch, WELL, "--fix")
-    assert result.exit_code == 0 and "there is nothing that --fix can run" in result.output
-
-
-def test_a_remedy_that_fails_ends_the_fix(patient, monkeypatch):
-    monkeypatch.setattr(doctor.mend, "_PROGRAMS", {"chmod": [sys.executable, "-c", "raise SystemExit(3)"]})
-    result = CliRunner().invoke(app, ["doctor", "--fix", "--yes"], env={"COLUMNS": "100"})
-    assert "it failed, with exit status 3" in result.output
-
-
-@pytest.mark.parametrize("words", [["--yes"], ["--fix", "--json"]])
-def test_options_that_do_not_go_together(monkeypatch, words):
-    assert command(monkeypatch, WELL, *words).exit_code == 2
 
 
 @pytest.mark.gpu

@@ -66,7 +66,7 @@ def test_its_tests_fail_until_it_is_finished(tmp_path):
 def test_what_is_there_is_never_written_over(tmp_path, capfd):
     (tmp_path / "scale_rows.py").write_text("mine")
     assert run([FILE], tmp_path, ()) == 2
-    assert "there already" in capfd.readouterr().err and (tmp_path / "scale_rows.py").read_text() == "mine"
+    assert "would be overwritten" in capfd.readouterr().err and (tmp_path / "scale_rows.py").read_text() == "mine"
     assert run([tmp_path / "absent.cu"], tmp_path, ()) == 2
     assert run([tmp_path / "scale_rows.py"], tmp_path, ()) == 2
 

@@ -1,53 +1,15 @@
 """The models that `python -m cupyops bench --models` trains: each a step of a real size, and a tiny twin for the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cupyops.bench.training import Batch, Model
+
 F = nn.functional
-Batch = tuple[Tensor, ...]
 VOCABULARY = 211  # of the tiny models
-
-
-@dataclass(frozen=True)
-class Model:
-    """A training step.
-
-    Attributes:
-        name: what the command line calls it.
-        about: sizes, dtypes and the optimizer, in a line.
-        needs: the package that has the model, None for PyTorch alone.
-        make: the model, or its tiny twin, on the CPU and in float32.
-        batch: the `i`-th batch, of the twin's size where that is asked for.
-        loss: of a model and a batch.
-        unit: what a step is counted in, and how many there are in one.
-        half: "pure" for parameters in bfloat16, "autocast" for float32 ones under autocast.
-        images: whether parameters and images are channels_last.
-        sgd: SGD with momentum instead of AdamW.
-        clip: the norm to which gradients are clipped; None: they are not.
-        liger: puts Liger's kernels into the model; None where Liger has none for it.
-        lean: it makes no logits where `cupyops.swap` is told so.
-    """
-
-    name: str
-    about: str
-    needs: str | None
-    make: Callable[[bool], nn.Module]
-    batch: Callable[[int, bool], Batch]
-    loss: Callable[[nn.Module, Batch], Tensor]
-    unit: str
-    each: int
-    half: str = "autocast"
-    images: bool = False
-    sgd: bool = False
-    clip: float | None = 1.0
-    liger: Callable[[nn.Module], None] | None = None
-    lean: bool = False
 
 
 def _generator(index: int) -> torch.Generator:
