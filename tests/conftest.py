@@ -21,17 +21,8 @@ torch.backends.mkldnn.enabled = False
 
 # folders of tests whose kernels nobody loads: their text will do
 SIMULATING = (
-    "ops",
-    "nn",
-    "optim",
-    "dispatch",
-    "testing",
-    "expression",
-    "examples",
-    "edges",
-    "derivation",
-    "integrations",
-)
+    "ops", "nn", "optim", "dispatch", "testing", "expression", "examples", "edges", "derivation", "integrations",
+)  # fmt: skip
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 

@@ -295,16 +295,9 @@ def test_what_to_type_next(tmp_path, monkeypatch):
 def test_every_template_is_used():
     names = {path.name.removesuffix(".tmpl") for path in (Path(new.__file__).parent / "templates").glob("*.tmpl")}
     shared = {
-        "test.py",
-        "bench.py",
-        "init.py",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "gitignore",
-        "ci.yml",
+        "test.py", "bench.py", "init.py", "pyproject.toml", "README.md", "LICENSE", "gitignore", "ci.yml",
         "metadata.json",
-    }
+    }  # fmt: skip
     assert names == shared | {f"{kind}.{end}" for kind in KINDS for end in ("cu", "py")}
 
 

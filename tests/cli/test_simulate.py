@@ -153,13 +153,9 @@ def test_a_file_goes_in_and_the_result_is_shown(folder):
 
 
 FORMS = [
-    ("zeros(2,3)", [0, 0, 0, 0, 0, 0]),
-    ("ones(6)", [1, 1, 1, 1, 1, 1]),
-    ("full(6,-2.5)", [-2.5] * 6),
-    ("full((2, 3), 7)", [7] * 6),
-    ("arange(2,3)", [0, 1, 2, 3, 4, 5]),
-    ("arange(6):float32", [0, 1, 2, 3, 4, 5]),
-]
+    ("zeros(2,3)", [0, 0, 0, 0, 0, 0]), ("ones(6)", [1, 1, 1, 1, 1, 1]), ("full(6,-2.5)", [-2.5] * 6),
+    ("full((2, 3), 7)", [7] * 6), ("arange(2,3)", [0, 1, 2, 3, 4, 5]), ("arange(6):float32", [0, 1, 2, 3, 4, 5]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("form", "values"), FORMS)
@@ -481,21 +477,11 @@ def test_nan_and_infinity_are_valid_json(folder):
 
 
 # Of CUDA's own calculation (cuda_occupancy.h): architecture, threads, registers, shared memory -> blocks.
-@pytest.mark.parametrize(
-    ("arch", "threads", "registers", "shared", "blocks"),
-    [
-        ("sm_75", 1024, 64, 0, 1),
-        ("sm_80", 256, 32, 0, 8),
-        ("sm_80", 256, 255, 0, 1),
-        ("sm_80", 1000, 72, 0, 0),
-        ("sm_80", 128, 40, 49152, 3),
-        ("sm_86", 1024, 32, 0, 1),
-        ("sm_86", 32, 16, 10000, 9),
-        ("sm_89", 32, 16, 0, 24),
-        ("sm_90a", 384, 168, 90000, 1),
-        ("sm_120", 640, 32, 33000, 2),
-    ],
-)
+@pytest.mark.parametrize(("arch", "threads", "registers", "shared", "blocks"), [
+    ("sm_75", 1024, 64, 0, 1), ("sm_80", 256, 32, 0, 8), ("sm_80", 256, 255, 0, 1), ("sm_80", 1000, 72, 0, 0),
+    ("sm_80", 128, 40, 49152, 3), ("sm_86", 1024, 32, 0, 1), ("sm_86", 32, 16, 10000, 9),
+    ("sm_89", 32, 16, 0, 24), ("sm_90a", 384, 168, 90000, 1), ("sm_120", 640, 32, 33000, 2),
+])  # fmt: skip
 def test_occupancy(arch, threads, registers, shared, blocks):
     found = occupancy(arch, threads, registers, shared)
     assert (found.blocks, found.warps) == (blocks, blocks * -(-threads // 32))

@@ -39,13 +39,9 @@ def test_the_table_of_operators_has_each_function():
     assert "add" in docs_site.by_kind()[docs_site.OTHERS]  # as every new one, until it is given a kind
     rows = {row.function.strip("`"): row for row in docs_site.rows()}
     assert rows["relu"] == (
-        "`relu`",
-        "`torch.nn.functional.relu`",
-        "fp16, bf16, fp32, fp64",
-        "formula",
-        "`ReLU`",
+        "`relu`", "`torch.nn.functional.relu`", "fp16, bf16, fp32, fp64", "formula", "`ReLU`",
         "Rectified linear unit, max(x, 0) elementwise",
-    )
+    )  # fmt: skip
     halves = {"attention", "grouped_mm", "scaled_dot_product_attention"}  # as docs/operators.md says
     assert rows["decode_attention"].dtypes == "fp16, bf16, fp32"
     others = {name for name, row in rows.items() if row.dtypes != "fp16, bf16, fp32, fp64"}

@@ -55,39 +55,19 @@ class TestNumPy:
         assert isinstance(given, torch.Tensor) and given.data_ptr() == pointer_of(x) == pointer_of(y)
         assert isinstance(y, np.ndarray) and y.shape == (2, 3)
 
-    @pytest.mark.parametrize(
-        "dtype",
-        [
-            "float16",
-            "float32",
-            "float64",
-            "int8",
-            "uint8",
-            "int16",
-            "int32",
-            "int64",
-            "bool",
-            "complex64",
-            "complex128",
-        ],
-    )
+    @pytest.mark.parametrize("dtype", [
+        "float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64",
+        "complex128",
+    ])  # fmt: skip
     def test_dtypes(self, dtype):
         x = np.ones((2, 2), dtype)
         ((given,), _), y = called(x)
         assert y.dtype == np.dtype(dtype) and given.dtype == getattr(torch, dtype) and pointer_of(x) == pointer_of(y)
 
-    @pytest.mark.parametrize(
-        "view",
-        [
-            lambda x: x.T,
-            lambda x: x[::2],
-            lambda x: x[:, 1:],
-            lambda x: np.broadcast_to(x[0], (4, 3)),
-            lambda x: x[1, 2, None],
-            lambda x: x[:0],
-            lambda x: np.asfortranarray(x),
-        ],
-    )
+    @pytest.mark.parametrize("view", [
+        lambda x: x.T, lambda x: x[::2], lambda x: x[:, 1:], lambda x: np.broadcast_to(x[0], (4, 3)),
+        lambda x: x[1, 2, None], lambda x: x[:0], lambda x: np.asfortranarray(x),
+    ])  # fmt: skip
     def test_views_keep_their_strides(self, view):
         x = view(np.arange(12.0).reshape(4, 3))
         ((given,), _), _ = called(x)
@@ -210,18 +190,10 @@ class TestExtendedDtypes:
         assert given.dtype == getattr(torch, name) and given.double().tolist() == x.astype(np.float64).tolist()
         assert y.dtype == x.dtype and given.data_ptr() == pointer_of(x) == pointer_of(y)
 
-    @pytest.mark.parametrize(
-        "view",
-        [
-            lambda x: x.T,
-            lambda x: x[::-1],
-            lambda x: x[:, ::2],
-            lambda x: x[:0],
-            lambda x: x[1, 2, None],
-            lambda x: np.array(x[1, 2]),
-            lambda x: np.broadcast_to(x[0], (4, 3)),
-        ],
-    )
+    @pytest.mark.parametrize("view", [
+        lambda x: x.T, lambda x: x[::-1], lambda x: x[:, ::2], lambda x: x[:0], lambda x: x[1, 2, None],
+        lambda x: np.array(x[1, 2]), lambda x: np.broadcast_to(x[0], (4, 3)),
+    ])  # fmt: skip
     def test_views(self, view):
         x = view(np.arange(-6, 6).reshape(4, 3).astype(self.ml_dtypes.bfloat16))
         y = cupyops.relu(x)

@@ -69,30 +69,11 @@ class within:
 @pytest.mark.parametrize(
     "name",
     [
-        "relu_fwd<float>; system(...)",
-        'f"',
-        "f'",
-        "f\\",
-        "f\0",
-        "f\0x",
-        "\ud800",
-        "f<T>\nint g",
-        "f<T>()",
-        "f()",
-        "&f",
-        "f<T>>",
-        "f<T=1>",
-        "f<typename T>;",
-        "../f",
-        "f(" * 10_000,
-        "f" + "<" * 10_000,
-        None,
-        3,
-        b"f",
-        ["f"],
+        "relu_fwd<float>; system(...)", 'f"', "f'", "f\\", "f\0", "f\0x", "\ud800", "f<T>\nint g", "f<T>()", "f()",
+        "&f", "f<T>>", "f<T=1>", "f<typename T>;", "../f", "f(" * 10_000, "f" + "<" * 10_000, None, 3, b"f", ["f"],
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_names_of_kernels(name):
     with pytest.raises(InputError, match="kernel name"):
         Kernel(PLAIN, name)
@@ -172,29 +153,12 @@ class Equal:
 @pytest.mark.parametrize(
     "value",
     [
-        "relu_fwd<float>; system(...)",
-        'float"',
-        "float\n",
-        b"float",
-        np.dtype("complex64"),
-        np.float32,
-        np.float32(1),
-        np.zeros(3),
-        torch.ones(()),
-        torch.complex64,
-        float("nan"),
-        float("inf"),
-        3.0,
-        1j,
-        None,
-        Equal(),
-        [3],
-        {3},
-        torch.float32.__class__,
-        lambda: 3,
+        "relu_fwd<float>; system(...)", 'float"', "float\n", b"float", np.dtype("complex64"), np.float32,
+        np.float32(1), np.zeros(3), torch.ones(()), torch.complex64, float("nan"), float("inf"), 3.0, 1j, None,
+        Equal(), [3], {3}, torch.float32.__class__, lambda: 3,
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("domain", [{}, {"N": (1, 2, 3)}], ids=["any", "domain"])
 def test_template_values_that_are_none(cpu, value, domain):
     f = Kernel(NUMBER % ("int", "float"), "f<N>", **domain)
@@ -214,18 +178,12 @@ def test_template_values_beyond_64_bits(cpu, value):
 @pytest.mark.parametrize(
     ("ctype", "value"),
     [
-        ("long long", 2**63 - 1),
-        ("long long", -(2**63)),
-        ("unsigned long long", 2**64 - 1),
-        ("unsigned long long", 2**63),
-        ("int", -(2**31)),
-        ("int", 2**31 - 1),
-        ("bool", True),
-        ("int", Loud(3)),
+        ("long long", 2**63 - 1), ("long long", -(2**63)), ("unsigned long long", 2**64 - 1),
+        ("unsigned long long", 2**63), ("int", -(2**31)), ("int", 2**31 - 1), ("bool", True), ("int", Loud(3)),
         ("int", Mode.FAST),
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_template_values_reach_the_kernel_as_they_are(ctype, value):
     """The compiler compares."""
     same = int.__index__(value)
@@ -275,29 +233,12 @@ def test_options_for_another_architecture(option):
 @pytest.mark.parametrize(
     "option",
     [
-        "-",
-        "--",
-        "nonsense",
-        "--pre-include",
-        "--pre-include=/nowhere.h",
-        "-include",
-        "-D",
-        "-DA B=3",
-        "-D\nA",
-        '-D"A"=3',
-        "-DA(=3",
-        "@/etc/passwd",
-        "-o=x",
-        "-maxrregcount=x",
-        "--ptxas-options=--output-file,x",
-        "-dlto",
-        "-std=c++98",
-        "; rm -rf x",
-        "$(touch x)",
-        "x" * 100_000,
+        "-", "--", "nonsense", "--pre-include", "--pre-include=/nowhere.h", "-include", "-D", "-DA B=3", "-D\nA",
+        '-D"A"=3', "-DA(=3", "@/etc/passwd", "-o=x", "-maxrregcount=x", "--ptxas-options=--output-file,x", "-dlto",
+        "-std=c++98", "; rm -rf x", "$(touch x)", "x" * 100_000,
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_options_that_the_compiler_refuses(cpu, option):
     with pytest.raises(CompileError, match="f does not compile"):
         Kernel(PLAIN, "f", options=(option,))[1, 1](torch.ones(3))
@@ -307,16 +248,11 @@ def test_options_that_the_compiler_refuses(cpu, option):
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
-        ('-DA="q"', '"q"'),
-        ('-DA="two words"', '"two words"'),
-        (r'-DA="a\\b"', r'"a\\b"'),
-        ("-DA='x'", "'x'"),
-        ("-DA=$(id)`id`;#", None),
-        ('-DA="ядро"', '"ядро"'),
-        ("-DA=%s%n", None),
+        ('-DA="q"', '"q"'), ('-DA="two words"', '"two words"'), (r'-DA="a\\b"', r'"a\\b"'), ("-DA='x'", "'x'"),
+        ("-DA=$(id)`id`;#", None), ('-DA="ядро"', '"ядро"'), ("-DA=%s%n", None),
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_macros_are_text_and_nothing_else(option, expected):
     """No shell and no second parser sees them: the compiler has exactly what stands after the equals sign."""
     check = (
@@ -337,26 +273,11 @@ def test_code_that_is_none(code):
 @pytest.mark.parametrize(
     "code",
     [
-        "",
-        ".",
-        "..",
-        "/",
-        "x" * 300,
-        "x" * 5000,
-        "a\0b",
-        "\ud800.cu",
-        "../" * 50 + "etc",
-        "/dev/null",
-        "/dev/zero",
-        "/proc/self",
-        "~",
-        "%s%n.cu",
-        "-I.cu",
-        "file:///etc/passwd",
-        "a" + "/a" * 3000,
+        "", ".", "..", "/", "x" * 300, "x" * 5000, "a\0b", "\ud800.cu", "../" * 50 + "etc", "/dev/null", "/dev/zero",
+        "/proc/self", "~", "%s%n.cu", "-I.cu", "file:///etc/passwd", "a" + "/a" * 3000,
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_names_of_files_that_are_none(code):
     with pytest.raises(SourceError, match="no CUDA source named"):
         source.load(code)
@@ -377,20 +298,11 @@ def test_ways_to_a_file(tmp_path, name):
 
 
 NAMES_OF_FILES = {
-    "spaces": "my kernel .cu",
-    "parentheses": "f (1).cu",
-    "quotes": "we\"i'rd.cu",
-    "newline": "two\nlines.cu",
-    "percent": "%s%n.cu",
-    "unicode": "ядро.cu",
-    "backslash": "a\\nb\\.cu",
-    "an option": "--pre-include=nowhere.cu",
-    "a short option": "-Dx.cu",
-    "shell": "$(touch x);`touch x`.cu",
-    "no suffix": "kernel",
-    "longest": "x" * 252 + ".cu",
-    "not utf-8": os.fsdecode(b"\xff\xfe.cu"),
-}
+    "spaces": "my kernel .cu", "parentheses": "f (1).cu", "quotes": "we\"i'rd.cu", "newline": "two\nlines.cu",
+    "percent": "%s%n.cu", "unicode": "ядро.cu", "backslash": "a\\nb\\.cu", "an option": "--pre-include=nowhere.cu",
+    "a short option": "-Dx.cu", "shell": "$(touch x);`touch x`.cu", "no suffix": "kernel",
+    "longest": "x" * 252 + ".cu", "not utf-8": os.fsdecode(b"\xff\xfe.cu"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES_OF_FILES.values(), ids=NAMES_OF_FILES)
@@ -505,22 +417,11 @@ def test_a_file_of_the_working_folder_is_no_built_in_kernel(tmp_path):
 @pytest.mark.parametrize(
     "spelled",
     [
-        "../" * 30 + "etc/nothing-there",
-        "/dev/zero",
-        "/dev/stdin",
-        ".",
-        "/",
-        "x" * 300,
-        "d/" * 3000,
-        "%s%n",
-        "~/h.cuh",
-        "h.cuh ",
-        "$HOME/h.cuh",
-        "http://example.org/h.cuh",
-        "a\\b",
+        "../" * 30 + "etc/nothing-there", "/dev/zero", "/dev/stdin", ".", "/", "x" * 300, "d/" * 3000, "%s%n",
+        "~/h.cuh", "h.cuh ", "$HOME/h.cuh", "http://example.org/h.cuh", "a\\b",
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_includes_that_are_none(tmp_path, spelled):
     with pytest.raises(SourceError, match=r"<text>\.cu:2: #include .* not found"):
         source.load(f'\n#include "{spelled}"\n' + PLAIN, tmp_path)
@@ -541,15 +442,11 @@ def test_include_of_a_file_that_is_no_code(tmp_path, spelled):
 @pytest.mark.parametrize(
     "line",
     [
-        "#include HEADER",
-        "# include HEADER",
-        "#include </etc/passwd>",
-        '#include R"(h.cuh)"',
-        "#include/**/HEADER",
+        "#include HEADER", "# include HEADER", "#include </etc/passwd>", '#include R"(h.cuh)"', "#include/**/HEADER",
         "#include _X(h)",
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_includes_that_cannot_be_followed(tmp_path, line):
     """The file would be in no key."""
     (tmp_path / "h.cuh").write_text(f'#define HEADER "h.cuh"\n{line}\n')
@@ -597,15 +494,10 @@ def test_an_include_of_ten_megabytes(tmp_path):
 
 LONG = 50_000
 TANGLES = {
-    "comments without an end": "/*" * LONG,
-    "quotes without an end": '"' + '\\"' * LONG,
-    "apostrophes": "'a" * LONG,
-    "escaped apostrophes": "'" + "\\'" * LONG,
-    "lines that go on": '"\\\n' * LONG,
-    "slashes": "/" * LONG,
-    "stars": "/" + "*" * LONG,
-    "backslashes": "\\" * LONG,
-}
+    "comments without an end": "/*" * LONG, "quotes without an end": '"' + '\\"' * LONG, "apostrophes": "'a" * LONG,
+    "escaped apostrophes": "'" + "\\'" * LONG, "lines that go on": '"\\\n' * LONG, "slashes": "/" * LONG,
+    "stars": "/" + "*" * LONG, "backslashes": "\\" * LONG,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TANGLES.values(), ids=TANGLES)

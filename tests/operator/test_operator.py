@@ -128,16 +128,10 @@ class TestDefinition:
         with Nothing():
             assert kept(torch.ones(1)).item() == 2
 
-    @pytest.mark.parametrize(
-        "launch",
-        [
-            lambda x, w, scale, extra: None,
-            lambda x, w: None,
-            lambda x: None,
-            lambda w, x, scale: None,
-            lambda x, w, *, scale: None,
-        ],
-    )
+    @pytest.mark.parametrize("launch", [
+        lambda x, w, scale, extra: None, lambda x, w: None, lambda x: None, lambda w, x, scale: None,
+        lambda x, w, *, scale: None,
+    ])  # fmt: skip
     @pytest.mark.parametrize("role", ["forward", "unsupported"])
     def test_a_role_takes_what_the_reference_takes(self, launch, role):
         @cupyops.operator(toys.fresh())
@@ -200,16 +194,10 @@ class TestDefinition:
                 cupyops.operator("t::nothing_left")(lambda x: x)
         assert "t::nothing_left" not in cupyops.operators() and not hasattr(torch.ops.t, "nothing_left")
 
-    @pytest.mark.parametrize(
-        "backward",
-        [
-            lambda grad_y, x: None,
-            lambda: None,
-            lambda saved: None,
-            lambda saved, dy: None,
-            lambda ctx, grad_y: None,
-        ],
-    )
+    @pytest.mark.parametrize("backward", [
+        lambda grad_y, x: None, lambda: None, lambda saved: None, lambda saved, dy: None,
+        lambda ctx, grad_y: None,
+    ])  # fmt: skip
     def test_backward_that_begins_otherwise(self, backward):
         op, _ = toys.exponential()
         with pytest.raises(InputError, match=r"a backward begins with \(saved, grad_y\); this one has \("):
@@ -1152,23 +1140,10 @@ class TestTransforms:
             lambda f: lambda x, w: torch.autograd.functional.jvp(f, (x, w), (x, w)),
         ],
         ids=[
-            "grad",
-            "vmap",
-            "vmap of grad",
-            "jvp",
-            "jacrev",
-            "jacfwd",
-            "hessian",
-            "vjp",
-            "vmap of hessian",
-            "grad of grad",
-            "linearize",
-            "functionalize",
-            "jacobian",
-            "hvp",
-            "double-backward jvp",
+            "grad", "vmap", "vmap of grad", "jvp", "jacrev", "jacfwd", "hessian", "vjp", "vmap of hessian",
+            "grad of grad", "linearize", "functionalize", "jacobian", "hvp", "double-backward jvp",
         ],
-    )
+    )  # fmt: skip
     def test_as_pytorch(self, route, transform):
         (ours, theirs), args = self.pairs()
         torch.testing.assert_close(transform(ours)(*args), transform(theirs)(*args))
@@ -1442,11 +1417,8 @@ class TestModesAndSubclasses:
             fake = op(mode.from_tensor(x))
         for f, r in zip(fake, real):
             assert isinstance(f, FakeTensor) and (f.shape, f.stride(), f.dtype, f.device) == (
-                r.shape,
-                r.stride(),
-                r.dtype,
-                r.device,
-            )
+                r.shape, r.stride(), r.dtype, r.device,
+            )  # fmt: skip
 
     def test_fake_tensors_outside_their_mode(self, route):
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -551,17 +551,10 @@ def test_a_damaged_precompiled_entry_is_still_a_miss(cache, compiled, runs, tmp_
 
 
 NAMES_OF_FOLDERS = {
-    "spaces": "a folder of mine ",
-    "quotes": '"it\'s" `here`',
-    "percent": "%s%n%d",
-    "newline": "two\nlines",
-    "unicode": "ядро-内核-🧊",
-    "shell": "$(touch pwned);&|*?",
-    "dash": "-Isomewhere",
-    "backslash": "a\\b\\",
-    "longest": "x" * 255,
-    "deep": "/".join(["d" * 200] * 10),
-}
+    "spaces": "a folder of mine ", "quotes": '"it\'s" `here`', "percent": "%s%n%d", "newline": "two\nlines",
+    "unicode": "ядро-内核-🧊", "shell": "$(touch pwned);&|*?", "dash": "-Isomewhere", "backslash": "a\\b\\",
+    "longest": "x" * 255, "deep": "/".join(["d" * 200] * 10),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES_OF_FOLDERS.values(), ids=NAMES_OF_FOLDERS)

@@ -88,21 +88,13 @@ def test_some_gradients(always, of):
 @pytest.mark.parametrize(
     ("card", "capability", "width", "expected"),
     [
-        (HOPPER, 9, 64, (128, 128, 198656)),
-        (HOPPER, 9, 96, (128, 64, 148480)),
-        (HOPPER, 9, 128, (128, 64, 181248)),
-        (HOPPER, 9, 256, (64, 64, 222208)),
-        (A100, 8, 64, (128, 64, 115712)),
-        (A100, 8, 96, (128, 64, 148480)),
-        (A100, 8, 128, (128, 32, 123392)),
-        (A100, 8, 256, (64, 32, 143872)),
-        (SMALLER, 8, 64, (128, 32, 74240)),
-        (SMALLER, 12, 64, (128, 32, 74240)),
-        (SMALLER, 8, 96, None),
-        (SMALLER, 12, 128, None),
+        (HOPPER, 9, 64, (128, 128, 198656)), (HOPPER, 9, 96, (128, 64, 148480)), (HOPPER, 9, 128, (128, 64, 181248)),
+        (HOPPER, 9, 256, (64, 64, 222208)), (A100, 8, 64, (128, 64, 115712)), (A100, 8, 96, (128, 64, 148480)),
+        (A100, 8, 128, (128, 32, 123392)), (A100, 8, 256, (64, 32, 143872)), (SMALLER, 8, 64, (128, 32, 74240)),
+        (SMALLER, 12, 64, (128, 32, 74240)), (SMALLER, 8, 96, None), (SMALLER, 12, 128, None),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_shapes(card, capability, width, expected):
     """What a card has the shared memory for; where it has too little, there are two passes."""
     q = torch.empty(1, 2, 1024, width, dtype=torch.float16, device="meta")

@@ -22,22 +22,12 @@ class TestBatchNorm(OperatorContract):
     function = staticmethod(cupyops.batch_norm)
     torch_function = staticmethod(F.batch_norm)
     kernels = {
-        "batch_norm_fwd_nchw_cluster",
-        "batch_norm_fwd_nchw_partials",
-        "batch_norm_fwd_nchw",
-        "batch_norm_bwd_nchw_cluster",
-        "batch_norm_bwd_nchw_partials",
-        "batch_norm_bwd_nchw",
-        "batch_norm_bwd_finalize",
-        "batch_norm_fwd_nhwc_cluster",
-        "batch_norm_fwd_nhwc_partials",
-        "batch_norm_fwd_nhwc_finalize",
-        "batch_norm_fwd_nhwc",
-        "batch_norm_bwd_nhwc_cluster",
-        "batch_norm_bwd_nhwc_partials",
-        "batch_norm_bwd_nhwc_inline",
-        "batch_norm_bwd_nhwc",
-    }
+        "batch_norm_fwd_nchw_cluster", "batch_norm_fwd_nchw_partials", "batch_norm_fwd_nchw",
+        "batch_norm_bwd_nchw_cluster", "batch_norm_bwd_nchw_partials", "batch_norm_bwd_nchw",
+        "batch_norm_bwd_finalize", "batch_norm_fwd_nhwc_cluster", "batch_norm_fwd_nhwc_partials",
+        "batch_norm_fwd_nhwc_finalize", "batch_norm_fwd_nhwc", "batch_norm_bwd_nhwc_cluster",
+        "batch_norm_bwd_nhwc_partials", "batch_norm_bwd_nhwc_inline", "batch_norm_bwd_nhwc",
+    }  # fmt: skip
     too_large = "2^31 vectors of a channel"
     differs = {
         (
@@ -102,12 +92,9 @@ def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
     x = (torch.randn(shape, dtype=torch.float64) + shift).to(device, dtype)
     channels = [torch.randn(shape[1]).to(device, parameters) for _ in range(3)]
     return (
-        x,
-        torch.randn(shape).to(device, dtype),
-        channels[0],
-        (torch.rand(shape[1]) + 0.5).to(channels[0]),
+        x, torch.randn(shape).to(device, dtype), channels[0], (torch.rand(shape[1]) + 0.5).to(channels[0]),
         *channels[1:],
-    )
+    )  # fmt: skip
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")

@@ -307,15 +307,11 @@ def test_which_convolutions_are_products():
 @pytest.mark.parametrize(
     ("sizes", "last"),
     [
-        ((3, 16, 1, 1, 8), True),
-        ((3, 16, 1, 1, 1), True),
-        ((3, 1, 4, 5, 1), True),
-        ((0, 16, 1, 1, 8), True),
-        ((3, 1, 4, 5, 8), False),
-        ((3, 16, 4, 5, 1), False),
+        ((3, 16, 1, 1, 8), True), ((3, 16, 1, 1, 1), True), ((3, 1, 4, 5, 1), True), ((0, 16, 1, 1, 8), True),
+        ((3, 1, 4, 5, 8), False), ((3, 16, 4, 5, 1), False),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_images_that_lie_both_ways(sizes, last, memory):
     """Of one pixel or one channel, strides do not tell: what a call asks about is what its launch then finds."""
     *image, filters = sizes
@@ -377,16 +373,10 @@ def test_what_a_frozen_layer_keeps(dtype, memory, wanted):
     torch.testing.assert_close([one.double() for one in found], list(true), rtol=4e-3, atol=4e-2)
 
 
-@pytest.mark.parametrize(
-    "sizes, by_tf32",
-    [
-        ((1024, 1, 28, 28, 32), False),
-        ((1024, 16, 14, 14, 32), False),
-        ((1024, 32, 14, 14, 32), True),
-        ((64, 64, 56, 56, 64), True),
-        ((64, 64, 56, 56, 8), True),
-    ],
-)
+@pytest.mark.parametrize("sizes, by_tf32", [
+    ((1024, 1, 28, 28, 32), False), ((1024, 16, 14, 14, 32), False), ((1024, 32, 14, 14, 32), True),
+    ((64, 64, 56, 56, 64), True), ((64, 64, 56, 56, 8), True),
+])  # fmt: skip
 def test_float32_under_pytorch_s_flags(sizes, by_tf32):
     """By default cuDNN may round to TF32, and is taken where it is faster then; kernels of ours round nothing."""
     images, channels, height, width, filters = sizes

@@ -254,19 +254,10 @@ def test_rows_that_are_nearly_constant(size):
 
 # lanes with a vector each, vectors of one warp, a block, a row in shared memory, in backward a cluster; and one of two
 # halves of a block
-@pytest.mark.parametrize(
-    ("size", "arch"),
-    [
-        (40, "sm_80"),
-        (69, "sm_80"),
-        (1031, "sm_80"),
-        (16384, "sm_80"),
-        (32773, "sm_80"),
-        (16389, "sm_90"),
-        (8197, "sm_90"),
-        (8200, "sm_90"),
-    ],
-)
+@pytest.mark.parametrize(("size", "arch"), [
+    (40, "sm_80"), (69, "sm_80"), (1031, "sm_80"), (16384, "sm_80"), (32773, "sm_80"), (16389, "sm_90"),
+    (8197, "sm_90"), (8200, "sm_90"),
+])  # fmt: skip
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(size, arch, offset):
     compare_several_rows(cupyops.layer_norm, torch.nn.functional.layer_norm, size, arch, offset, parameters=2)

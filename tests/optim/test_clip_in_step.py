@@ -176,11 +176,8 @@ def other_gradients_without_zero_grad(optimizer, params, clip):
 
 
 BETWEEN = [
-    clipped_twice,
-    clipped_before_a_closure,
-    clipped_before_a_closure_that_adds,
-    other_gradients_without_zero_grad,
-]
+    clipped_twice, clipped_before_a_closure, clipped_before_a_closure_that_adds, other_gradients_without_zero_grad,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("between", BETWEEN)

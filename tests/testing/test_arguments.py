@@ -156,13 +156,10 @@ def weight_prepared_once():
 
 
 TIRED = {
-    mean_where_broadcast: "broadcast",
-    number_in_the_kernel: "numbers",
-    rows_of_a_matrix: "dimensions",
-    state_of_its_own: "calls_between",
-    results_in_one_buffer: "calls_between",
+    mean_where_broadcast: "broadcast", number_in_the_kernel: "numbers", rows_of_a_matrix: "dimensions",
+    state_of_its_own: "calls_between", results_in_one_buffer: "calls_between",
     weight_prepared_once: "other_values_in_place",
-}
+}  # fmt: skip
 NEW = sorted(set(TIRED.values()))
 
 

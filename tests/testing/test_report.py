@@ -78,12 +78,9 @@ def test_what_the_calls_own_error_leaves_untried_is_one_row_of_each_backend():
     one = report(*untried, ABSENT, ABSENT, Row("alone", "simulator", "n/a", reason + "!"))
     shown = [(row.hazard, row.backend, row.seconds) for row in one.folded()]
     assert shown == [
-        ("h0 and 2 more", "simulator", 0.75),
-        ("h0 and 2 more", "gpu", 0.75),
-        ("cuda_graph", "reference", 0.125),
-        ("cuda_graph", "reference", 0.125),
-        ("alone", "simulator", 0.0),
-    ]
+        ("h0 and 2 more", "simulator", 0.75), ("h0 and 2 more", "gpu", 0.75), ("cuda_graph", "reference", 0.125),
+        ("cuda_graph", "reference", 0.125), ("alone", "simulator", 0.0),
+    ]  # fmt: skip
     assert str(one).count("the call itself fails: CompileError") == 3
     assert one.summary() == "0 passed, 0 failed, 9 not applicable" and len(one.as_json()["rows"]) == 9
 
@@ -138,11 +135,8 @@ def test_json_has_everything(tmp_path):
     data = strictly(one.to_json(tmp_path / "r.json"))
     assert data == strictly((tmp_path / "r.json").read_text(encoding="utf-8")) == one.as_json()
     assert {key: data[key] for key in ("name", "call", "seed", "passed")} == {
-        "name": "f",
-        "call": "(4, 5):(5, 1)",
-        "seed": 7,
-        "passed": False,
-    }
+        "name": "f", "call": "(4, 5):(5, 1)", "seed": 7, "passed": False,
+    }  # fmt: skip
     assert [Row(**row) for row in data["rows"]] == one.rows
     assert data["rows"][2] == asdict(FAIL)
 

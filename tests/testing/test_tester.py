@@ -172,12 +172,8 @@ def test_all_tries_every_dtype_for_accuracy_and_the_first_for_every_hazard():
     counts = [(report.call, len(report.rows)) for report in reports]
     short, long = "(7,):(1,)", "(3, 5):(5, 1)"
     assert counts == [
-        (long, 1),
-        (long, 1),
-        (short, 1),
-        (short, 1),
-        *((call, len(hazards()) - 2) for call in (long, short)),
-    ]
+        (long, 1), (long, 1), (short, 1), (short, 1), *((call, len(hazards()) - 2) for call in (long, short)),
+    ]  # fmt: skip
 
 
 def test_all_finds_what_is_not_in_the_plain_call():

@@ -124,17 +124,11 @@ def test_parameters_may_be_absent():
     assert binary.parameters == ()
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        'extern "C" __global__ void f',
-        "__global__ void __launch_bounds__(256) f",
-        "__global__ void __launch_bounds__(256, 2) f",
-        'extern "C" __global__ __launch_bounds__(256) void f',
-        "static __global__ void f",
-        "__global__ void __cluster_dims__(2, 1, 1) f",
-    ],
-)
+@pytest.mark.parametrize("head", [
+    'extern "C" __global__ void f', "__global__ void __launch_bounds__(256) f",
+    "__global__ void __launch_bounds__(256, 2) f", 'extern "C" __global__ __launch_bounds__(256) void f',
+    "static __global__ void f", "__global__ void __cluster_dims__(2, 1, 1) f",
+])  # fmt: skip
 def test_heads_of_kernels(head):
     arch = "sm_90" if "cluster" in head else ARCH
     binary, cubin = compiler.compile(source.load(f"{head}(float* x, int n) {{ x[n] = 1; }}\n"), "f", arch)

@@ -88,16 +88,10 @@ def group(monkeypatch, name="me", members=(), primary=100):
     monkeypatch.setattr("pwd.getpwuid", lambda number: SimpleNamespace(pw_name="me", pw_gid=primary))
 
 
-@pytest.mark.parametrize(
-    ("known", "trusted"),
-    [
-        ({}, True),
-        ({"members": ("me",)}, True),
-        ({"members": ("me", "you")}, False),
-        ({"name": "users"}, False),
-        ({"primary": 7}, False),
-    ],
-)
+@pytest.mark.parametrize(("known", "trusted"), [
+    ({}, True), ({"members": ("me",)}, True), ({"members": ("me", "you")}, False), ({"name": "users"}, False),
+    ({"primary": 7}, False),
+])  # fmt: skip
 def test_a_group_of_one(places, monkeypatch, known, trusted):
     """Where each user has a group alone, files are made so that it can write."""
     group(monkeypatch, **known)

@@ -114,19 +114,8 @@ def test_a_gradient_through_the_registered_operator():
 
 
 EVERY = (
-    "relu",
-    "silu",
-    "gelu",
-    "softmax",
-    "log_softmax",
-    "sum",
-    "mean",
-    "add",
-    "matmul",
-    "linear",
-    "rms_norm",
-    "swiglu",
-)
+    "relu", "silu", "gelu", "softmax", "log_softmax", "sum", "mean", "add", "matmul", "linear", "rms_norm", "swiglu",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EVERY)

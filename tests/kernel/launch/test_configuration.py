@@ -64,12 +64,8 @@ def test_a_grid_by_true_division():
 def test_what_is_configured():
     made = Configuration.of((2, 4), 32, 16, True, (2, 2))
     assert (made.grid, made.block, made.shared, made.cooperative, made.cluster) == (
-        (2, 4, 1),
-        (32, 1, 1),
-        16,
-        True,
-        (2, 2, 1),
-    )
+        (2, 4, 1), (32, 1, 1), 16, True, (2, 2, 1),
+    )  # fmt: skip
     assert (made.blocks, made.threads) == (8, 32)
     assert str(made) == (
         "grid (2, 4, 1), block (32, 1, 1), 16 bytes of dynamic shared memory, cooperative, cluster (2, 2, 1)"

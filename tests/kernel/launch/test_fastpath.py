@@ -128,33 +128,13 @@ def test_an_integer_of_another_kind(machine, loaded, value):
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        True,
-        np.bool_(True),
-        0,
-        -1,
-        255,
-        256,
-        2**31,
-        2**64,
-        1.5,
-        1e300,
-        np.float32(1.5),
-        np.int64(3),
-        "x",
-        b"xyz",
-        torch.zeros(3),
-        torch.nn.Parameter(torch.zeros(3)),
-        torch.zeros((), dtype=torch.int64),
-        torch.zeros(1, dtype=torch.float64),
-        torch.empty(0),
-        torch.zeros(3, device="meta"),
-        np.zeros(3, np.uint8),
-        np.zeros(4, np.uint8),
-        [1],
+        None, True, np.bool_(True), 0, -1, 255, 256, 2**31, 2**64, 1.5, 1e300, np.float32(1.5), np.int64(3), "x",
+        b"xyz", torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), torch.zeros((), dtype=torch.int64),
+        torch.zeros(1, dtype=torch.float64), torch.empty(0), torch.zeros(3, device="meta"), np.zeros(3, np.uint8),
+        np.zeros(4, np.uint8), [1],
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_it_launches_nothing_that_the_full_checks_refuse(machine, loaded, index, value):
     """Each wrong value in each place goes the full way, once; what is launched at once has the same bytes."""
     values = good()

@@ -22,24 +22,11 @@ def declared(parameters):
 # --- C types -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "token"),
-    [
-        (torch.float16, "__half"),
-        (torch.bfloat16, "__nv_bfloat16"),
-        (torch.float32, "float"),
-        (torch.float64, "double"),
-        (torch.int64, "long long"),
-        (torch.uint8, "unsigned char"),
-        (torch.bool, "bool"),
-        (True, "true"),
-        (False, "false"),
-        (7, "7"),
-        (-1, "-1"),
-        ("Add", "Add"),
-        ("::ns::Add_2", "::ns::Add_2"),
-    ],
-)
+@pytest.mark.parametrize(("value", "token"), [
+    (torch.float16, "__half"), (torch.bfloat16, "__nv_bfloat16"), (torch.float32, "float"),
+    (torch.float64, "double"), (torch.int64, "long long"), (torch.uint8, "unsigned char"), (torch.bool, "bool"),
+    (True, "true"), (False, "false"), (7, "7"), (-1, "-1"), ("Add", "Add"), ("::ns::Add_2", "::ns::Add_2"),
+])  # fmt: skip
 def test_tokens(value, token):
     assert c_token(value) == token
 
@@ -70,16 +57,10 @@ def test_vector_types_are_aligned_as_the_compiler_says():
 # --- the text and the PTX ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "parameter",
-    [
-        "float* const x",
-        "const float* const x",
-        "const float* const __restrict__ x",
-        "float* volatile x",
-        "float*const x",
-    ],
-)
+@pytest.mark.parametrize("parameter", [
+    "float* const x", "const float* const x", "const float* const __restrict__ x", "float* volatile x",
+    "float*const x",
+])  # fmt: skip
 def test_pointers_that_are_const_themselves(parameter):
     """`float* const x` is a pointer as any other."""
     ((ctype, name),) = declared(parameter)
@@ -196,19 +177,11 @@ def test_structs(ctype, size):
             signature.checked("f", [argument], [value], 0)
 
 
-@pytest.mark.parametrize(
-    ("ctype", "dtype"),
-    [
-        ("float*", torch.float32),
-        ("const double*", torch.float64),
-        ("double const*", torch.float64),
-        ("const volatile int*", torch.int32),
-        ("long long*", torch.int64),
-        ("unsigned char*", torch.uint8),
-        ("bool*", torch.bool),
-        ("short*", torch.int16),
-    ],
-)
+@pytest.mark.parametrize(("ctype", "dtype"), [
+    ("float*", torch.float32), ("const double*", torch.float64), ("double const*", torch.float64),
+    ("const volatile int*", torch.int32), ("long long*", torch.int64), ("unsigned char*", torch.uint8),
+    ("bool*", torch.bool), ("short*", torch.int16),
+])  # fmt: skip
 def test_what_pointers_point_to(ctype, dtype):
     (argument,) = arguments(f"{ctype} x")
     assert (argument.kind, argument.dtype, argument.format) == ("pointer", dtype, "Q")
@@ -308,15 +281,9 @@ def argument(kind, size, align=None, ctype="int"):
 
 def test_layout_aligns_each_parameter():
     found = [
-        argument("bool", 1),
-        argument("integer", 8),
-        argument("integer", 2),
-        argument("struct", 3, 1),
-        argument("float", 4),
-        argument("struct", 128, 64),
-        argument("pointer", 8),
-        argument("float", 8),
-    ]
+        argument("bool", 1), argument("integer", 8), argument("integer", 2), argument("struct", 3, 1),
+        argument("float", 4), argument("struct", 128, 64), argument("pointer", 8), argument("float", 8),
+    ]  # fmt: skip
     letters, offsets = signature.layout(found)
     assert offsets == [0, 8, 16, 18, 24, 64, 192, 200]
     assert struct.calcsize(letters) == 208

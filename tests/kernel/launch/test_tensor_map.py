@@ -101,22 +101,10 @@ def test_what_no_map_can_be_made_of(args, options, message):
 
 
 DTYPES = {
-    torch.bool: "u8",
-    torch.uint8: "u8",
-    torch.int8: "u8",
-    torch.float8_e4m3fn: "u8",
-    torch.float8_e5m2: "u8",
-    torch.int16: "u16",
-    torch.uint16: "u16",
-    torch.int32: "s32",
-    torch.uint32: "u32",
-    torch.int64: "s64",
-    torch.uint64: "u64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-}
+    torch.bool: "u8", torch.uint8: "u8", torch.int8: "u8", torch.float8_e4m3fn: "u8", torch.float8_e5m2: "u8",
+    torch.int16: "u16", torch.uint16: "u16", torch.int32: "s32", torch.uint32: "u32", torch.int64: "s64",
+    torch.uint64: "u64", torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
