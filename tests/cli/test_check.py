@@ -148,12 +148,6 @@ def test_bad_arguments(folder, words, message):
     assert message in result.output and "Traceback" not in result.output
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_here(folder):
-    result = command("cupyops:relu", "--backend", "gpu")
-    assert (result.exit_code, result.output) == (2, "backends is 'gpu', but there is no CUDA GPU here; leave it out\n")
-
-
 def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, monkeypatch):
     """What is noticed before the run, tests/test_cli_outputs.py has."""
     monkeypatch.setattr("cupyops.cli.outputs.files", lambda *args: None)

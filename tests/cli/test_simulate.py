@@ -371,18 +371,6 @@ def test_a_fault_is_told_in_full_and_marked_in_the_page(folder):
     assert "past: write of 4 bytes outside `y`" in page.text("here")
 
 
-def test_a_read_of_what_nothing_has_written(folder):
-    result = command("add", "empty(4)", "null", "zeros(4)", 4)
-    assert result.exit_code == 1
-    assert "Uninitialized" in result.output
-
-
-def test_a_null_pointer(folder):
-    result = command("add", "null", "null", "zeros(4)", 4)
-    assert result.exit_code == 1
-    assert "through a null pointer" in result.output
-
-
 def test_checks_can_be_left_out(folder):
     assert "Race" in command("race", "arange(64)").output
     facts = data("race", "arange(64)", more=["--no-check"])

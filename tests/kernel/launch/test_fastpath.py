@@ -242,22 +242,12 @@ def test_counts_and_names_go_the_full_way_as_they_are(machine):
     assert not machine.launched
 
 
-def test_order_of_template_keywords(machine):
-    launch(machine, *good(), N=4, T=torch.float32)
-    assert len(machine.launched) == 1
-
-
 def test_tensor_without_storage(machine):
     values = good()
     values[0] = torch.zeros(3)
     values[0].untyped_storage().resize_(0)
     launch(machine, *values)
     assert not machine.launched and len(machine.full) == 1
-
-
-def test_empty_tensor_is_a_null_pointer(machine, loaded):
-    launch(machine, torch.empty(0), *good()[1:])
-    assert machine.content(loaded[1])[0] == 0
 
 
 def test_fakes_and_subclasses_go_the_full_way(machine):
