@@ -71,9 +71,6 @@ def report_of(*words):
         return json.load(file)
 
 
-# --- exit codes --------------------------------------------------------------------------------------------------------
-
-
 def test_a_sound_operator(folder):
     result = command("cupyops:relu", "--only", "accuracy", "--backend", "reference")
     assert result.exit_code == 0
@@ -154,9 +151,6 @@ def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, mo
     result = against("bad", "--json", "absent/r.json")
     assert result.exit_code == 2
     assert "0 passed, 1 failed" in result.output
-
-
-# --- the sample call ---------------------------------------------------------------------------------------------------
 
 
 def value(text, seed=0):
@@ -240,9 +234,6 @@ def test_arguments_reach_the_function(folder):
     assert found["call"] == "(2,):(1,), scale=0.5"
 
 
-# --- options -----------------------------------------------------------------------------------------------------------
-
-
 def rows(found):
     return [(row["hazard"], row["backend"]) for row in found["rows"]]
 
@@ -295,8 +286,6 @@ def test_a_module_by_its_path(folder):
         sys.path[:] = before
         sys.modules.pop("theirs", None)
 
-
-# --- the terminal ------------------------------------------------------------------------------------------------------
 
 MANY = ["accuracy", "strided", "deterministic_algorithms", "saved_tensors_freed", "cuda_graph_first_call"]
 
@@ -367,9 +356,6 @@ def test_as_a_program_in_the_folder_of_the_module(tmp_path):
     done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
     assert "reproduce: cupyops.testing.check(mine.bad, [" in done.stdout
-
-
-# --- what keeps a check from passing ------------------------------------------------------------------------------------
 
 
 NEVER = """

@@ -138,9 +138,6 @@ def line(facts, piece, file="k.cu"):
     return next(one for one in facts["lines"] if one["file"] == file and piece in one["text"])
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
-
-
 def test_a_file_goes_in_and_the_result_is_shown(folder):
     x = np.random.default_rng(0).standard_normal(100).astype(np.float32)
     np.save("x.npy", x)
@@ -347,9 +344,6 @@ def test_further_options_reach_the_compiler(folder):
     assert array(facts, "y")["first"] == [11]
 
 
-# --- findings ------------------------------------------------------------------------------------------------------
-
-
 def test_a_fault_is_told_in_full_and_marked_in_the_page(folder):
     result = command("past", "ones(128)", "zeros(100)", grid=2, more=["--html", "r.html", "--json", "r.json"])
     assert result.exit_code == 1
@@ -401,9 +395,6 @@ def test_a_launch_that_the_hardware_refuses(folder):
     result = command("past", "ones(64)", "ones(64)", file="bounds.cu")
     assert result.exit_code == 1
     assert "expected at most 32, as __launch_bounds__ says" in result.output
-
-
-# --- what is measured ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -479,9 +470,6 @@ def test_occupancy_of_an_unknown_architecture():
     assert occupancy("sm_999", 32, 32, 0) is None
 
 
-# --- the terminal --------------------------------------------------------------------------------------------------
-
-
 def test_the_summary_and_the_table(folder):
     output = command("measured", "randn(32768)", "empty(1024)", block=1024).output
     for said in ("warps", "4,096 bytes static, 0 dynamic", "100% in theory", "1,024 of 1,024 changed", "helper.cuh"):
@@ -518,9 +506,6 @@ def test_a_report_that_cannot_be_written(folder):
     result = command("add", "ones(4)", "null", "zeros(4)", 4, more=["--html", "absent/r.html"])
     assert result.exit_code == 2
     assert "there is no folder 'absent'" in result.output and "Traceback" not in result.output
-
-
-# --- the page ------------------------------------------------------------------------------------------------------
 
 
 class Page(html.parser.HTMLParser):

@@ -29,9 +29,6 @@ from figures import results, row
 DOCS = ROOT / "docs"
 
 
-# --- generated parts ---
-
-
 def test_the_table_of_operators_has_each_function():
     listed = re.findall(r"^\| \[`(\w+)`\]\(operators/\1\.md\)(?: \|.*){3}$", docs_site.operators(), re.MULTILINE)
     assert sorted(listed) == list(docs_site.functions())
@@ -197,9 +194,6 @@ def test_the_settings_page_tells_the_values_of_each():
     assert sorted(re.findall(r"^\| `(CUPYOPS_\w+)` \|", text, re.MULTILINE)) == sorted(SETTINGS)
 
 
-# --- messages that are quoted ---
-
-
 @cache
 def source():
     """Every text in the package's source, with a hole where a value is put in."""
@@ -229,9 +223,6 @@ def test_a_quoted_message_is_one_that_the_code_has(message):
 
 def test_there_are_messages():
     assert len(MESSAGES) > 40
-
-
-# --- the site itself ---
 
 
 class Requests(HTMLParser):

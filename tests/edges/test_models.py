@@ -24,8 +24,6 @@ def convnet():
     return model, torch.randn(2, 3, 4, 4)
 
 
-# --- torch.export, ONNX, torch.fx ---
-
 MODULES = {
     "Linear": (lambda: cupyops.nn.Linear(8, 4), (5, 8)),
     "BatchNorm1d": (lambda: cupyops.nn.BatchNorm1d(8), (5, 8)),
@@ -98,9 +96,6 @@ def test_fx(context):
             torch.testing.assert_close(one(x), model(x))
 
 
-# --- torchao's way ---
-
-
 class Scaled(Tensor):
     """A weight that takes F.linear into its own hands."""
 
@@ -163,8 +158,6 @@ def test_a_mode_that_intercepts_linear(context):
             assert cupyops.linear(x, weight) == 1.0
 
 
-# --- sizes beyond what a graph was made for ---
-
 SQUARE = """
 __global__ void square(const float* x, float* y, float* slope, int n) {
   if (threadIdx.x < n) { y[threadIdx.x] = 2 * x[threadIdx.x] * x[threadIdx.x]; slope[threadIdx.x] = 4 * x[threadIdx.x]; }
@@ -209,8 +202,6 @@ def test_a_graph_meets_sizes_that_the_kernels_refuse(backend):
             torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 4 * x)
     toys.forget(op)
 
-
-# --- outputs whose size is in the data ---
 
 NONZERO = """
 __global__ void nonzero(const float* x, long long* y, int n) {
@@ -285,9 +276,6 @@ def test_a_template_integer_from_a_shape():
         for n in (5, 8):
             assert torch.equal(compiled(torch.ones(n)), torch.full((n,), 2.0))
     toys.forget(op)
-
-
-# --- flops of modules ---
 
 
 @simulated

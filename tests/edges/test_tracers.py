@@ -75,9 +75,6 @@ def gradients(function, values):
     return torch.autograd.grad(total(function)(*values), wanted, allow_unused=True)
 
 
-# --- what records ---
-
-
 def jit_trace(edge):
     return torch.jit.trace(Module(edge.ours), tuple(edge.leaves), check_trace=False)
 
@@ -203,8 +200,6 @@ def onnx(function, edge):
     return evaluate
 
 
-# --- what transforms ---
-
 TRANSFORMS = {
     "grad": lambda f, edge: torch.func.grad(total(f), differentiable(edge)),
     "vmap": lambda f, edge: lambda *v: torch.func.vmap(f)(*[torch.stack([one, one.clone()]) for one in v]),
@@ -308,9 +303,6 @@ def test_checkpoint(operator, policy, backend):
     close(found, gradients(edge.torch, edge.leaves))
 
 
-# --- what wraps ---
-
-
 class Counting(Tensor):
     """Says which functions of PyTorch it is given to."""
 
@@ -398,9 +390,6 @@ def plain(value):
     if value.is_nested:
         return value.values()
     return value.dequantize() if value.is_quantized else value.to_dense()
-
-
-# --- what copies ---
 
 
 class Holding(torch.nn.Module):

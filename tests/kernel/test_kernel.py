@@ -45,9 +45,6 @@ def x32(n=8, device="cpu"):
     return torch.arange(n, dtype=torch.float32, device=device)
 
 
-# --- finding -----------------------------------------------------------------------------------------------------
-
-
 def test_file_beside_the_caller(tmp_path):
     """Whatever the working folder is; the caller is the module that says Kernel(...)."""
     (tmp_path / "beside.cu").write_text(PLAIN)
@@ -116,9 +113,6 @@ def test_registry_of_kernels_keeps_none_alive():
     del one
     gc.collect()
     assert reference() is None and all(isinstance(k, Kernel) for k in kernel.kernels())
-
-
-# --- template values ---------------------------------------------------------------------------------------------
 
 
 def test_instances_span_the_domain():
@@ -228,9 +222,6 @@ def test_launches_by_threads(cpu):
     assert sorted((grid[0], values[2], values[3]) for _, grid, _, _, values in cpu.launches) == [
         (n, float(n), n) for n in range(1, 9)
     ]
-
-
-# --- the launch --------------------------------------------------------------------------------------------------
 
 
 def test_a_launch_as_the_executor_sees_it(cpu):
@@ -435,9 +426,6 @@ def test_first_pointer_need_not_be_the_first_parameter(cpu):
     assert cpu.last[4][0] == 3
 
 
-# --- dry runs, of an operator's roles ------------------------------------------------------------------------------
-
-
 def test_fake_tensors_with_symbolic_grid(cpu):
     """A grid from a SymInt is not even looked at."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -504,9 +492,6 @@ def test_broken_cupy_is_told():
     )
     done = run_python("-c", code, bare=True)
     assert "[0.0, 2.0]" in done.stdout and "CUDA kernels need CuPy" in done.stdout and "pip install" in done.stdout
-
-
-# --- on a GPU ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

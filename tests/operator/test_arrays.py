@@ -45,9 +45,6 @@ def called(*args, **kwargs):
     return seen[0], result
 
 
-# --- NumPy -------------------------------------------------------------------------------------------------------
-
-
 class TestNumPy:
     def test_no_copy_in_and_out(self):
         x = np.arange(6.0).reshape(2, 3)
@@ -161,9 +158,6 @@ class TestNumPy:
         assert isinstance(y, np.ndarray) and y.tolist() == [0.5, 2.5, 4.5]
 
 
-# --- dtypes of ml_dtypes -----------------------------------------------------------------------------------------
-
-
 class TestExtendedDtypes:
     @pytest.fixture(autouse=True)
     def ml_dtypes(self):
@@ -212,9 +206,6 @@ class TestExtendedDtypes:
             called(np.ones(2, self.ml_dtypes.int4))
 
 
-# --- inplace=True ------------------------------------------------------------------------------------------------
-
-
 def double(x, inplace=False):
     """A function that writes where it is told to."""
     return x.mul_(2) if inplace else x * 2
@@ -246,9 +237,6 @@ class TestInPlace:
                 with pytest.raises(InputError, match="inplace=True, but this .* cannot be written to"):
                     op(x, *args, **kwargs)
             assert (x if x is locked else x.tensor).tolist() == [-1.0, 2.0]
-
-
-# --- the call ----------------------------------------------------------------------------------------------------
 
 
 class TestCall:
@@ -292,9 +280,6 @@ class TestCall:
     def test_lists_of_numbers_are_no_arrays(self):
         with pytest.raises(InputError, match="x is list"):
             toys.product()[0]([1.0, 2.0], [1.0, 2.0])
-
-
-# --- any array with __dlpack__ -----------------------------------------------------------------------------------
 
 
 class Foreign:
@@ -398,9 +383,6 @@ class TestDLPack:
         y, pullback = cupyops.vjp(cupyops.relu, Foreign(torch.tensor([-1.0, 2.0])))
         (grad,) = pullback(Foreign(torch.tensor([3.0, 3.0])))
         assert isinstance(y, Foreign) and isinstance(grad, Foreign) and grad.tensor.tolist() == [0.0, 3.0]
-
-
-# --- vjp ---------------------------------------------------------------------------------------------------------
 
 
 class TestVJP:
@@ -510,9 +492,6 @@ class TestVJP:
         assert pullback(None)[0].tolist() == [0.0, 0.0]
 
 
-# --- a model in a library of one's own ---------------------------------------------------------------------------
-
-
 def fit(xp, make):
     """Softmax regression by `cupyops.vjp` alone: the first gradients, and the losses of a few steps."""
     rng = np.random.default_rng(0)
@@ -560,9 +539,6 @@ def test_a_model_in_cupy():
     cp = pytest.importorskip("cupy")
     with cp.cuda.Stream(non_blocking=True):
         assert_fits(cp, cp.asarray, cp.ndarray, 1e-12)
-
-
-# --- JAX ---------------------------------------------------------------------------------------------------------
 
 
 class TestJAX:
@@ -616,9 +592,6 @@ class TestJAX:
         assert self.jax.jit(lambda x: self.jax.pure_callback(cupyops.relu, shape, x))(x).tolist() == [0.0, 2.0]
 
 
-# --- CuPy without a GPU ------------------------------------------------------------------------------------------
-
-
 class StandIn:
     """What the border asks of a CuPy array, on a NumPy array."""
 
@@ -658,9 +631,6 @@ class TestCuPyStandIn:
         assert all(stride >= 0 for stride in x.strides) == (tensor.data_ptr() == pointer_of(x)) or not x.size
         back = libraries._to_cupy(tensor, None)
         assert isinstance(back, StandIn) and back.dtype == x.dtype and np.array_equal(back.array, x)
-
-
-# --- CuPy --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

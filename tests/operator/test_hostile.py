@@ -63,9 +63,6 @@ class within:
         assert kind is not None or time.process_time() - self.start < self.seconds
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -122,9 +119,6 @@ def test_a_long_name(tmp_path):
     name = "f" * 20_000
     binary = build(PLAIN.replace(" f(", f" {name}("), name)
     assert name in binary.symbol and tmp_path in binary.path.parents and len(binary.path.name) < 200
-
-
-# --- template values -----------------------------------------------------------------------------------------------
 
 
 class Loud(int):
@@ -210,9 +204,6 @@ def test_a_bool_for_an_int(cpu):
     assert [launch[0] for launch in cpu.launches] == ["f<1>", "f<1>"]
 
 
-# --- options -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     ["--use_fast_math", b"-G", None, 3, [None], [3], [b"-G"], [""], [" "], ["-DA\0B"], ["-DA=\ud800"], [("-G",)]],
@@ -259,9 +250,6 @@ def test_macros_are_text_and_nothing_else(option, expected):
         "" if expected is None else f"constexpr const auto& a = A; static_assert(sizeof(a) == sizeof({expected}));\n"
     )
     compiler.compile(source.load(check + PLAIN), "f", ARCH, (option,))
-
-
-# --- sources -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [None, 3, b"f.cu", ["f.cu"], 1.5, object()], ids=brief)
@@ -411,9 +399,6 @@ def test_a_file_of_the_working_folder_is_no_built_in_kernel(tmp_path):
             fake.unlink()
 
 
-# --- includes ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "spelled",
     [
@@ -490,8 +475,6 @@ def test_an_include_of_ten_megabytes(tmp_path):
         assert build('#include "h.cuh"\n' + PLAIN.replace("= 1", "= H"), folder=tmp_path).symbol == "_Z1fPf"
 
 
-# --- texts that a parser may stumble over --------------------------------------------------------------------------
-
 LONG = 50_000
 TANGLES = {
     "comments without an end": "/*" * LONG, "quotes without an end": '"' + '\\"' * LONG, "apostrophes": "'a" * LONG,
@@ -557,9 +540,6 @@ def test_signatures_that_are_long_and_right():
         assert len(function(source.load(f"__global__ void f({many}) {{}}\n"), "f").parameters) == 5000
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ctype", "value", "expected"),
     [
@@ -591,9 +571,6 @@ def test_numbers_that_do(cpu, value):
     with np.errstate(over="ignore"):
         expected = [float(np.float32(float(value))), float(value)]
     assert np.array_equal(cpu.last[4][1:], expected, equal_nan=True)
-
-
-# --- the folder of the headers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["with spaces", "quotes \"'", "$(touch x)", "%s", "ядро", "-I", "a\\b"], ids=brief)

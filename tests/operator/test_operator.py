@@ -63,9 +63,6 @@ def routes(function):
     return [(record.route, record.operator.rpartition("::")[2]) for record in trace.records], result
 
 
-# --- definitions -------------------------------------------------------------------------------------------------
-
-
 class TestDefinition:
     @pytest.mark.parametrize("name", ["relu", "a::", "::b", "a:b", "a::b::c", "a b::c", "a::b-c", "1a::b", ""])
     def test_bad_name(self, name):
@@ -439,9 +436,6 @@ class TestRedefinition:
                 assert op(torch.ones(1)).tolist() == [float(factor)]
 
 
-# --- arguments ---------------------------------------------------------------------------------------------------
-
-
 class TestArguments:
     def test_positions_keywords_and_defaults(self, route):
         op, _ = toys.product()
@@ -554,9 +548,6 @@ class TestArguments:
         with pytest.raises(InputError, match="x on cpu, weight on cuda:0"):
             op(torch.ones(3), x)
         assert not calls
-
-
-# --- routes ------------------------------------------------------------------------------------------------------
 
 
 class TestRoutes:
@@ -738,9 +729,6 @@ class TestRoutes:
         assert found == [("kernel", "op")] and calls == ["forward", "backward"] and x.grad.tolist() == [2.0] * 3
         with torch.autocast("cuda", dtype=torch.float16):
             assert op(x, x).dtype == torch.float32  # no policy, no cast
-
-
-# --- derivatives -------------------------------------------------------------------------------------------------
 
 
 class TestDerivatives:
@@ -1071,9 +1059,6 @@ class TestKeptAlive:
             assert torch.equal(x.grad, expected)
 
 
-# --- torch.func --------------------------------------------------------------------------------------------------
-
-
 class TestTransforms:
     def pairs(self):
         op, _ = toys.product()
@@ -1142,9 +1127,6 @@ class TestTransforms:
         (ours,) = torch.autograd.grad(y, w, basis, is_grads_batched=True, retain_graph=True)
         (theirs,) = torch.autograd.grad(x * w + b, w, basis, is_grads_batched=True)
         torch.testing.assert_close(ours, theirs)
-
-
-# --- torch.compile and torch.export ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -1335,9 +1317,6 @@ class TestCompile:
             torch.testing.assert_close(graph(x, w, b), x * w + b)
 
 
-# --- modes and subclasses ----------------------------------------------------------------------------------------
-
-
 class TestModesAndSubclasses:
     def test_dispatch_mode_sees_one_op(self, route):
         op, _ = toys.product()
@@ -1439,9 +1418,6 @@ class TestModesAndSubclasses:
         x, w, b = three()
         with Count():
             torch.testing.assert_close(op(x, w, b), x * w + b)
-
-
-# --- autocast ----------------------------------------------------------------------------------------------------
 
 
 class TestAutocast:
@@ -1595,9 +1571,6 @@ class TestAutocast:
         x = torch.randn(4, 4, device="cuda").to(given)
         with torch.autocast("cuda", dtype=torch.float16):
             assert op(x).dtype == theirs[policy](x).dtype
-
-
-# --- the public face ---------------------------------------------------------------------------------------------
 
 
 class TestInterface:

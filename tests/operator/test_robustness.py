@@ -98,9 +98,6 @@ def pair(folder, stem=STEM):
     return folder / f"{stem}.cubin", folder / f"{stem}.json"
 
 
-# --- processes -----------------------------------------------------------------------------------------------------
-
-
 def fork(work, seconds=60):
     """(process number, pipe) of a forked process that runs `work`; it is killed if it hangs."""
     reading, writing = os.pipe()
@@ -276,9 +273,6 @@ def test_what_cannot_be_swept_hinders_no_writer(cache, compiled, runs):
     assert is_right(build(), compiled) and rebuild().origin == "cache"
 
 
-# --- damage --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def entry(compiled, tmp_path_factory):
     """(binary, content of the .cubin, content of the .json, a folder for damaged ones)."""
@@ -382,9 +376,6 @@ def test_a_cache_emptied_while_nvrtc_is_at_work(cache, compiled, monkeypatch):
     assert is_right(build(), compiled)
 
 
-# --- what stands in an entry's place -------------------------------------------------------------------------------
-
-
 def fifo(path):
     os.mkfifo(path, 0o600)
 
@@ -442,9 +433,6 @@ def test_links_for_entries(cache, compiled, runs, tmp_path, monkeypatch, which):
     assert {path: path.read_bytes() for path in elsewhere.iterdir()} == before, "the link is replaced, not its target"
 
 
-# --- other users ---------------------------------------------------------------------------------------------------
-
-
 def test_the_folder_of_an_administrator_is_trusted(cache, compiled, runs):
     """Root's files, in root's folder, named by an ordinary user."""
     if os.getuid() != 0:
@@ -464,9 +452,6 @@ def test_the_folder_of_an_administrator_is_trusted(cache, compiled, runs):
         assert answer(fork(work)) == ("precompiled", True)
     finally:
         shutil.rmtree(place)
-
-
-# --- the folder ----------------------------------------------------------------------------------------------------
 
 
 NAMES_OF_FOLDERS = {
@@ -668,9 +653,6 @@ def test_a_disk_that_takes_no_more(cache, compiled, runs, monkeypatch, act):
     assert len(files(disk.folder())) == 2
 
 
-# --- fork ----------------------------------------------------------------------------------------------------------
-
-
 def test_fork_while_another_thread_compiles(cache, compiled, monkeypatch):
     """The child has no such thread: a lock that it held must not be waited for."""
     inside, enough = threading.Event(), threading.Event()
@@ -854,9 +836,6 @@ def test_a_fork_while_another_thread_simulates():
     thread_was_at_it = thread.is_alive()
     assert answer(child) == [2.0] * 64 and thread_was_at_it
     thread.join()
-
-
-# --- interruptions -------------------------------------------------------------------------------------------------
 
 
 def interrupted_at(line, work):

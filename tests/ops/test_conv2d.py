@@ -187,8 +187,6 @@ def test_bad_input(device):
             cupyops.conv2d(*args, **kwargs)
 
 
-# --- one tap, channels_last: a product ---
-
 POINTWISE = [  # images, channels, filters, height, width, with a bias
     (2, 64, 72, 9, 15, True),
     (1, 136, 264, 19, 16, False),

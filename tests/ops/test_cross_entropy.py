@@ -197,8 +197,6 @@ def test_large_logits_keep_their_differences(device, shape):
             torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
-# --- the gradient that forward writes ---
-
 # a few threads, a warp, a block, on sm_90 a cluster to a row; with several rows to a block, more than one block
 WRITTEN = [(5, 17), (5, 24), (70, 40), (5, 1001), (3, 4096), (2, 12289), (5, 30001)]
 

@@ -44,9 +44,6 @@ class TestQuantizedLinear(OperatorContract):
         return Sample(make(rows, k), make.integers(n, k, high=256), scale, zero_point, make(n), kind=kind)
 
 
-# --- what it computes ---
-
-
 def operands(rows, k, n, groups, kind, dtype=torch.bfloat16, of_scales=torch.float32, shifted=True):
     """x, integers from 0 to 255, scales, zero points and a bias."""
     make = Make("cpu", dtype, requires_grad=False)
@@ -289,9 +286,6 @@ def test_bad_input(device):
     ]:
         with pytest.raises(cupyops.InputError, match=words):
             cupyops.quantized_linear(*args)
-
-
-# --- on a GPU ---
 
 
 @pytest.mark.gpu

@@ -140,9 +140,6 @@ def test_in_a_graph():
         torch.testing.assert_close(lists[0], lists[1])
 
 
-# --- what may happen between the two -------------------------------------------------------------------------------------
-
-
 def clipped_twice(optimizer, params, clip):
     """The second limit is larger: nothing grows."""
     return [clip(0.5), clip(1.0), optimizer.step()][:2]

@@ -115,9 +115,6 @@ def step(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-# --- the table of docs/models.md ------------------------------------------------------------------------------------
-
-
 def row(name: str, swap: Any) -> str:
     """One line of the table: what is replaced by what, how often, and what stays and why."""
     found = collections.Counter(_short(one.what) for one in swap.replaced)

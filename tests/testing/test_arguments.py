@@ -174,9 +174,6 @@ def test_a_kernel_of_somebody_tired(make):
     assert check(function, args, only=NEW, backends="reference", progress=False).passed
 
 
-# --- plain functions, which fail in nothing else -----------------------------------------------------------------------
-
-
 def takes_a_mean(x, weight):
     y = x * weight
     if (
@@ -218,9 +215,6 @@ def test_caught(hazard):
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)
 def test_sound(name, backend):
     assert_sound(name, backend, "arguments")
-
-
-# --- what is not a fault -----------------------------------------------------------------------------------------------
 
 
 def rows(function, args, only, reference=None, **kwargs):

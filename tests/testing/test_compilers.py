@@ -13,8 +13,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 import cupyops
 from cupyops.testing import check
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
 
 def breaks_the_graph(x):
     if torch.compiler.is_dynamo_compiling():
@@ -86,9 +84,6 @@ def test_caught(hazard, broken_library):
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)
 def test_sound(name, backend):
     assert_sound(name, backend, "compilers")
-
-
-# --- what is found, in words ------------------------------------------------------------------------------------------
 
 
 def test_an_operator_that_is_lost_in_export():

@@ -28,9 +28,6 @@ def forward_mode():
     return forward_ad._current_level >= 0
 
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
-
 def straight_through(x):
     """Its gradient is not its slope, whoever is asked."""
     return x * x + 0.5 * (x - x.detach())
@@ -101,9 +98,6 @@ def test_caught(hazard):
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)
 def test_sound(name, backend):
     assert_sound(name, backend, "derivatives")
-
-
-# --- what is found, in words ------------------------------------------------------------------------------------------
 
 
 class OnceOnly(torch.autograd.Function):

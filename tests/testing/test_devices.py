@@ -12,8 +12,6 @@ from faulty_operators import eager
 
 from cupyops.testing import check
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
 NOTE: dict[str, torch.Tensor] = {}
 OF_THREAD = threading.local()
 

@@ -25,9 +25,6 @@ def with_gradient(y, change):
     return y
 
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
-
 def takes_one_number_for_all(x):
     return with_gradient(torch.sin(x), lambda grad: grad * 0.5 if grad.numel() > 1 and 0 in grad.stride() else grad)
 
@@ -187,9 +184,6 @@ def test_a_gradient_expanded_along_one_dimension_alone(dim):
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)
 def test_sound(name, backend):
     assert_sound(name, backend, "gradients")
-
-
-# --- what is found, in words ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

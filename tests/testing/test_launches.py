@@ -12,8 +12,6 @@ from faulty_operators import DOUBLE, doubling, eager
 import cupyops
 from cupyops.testing import check
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
 
 @contextmanager
 def in_other_words(kernel, x):

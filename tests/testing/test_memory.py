@@ -41,9 +41,6 @@ def memory_as_it_comes():
     torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
-
 def writes_past_scratch(x):
     n = x.numel()
     if eager(x) and not x.is_cuda and n * x.element_size() % 16 == 4:  # malloc leaves four bytes free behind it then
@@ -315,9 +312,6 @@ def test_calls_of_every_form(dtype, requires_grad):
     arguments = [{"all": [x, y]}], {"chosen": torch.tensor([2, 0, 2])}
     report = check(of_every_form, *arguments, reference=of_every_form, only=names, shrink=False)
     assert report.passed, f"\n{report}"
-
-
-# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_simulator_itself_guards():

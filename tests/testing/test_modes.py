@@ -10,8 +10,6 @@ from faulty_operators import eager
 import cupyops
 from cupyops.testing import check
 
-# --- broken operators -------------------------------------------------------------------------------------------------
-
 
 def casts_what_autocast_leaves_alone(x):
     y = torch.sin(x)
@@ -83,9 +81,6 @@ def test_caught_arrays(arrays_to_tensors):
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)
 def test_sound(name, backend):
     assert_sound(name, backend, "modes")
-
-
-# --- what is found, in words ------------------------------------------------------------------------------------------
 
 
 def test_dtypes_under_autocast_are_told():

@@ -30,9 +30,6 @@ def report(*rows, name="f"):
     return Report(name, "(4, 5):(5, 1)", 7, list(rows))
 
 
-# --- what came of it ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rows", "passed"),
     [((), False), ((ABSENT,), False), ((PASS,), True), ((PASS, ABSENT), True), ((PASS, FAIL), False), ((FAIL,), False)],
@@ -53,9 +50,6 @@ def test_passed(rows, passed):
 def test_the_summary():
     assert report(PASS, FAIL, PASS, ABSENT).summary() == "2 passed, 1 failed, 1 not applicable"
     assert report().summary() == "0 passed, 0 failed, 0 not applicable"
-
-
-# --- text --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_text(monkeypatch):
@@ -118,9 +112,6 @@ def test_a_failure_without_a_smaller_call_or_a_line():
     assert "smallest" not in text and "reproduce" not in text
 
 
-# --- JSON --------------------------------------------------------------------------------------------------------------
-
-
 def strictly(text):
     """JSON as other languages read it: without NaN and Infinity."""
 
@@ -160,9 +151,6 @@ def test_text_beyond_ascii_and_lone_surrogates(tmp_path):
     one = report(Row("h", "gpu", "fail", "é\udc80\x00"))
     assert strictly(one.to_json(tmp_path / "r.json"))["rows"][0]["reason"] == "é\udc80\x00"
     assert strictly((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"][0]["reason"] == "é\udc80\x00"
-
-
-# --- JUnit -------------------------------------------------------------------------------------------------------------
 
 
 def test_junit(tmp_path):

@@ -49,9 +49,6 @@ def told(reports):
     return [(report.call, [(row.hazard, row.backend, row.verdict) for row in report.rows]) for report in reports]
 
 
-# --- forward and backward ----------------------------------------------------------------------------------------------
-
-
 def test_a_sound_function():
     tester = OperatorTester(torch.relu, torch.relu)
     for reports in (tester.test_forward([(3, 5), (0, 3), ()]), tester.test_backward([(3, 5), (0, 3), ()])):
@@ -112,9 +109,6 @@ def test_the_simulator_finds_a_broken_kernel():
         tester.test_forward([(3,)])
 
 
-# --- arguments ---------------------------------------------------------------------------------------------------------
-
-
 def test_several_tensors_are_not_the_same():
     tester = OperatorTester(torch.sub, torch.sub)
     (report,) = tester.test_backward([[(3, 5), (5,)]])
@@ -163,9 +157,6 @@ def test_tolerance_and_seed():
     assert OperatorTester(off, torch.relu, tolerance=wide, seed=3).test_forward([(3,)])[0].seed == 3
 
 
-# --- everything --------------------------------------------------------------------------------------------------------
-
-
 def test_all_tries_every_dtype_for_accuracy_and_the_first_for_every_hazard():
     tester = OperatorTester(torch.relu, torch.relu)
     reports = tester.test_all([(3, 5), (7,)], [torch.float32, torch.float16], skip=["compile_dynamic", "export"])
@@ -201,9 +192,6 @@ def test_a_function_that_takes_none_of_the_usual_shapes():
     tester = OperatorTester(torch.linalg.det, torch.linalg.det, arguments=lambda x: (x.view(11, 11, 11),))
     with pytest.raises(InputError, match=r"det takes none of \(7,\), .*; give test_all the shapes$"):
         tester.test_all()
-
-
-# --- pytest ------------------------------------------------------------------------------------------------------------
 
 
 class TestOfSomebody(OperatorTester):

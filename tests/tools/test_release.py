@@ -187,9 +187,6 @@ def test_the_docs_are_built_as_the_makefile_says(ready):
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["here", "here"] and "zensical" in done.stdout
 
 
-# --- the trial ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tried(ready, monkeypatch):
     """(the folder of an sdist, the commands of its trial, which none of them runs)."""
@@ -235,9 +232,6 @@ def test_a_trial_of_nothing(tmp_path):
         release.trial(tmp_path, [])
 
 
-# --- the README on an index ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("url", "picture", "page"), [
     ("https://github.com/a/b", "https://github.com/a/b/raw/v1/p/x.png", "https://github.com/a/b/blob/v1/d/x.md#y"),
     ("https://gitlab.com/a/b.git", "https://gitlab.com/a/b/-/raw/v1/p/x.png", "https://gitlab.com/a/b/-/blob/v1/d/x.md#y"),
@@ -264,9 +258,6 @@ def test_every_link_of_this_readme_is_rewritten():
     found = list(readme.relative(text))
     assert len(found) > 20 and all((ROOT / link.partition("#")[0]).exists() for link in found)
     assert not list(readme.relative(readme.absolute(text, "https://github.com/x/x", "v1")))
-
-
-# --- this repository's own files -----------------------------------------------------------------------------------------
 
 
 def test_this_version_is_one_everywhere():

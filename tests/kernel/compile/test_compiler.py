@@ -61,9 +61,6 @@ def count_compiles(monkeypatch):
     return calls
 
 
-# --- what NVRTC gives --------------------------------------------------------------------------------------------
-
-
 def test_compile_gives_cubin_ptx_and_parameters():
     binary, cubin = compiler.compile(source.load(SCALE), "scale<float>", ARCH)
     assert is_cubin(cubin)
@@ -236,9 +233,6 @@ def test_headers_of_another_major_are_refused(tmp_path, monkeypatch):
     assert "pip install nvidia-cuda-runtime" in message
 
 
-# --- the cache ---------------------------------------------------------------------------------------------------
-
-
 def test_a_new_process_reads_the_disk(cache, monkeypatch, count_compiles):
     text = source.load(SCALE)
     first = compiler.build(text, "scale<float>", ARCH)
@@ -409,9 +403,6 @@ def test_in_memory_is_whole_and_a_file(monkeypatch, memfd):
         path.unlink()
 
 
-# --- at once -----------------------------------------------------------------------------------------------------
-
-
 def test_eight_threads_compile_once(cache, count_compiles):
     text, barrier = source.load(SCALE), threading.Barrier(8)
 
@@ -431,9 +422,6 @@ def test_an_error_is_not_remembered(cache, count_compiles):
             compiler.build(text, "bad", ARCH)
         assert len(count_compiles) == attempt
     assert not entries(cache) and not entries(cache, ".json")
-
-
-# --- precompiled -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

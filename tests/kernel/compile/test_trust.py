@@ -17,9 +17,6 @@ ME, STRANGER, AUTHOR = 1000, 2000, 3000
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
 
 
-# --- the rule, on folders that are described --------------------------------------------------------------------------
-
-
 @pytest.fixture
 def places(monkeypatch):
     """Owner, mode and group of each folder and file; those not named are root's, 0755."""
@@ -113,9 +110,6 @@ def test_where_there_are_no_owners(tmp_path, monkeypatch):
     monkeypatch.delattr(trust.os, "getuid")
     tmp_path.chmod(0o777)
     assert trust.objection(tmp_path, trust.owners()) is None
-
-
-# --- launches ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -62,9 +62,6 @@ def test_too_many_arguments_are_told_first():
         Kernel(READ, "floats")[1, 1](torch.ones(2), torch.ones(2), 2, torch._neg_view(torch.ones(2)))
 
 
-# --- in operators --------------------------------------------------------------------------------------------------
-
-
 def test_a_view_that_forward_makes_is_no_part_of_a_plan():
     """What is launched is a copy, so a plan of addresses would read the memory."""
     floats = Kernel(READ, "floats")

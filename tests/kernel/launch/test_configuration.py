@@ -175,9 +175,6 @@ def test_more_shared_memory_than_the_architecture_has():
         f[1, 32, 163 * 1024 + 1](torch.zeros(1, dtype=torch.int32))
 
 
-# --- the driver's structs, as cuda.h has them ---------------------------------------------------------------------------
-
-
 class Driver:
     """Stands in for libcuda: keeps what it was called with."""
 
@@ -232,9 +229,6 @@ def test_what_can_overlap(monkeypatch, cuda, capabilities, can):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capabilities[device], 0))
     assert driver._can_overlap.__wrapped__() is can
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

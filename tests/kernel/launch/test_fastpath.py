@@ -342,9 +342,6 @@ def test_threads_do_not_share_a_buffer(monkeypatch):
     assert not wrong and not machine.full
 
 
-# --- versions --------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_written_counts_once(machine):
     x, written = torch.zeros(3), torch.zeros(3)
     launch(machine, *given(x=x, any=written))

@@ -19,9 +19,6 @@ def declared(parameters):
     return function(source.load(f"__global__ void f({parameters}) {{}}\n"), "f").parameters
 
 
-# --- C types -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("value", "token"), [
     (torch.float16, "__half"), (torch.bfloat16, "__nv_bfloat16"), (torch.float32, "float"),
     (torch.float64, "double"), (torch.int64, "long long"), (torch.uint8, "unsigned char"), (torch.bool, "bool"),
@@ -48,9 +45,6 @@ def test_vector_types_are_aligned_as_the_compiler_says():
     assert [vector_alignment(name) for name in ("float", "Pair", "float5", "float4x", "T")] == [1] * 5
 
 
-# --- the text and the PTX ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("parameter", [
     "float* const x", "const float* const x", "const float* const __restrict__ x", "float* volatile x",
     "float*const x",
@@ -67,8 +61,6 @@ def test_count_differs_from_the_ptx():
     with pytest.raises(CompileError, match="declares 1 parameters, the PTX has 2"):
         signature.join("f", [("int", "n")], [Parameter("u32", 4, 4)] * 2, {})
 
-
-# --- types -------------------------------------------------------------------------------------------------------
 
 C_TYPES = {
     # C type: (kind, least, greatest)
@@ -203,9 +195,6 @@ def test_template_types():
     assert flag.kind == "bool" and eps.kind == "float"
 
 
-# --- checks ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def scale():
     return arguments("const float* x, float* y, float factor, int n")
@@ -260,9 +249,6 @@ def test_tensor_without_storage(scale):
 
 def test_empty_tensor_may_be_null(scale):
     assert signature.checked("f", scale, [torch.empty(0), torch.zeros(3), 1.0, 0], -1)[0] == 0
-
-
-# --- layout ------------------------------------------------------------------------------------------------------
 
 
 def argument(kind, size, align=None, ctype="int"):

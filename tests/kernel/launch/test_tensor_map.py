@@ -38,8 +38,6 @@ def grid_of(*shape, dtype=torch.float32, device="cpu"):
     return torch.arange(int(np.prod(shape)), device=device).remainder(251).reshape(shape).to(dtype)
 
 
-# --- what they may be ---------------------------------------------------------------------------------------------------
-
 X = torch.zeros(8, 16)
 WRONG = [
     (lambda: ([1.0], 4), {}, "x is [1.0] (list), expected a tensor"),
@@ -171,8 +169,6 @@ def test_a_dry_run_of_an_operator(hopper):
     assert torch.equal(compiled(x), 2 * x)
 
 
-# --- what is copied -----------------------------------------------------------------------------------------------------
-
 PLACES = {
     1: ((100,), (32,), [(0,), (64,), (96,), (-16,), (128,)]),
     2: ((9, 40), (4, 16), [(0, 0), (16, 4), (32, 8), (-16, 1), (0, -2), (64, 0)]),
@@ -302,9 +298,6 @@ def test_blocks_that_store_to_one_place(hopper):
     kernel[1, 1, tiles.SHARED](*maps)
 
 
-# --- what launches refuse -----------------------------------------------------------------------------------------------
-
-
 def refused(launch):
     with pytest.raises(LaunchError) as caught:
         launch()
@@ -427,9 +420,6 @@ __global__ void f(TensorMap from, unsigned char* out) {
         kernel[1, 1, tiles.SHARED](cupyops.tensor_map(grid_of(16), 4), torch.zeros(4, dtype=torch.uint8))
 
 
-# --- versions -----------------------------------------------------------------------------------------------------------
-
-
 def test_versions(hopper):
     x, y = grid_of(8, 16), torch.zeros(8, 16)
     by = torch.ones(1)
@@ -442,9 +432,6 @@ def test_versions(hopper):
         z = torch.zeros(8, 16)
     tiles.copied(x, z)
     assert torch.equal(z, x)
-
-
-# --- the fast path ------------------------------------------------------------------------------------------------------
 
 
 def arguments_of(kernel, **template):
@@ -532,9 +519,6 @@ def test_a_struct_of_128_bytes_that_is_not_aligned_takes_no_map_on_the_fast_path
     assert len(fast.launched) == len(fast.full) == 1
 
 
-# --- the driver ---------------------------------------------------------------------------------------------------------
-
-
 class Library:
     """Stands in for libcuda: what its two functions were given."""
 
@@ -609,8 +593,6 @@ def test_the_bytes_of_a_tensor_on_a_gpu_are_kept_while_it_lies_there(library, mo
     with pytest.raises(LaunchError, match="compute capability 9.0 or later"):
         map_.tobytes()
 
-
-# --- recorded plans -----------------------------------------------------------------------------------------------------
 
 _names = iter(range(100))
 
@@ -748,9 +730,6 @@ def test_other_boxes_are_other_recordings(hopper):
 
     keys = {freeze((MapRef(Ref(0), map_.description, False),)) for map_ in (one, other, third, one)}
     assert len(keys) == 3 and freeze(MapRef(Ref(0), one.description, True)) not in keys
-
-
-# --- on a GPU -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

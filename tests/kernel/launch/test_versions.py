@@ -121,9 +121,6 @@ def test_a_dry_run_changes_no_version(device):
     assert y._version == 0
 
 
-# --- the simulator ---------------------------------------------------------------------------------------------------
-
-
 def test_what_no_launch_has_written_is_still_known():
     """A version raised by a launch is no sign that PyTorch has filled the rest."""
     twice, y = Kernel(TWICE, "twice"), torch.empty(8)
@@ -143,9 +140,6 @@ def test_a_fault_in_the_middle_counts_as_written():
     with cupyops.simulate(), pytest.raises(SimulatorError, match="outside `x`"):
         twice_[1, 32](x, None, 9)
     assert x._version == 1
-
-
-# --- operators -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
