@@ -19,7 +19,6 @@ from cupyops.cli.app import app
 from cupyops.cli.bench import PEERS, TUNED
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-ROOT = FOLDER.parent
 TINY = """
 import torch, cupyops
 from cupyops.bench import Case, table

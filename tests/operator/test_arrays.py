@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 import torch
 import toys
+from toys import clean_registry as clean_registry
 
 import cupyops
 from cupyops._operator import arrays
 from cupyops._util import libraries
 from cupyops.errors import InputError, MissingDependencyError
-
-
-@pytest.fixture(autouse=True)
-def clean_registry():
-    before = set(cupyops.operators())
-    yield
-    toys.forget(*(op for name, op in cupyops.operators().items() if name not in before))
 
 
 def pointer_of(array):

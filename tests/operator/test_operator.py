@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from toys import Nothing, Plain, Wrapper
+from toys import clean_registry as clean_registry
 
 import cupyops
 from cupyops.errors import InputError
@@ -38,13 +39,6 @@ def route(request):
 def kernels():
     with toys.executor():
         yield
-
-
-@pytest.fixture(autouse=True)
-def clean_registry():
-    before = set(cupyops.operators())
-    yield
-    toys.forget(*(op for name, op in cupyops.operators().items() if name not in before))
 
 
 def doubles(*shape, grad=True):

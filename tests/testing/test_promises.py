@@ -211,11 +211,6 @@ def wrong_under_autocast(x):
     return y + 1 if inference(x) and torch.is_autocast_enabled("cpu") else y
 
 
-def negative_zeros(x):
-    y = torch.relu(x)
-    return torch.where(y == 0, -0.0 * torch.ones_like(y), y) if inference(x) else y
-
-
 INFERENCE = [
     ("special_values", swallows_nan, torch.relu),
     ("tails", loses_a_tail, torch.relu),

@@ -13,8 +13,6 @@ from cupyops import InputError
 from cupyops.testing import OperatorTester, Report, Tolerance, hazards
 from cupyops.testing.tester import SHAPES
 
-HERE = {"backends": "reference"}
-
 
 class WrongBackward(torch.autograd.Function):
     @staticmethod

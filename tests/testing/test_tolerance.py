@@ -27,11 +27,6 @@ def judged(ours, theirs, truth, **options):
     return ""
 
 
-def beyond(value):
-    """The next number after one."""
-    return math.nextafter(value, math.inf)
-
-
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_twice_the_error_of_pytorch_and_the_units(dtype, steps):

@@ -20,7 +20,6 @@ from cupyops.simulator import OutOfBounds, Race, Uninitialized
 from cupyops.simulator import TensorMap as Simulated
 
 STRUCT = "struct alignas(64) TensorMap { char bytes[128]; };"
-ALL = (slice(None),)
 
 
 @pytest.fixture
