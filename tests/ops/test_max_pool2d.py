@@ -203,15 +203,3 @@ def test_bad_arguments(device, message, change):
     call = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
     with pytest.raises(cupyops.InputError, match=f"^{message} "):
         cupyops.max_pool2d(**call)
-
-
-def test_exported_for_every_size(device):
-    class Pool(torch.nn.Module):
-        def forward(self, x):
-            return cupyops.max_pool2d(x, 3, 2, 1)
-
-    sizes = {0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=8), 3: torch.export.Dim("width", min=8)}
-    program = torch.export.export(Pool(), (torch.randn(2, 3, 12, 16, device=device),), dynamic_shapes=(sizes,))
-    for shape in [(2, 3, 12, 16), (3, 3, 9, 11)]:
-        x = torch.randn(shape, device=device)
-        assert torch.equal(program.module()(x), F.max_pool2d(x, 3, 2, 1))

@@ -173,19 +173,3 @@ torch.cuda.synchronize()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode != 0 and f"target[1] is {bad}, expected ignore_index or a class in [0, 3)" in done.stdout
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_exported_for_every_batch(device, reduction):
-    class Loss(torch.nn.Module):
-        def forward(self, x, target):
-            return cupyops.nll_loss(x, target, reduction=reduction)
-
-    def call(batch):
-        return torch.randn(batch, 5, device=device), torch.randint(0, 5, (batch,), device=device)
-
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(Loss(), call(3), dynamic_shapes=({0: batch}, {0: batch}))
-    for size in (2, 700):
-        args = call(size)
-        torch.testing.assert_close(program.module()(*args), F.nll_loss(*args, reduction=reduction))
