@@ -43,16 +43,14 @@ class TestBatchNorm(OperatorContract):
         yield Sample(make(3, 2, 2, width), *running(make, 2), make(2), make(2))  # whole vectors
         yield Sample(make(3, 2, 5, 3), *running(make, 2), make(2), make(2))
         yield Sample(make(3, 2, 2, width), None, None, make(2), make(2), **IN_TRAINING)
-        yield Sample(
-            make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING
-        )  # a cluster, or several blocks
+        # a cluster, or several blocks
+        yield Sample(make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING)
         yield Sample(make(3, 1, 2900 * width), None, None, make(1), make(1), **IN_TRAINING)  # several blocks
         yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
         yield Sample(make(17, 3, 5), None, None, make(3), make(3), **IN_TRAINING)  # small planes
         yield Sample(make(17, 8, 3), None, None, make(8), make(8), **IN_TRAINING)  # of whole vectors together
-        yield Sample(
-            make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING
-        )  # of many pixels, tiles of channels cut
+        # of many pixels, tiles of channels cut
+        yield Sample(make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING)
         yield Sample(make(16, 8, 33), None, None, make(8), make(8), **IN_TRAINING)
         yield Sample(make(512, 66), None, None, make(66), make(66), **IN_TRAINING)  # several rows in one
         yield Sample(make(1024, 67), *running(make, 67), make(67), make(67))

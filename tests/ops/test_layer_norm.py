@@ -36,9 +36,8 @@ class TestLayerNorm(OperatorContract):
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield Sample(make(5, 16389), (16389,), make(16389), make(16389))
         yield Sample(make(2, 16389), (16389,), None, make(16389))
-        yield from (
-            Sample(make(2, size), (size,), make(size), make(size)) for size in (8197, 32783)
-        )  # in shared memory
+        # in shared memory
+        yield from (Sample(make(2, size), (size,), make(size), make(size)) for size in (8197, 32783))
         # a tile has part of a vector, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size), make(size))

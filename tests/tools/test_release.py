@@ -140,9 +140,8 @@ def test_what_is_published_is_shown_and_asked_for(ready, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "upload --repository trial" in shown and "git tag --annotate v1.2.3" in shown
     assert [words[-1] for words in run if words[0] == "git"] == ["cupyops 1.2.3", "v1.2.3"]
-    assert (
-        run[:2] == [[["torch"]], [["torch"]]] and len(run) == 2 + 4
-    )  # tried before each question, the rest after the yes
+    # tried before each question, the rest after the yes
+    assert run[:2] == [[["torch"]], [["torch"]]] and len(run) == 2 + 4
 
 
 def wheel(path, version="1.2.3", more=()):
