@@ -203,35 +203,19 @@ def test_a_graph_meets_sizes_that_the_kernels_refuse(backend):
     toys.forget(op)
 
 
-NONZERO = """
-__global__ void nonzero(const float* x, long long* y, int n) {
-  int found = 0;
-  for (int i = 0; i < n && threadIdx.x == 0; i++) if (x[i] != 0) y[found++] = i;
-}
+TWICE = """
 template <int N> __global__ void twice(const float* x, float* y) {
   if (threadIdx.x < N) y[threadIdx.x] = 2 * x[threadIdx.x];
 }
 """
 
 
-@pytest.mark.parametrize("by_kernel", [False, True])
-def test_data_dependent_outputs(by_kernel):
+def test_data_dependent_outputs():
+    """Of an operator without kernels; tests/operator/test_kinds.py has one with."""
+
     @cupyops.operator(toys.fresh("nonzero"))
     def op(x: Tensor) -> Tensor:
         return x.nonzero()
-
-    if by_kernel:
-        nonzero = Kernel(NONZERO, "nonzero")
-
-        @op.forward
-        def forward(x):
-            y = torch.empty(int((x != 0).sum()), 1, dtype=torch.int64, device=x.device)
-            nonzero[1, 32](x, y, x.numel())
-            return y, ()
-
-        @op.fake
-        def fake(x):
-            return x.new_empty(torch.library.get_ctx().new_dynamic_size(), 1, dtype=torch.int64), ()
 
     class Module(nn.Module):
         def forward(self, x):
@@ -258,7 +242,7 @@ def test_a_fake_of_a_wrong_form():
 
 
 def test_a_template_integer_from_a_shape():
-    twice = Kernel(NONZERO, "twice<N>")
+    twice = Kernel(TWICE, "twice<N>")
 
     @cupyops.operator(toys.fresh("twice"))
     def op(x: Tensor) -> Tensor:

@@ -75,10 +75,6 @@ def gradients(function, values):
     return torch.autograd.grad(total(function)(*values), wanted, allow_unused=True)
 
 
-def jit_trace(edge):
-    return torch.jit.trace(Module(edge.ours), tuple(edge.leaves), check_trace=False)
-
-
 def export(edge):
     return torch.export.export(Module(edge.ours), tuple(edge.leaves)).module()
 
@@ -96,7 +92,6 @@ def decompositions(program):
 
 
 RECORDERS = {
-    "jit.trace": jit_trace,
     "export": export,
     "run_decompositions": decomposed,
     "make_fx": lambda edge: make_fx(edge.ours)(*edge.leaves),

@@ -1318,12 +1318,6 @@ class TestModesAndSubclasses:
             op(*three(grad=False))
         assert [f for f in mode.seen if f.namespace == "cupyops_tests"] == [op._registration.op]
 
-    def test_function_mode(self, route):
-        """`torch.set_default_device` and its like do not stand in the way."""
-        op, _ = toys.product()
-        with torch.device("cpu"):
-            assert op(*three()).shape == (3, 4)
-
     def test_flop_counter_and_deterministic_modes(self, route):
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -1399,19 +1393,6 @@ class TestModesAndSubclasses:
         w = Mine(torch.ones(3))
         op(torch.ones(3), w).sum().backward()
         assert w.grad.tolist() == [1.0] * 3
-
-    def test_torch_overrides_are_asked(self, route):
-        """A mode of __torch_function__ is left out of it, whichever the route."""
-        from torch.overrides import TorchFunctionMode
-
-        class Count(TorchFunctionMode):
-            def __torch_function__(self, func, types, args=(), kwargs=None):
-                return func(*args, **(kwargs or {}))
-
-        op, _ = toys.product()
-        x, w, b = three()
-        with Count():
-            torch.testing.assert_close(op(x, w, b), x * w + b)
 
 
 class TestAutocast:

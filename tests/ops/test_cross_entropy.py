@@ -146,21 +146,6 @@ SHAPES = [
 ]  # a thread, a warp, a block to a row; an inner, with slices
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("shape", [(0, 3), (0, 40), (4, 3, 0), (0, 3, 2, 2)])
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_empty(device, shape, reduction, label_smoothing):
-    target = torch.zeros((*shape[:1], *shape[2:]), dtype=torch.long)
-    assert_same(device, torch.zeros(shape), target, reduction=reduction, label_smoothing=label_smoothing)
-    assert_same(device, torch.zeros(shape), torch.zeros(shape), reduction=reduction, label_smoothing=label_smoothing)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_no_classes(device, reduction, label_smoothing):
-    assert_same(device, torch.zeros(4, 0), torch.zeros(4, 0), reduction=reduction, label_smoothing=label_smoothing)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_everything_ignored(device, shape, label_smoothing):

@@ -120,12 +120,6 @@ def test_a_window_outside_the_plane(device):
             assert not torch.autograd.grad(y.sum(), leaf)[0].any()
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 4, 8), (0, 4, 5, 5)])
-def test_empty_batch(device, shape):
-    for form in forms(torch.zeros(shape), device):
-        assert_same(form, 2)
-
-
 @pytest.mark.parametrize("length", range(1, 9))
 def test_output_size(device, length):
     """The rule of ceil_mode, for every small geometry."""
