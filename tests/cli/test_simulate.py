@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from processes import run_python
 from typer.testing import CliRunner
 
 from cupyops import Kernel
@@ -619,14 +618,6 @@ def test_a_built_in_kernel_with_its_includes(folder):
     page = Page((folder / "r.html").read_text(encoding="utf-8"))
     summaries = [one["text"] for one in page.elements if one["tag"] == "summary"]
     assert any(text.startswith("common/elementwise/elementwise.cuh") for text in summaries)
-
-
-def test_as_a_program(folder):
-    """`python -m cupyops`, from the parsing of its arguments to its exit code."""
-    words = ["-m", "cupyops", "simulate", "k.cu", "add", "--grid", "1", "--block", "4"]
-    done = run_python(*words, "--arg", "ones(4)")
-    assert done.returncode == 2
-    assert "takes 4 arguments; 1 given" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_constants_of_built_in_kernels_come_from_python(tmp_path):
