@@ -232,15 +232,19 @@ def test_a_swizzle_is_that_of_the_programming_guide(hopper, span):
             assert torch.equal(found[line, chunk ^ line % (span // 16)], plain[line, chunk])
 
 
-def test_fills_and_steps(hopper):
-    x = grid_of(6, 8) + 1
-    out = torch.empty(2 * 8 * 4, dtype=torch.uint8)
+def fills_and_steps(device):
+    x = grid_of(6, 8, device=device) + 1
+    out = torch.empty(2 * 8 * 4, dtype=torch.uint8, device=device)
     for options in ({"fill": "nan"}, {"fill": "nan", "element": "tf32"}, {}):
         map_ = cupyops.tensor_map(x, (4, 8), element_strides=(2, 1), **options)
         tiles.dump[1, 1, tiles.SHARED](map_, out, 4, 3, 0, out.numel(), RANK=2)
         expected = torch.full((2, 8), torch.nan if options else 0.0)
-        expected[:, :4] = x[3::2, 4:]
-        assert torch.equal(out.view(torch.float32).reshape(2, 8).nan_to_num(-1), expected.nan_to_num(-1))
+        expected[:, :4] = x[3::2, 4:].cpu()
+        assert torch.equal(out.cpu().view(torch.float32).reshape(2, 8).nan_to_num(-1), expected.nan_to_num(-1))
+
+
+def test_fills_and_steps(hopper):
+    fills_and_steps("cpu")
 
 
 VIEWS = {
@@ -783,14 +787,7 @@ class TestGPU:
         assert torch.equal(out.cpu().view(torch.float32).reshape(4, 16), box_of(x, (0, 0), (4, 16)))
 
     def test_fills_and_steps(self):
-        x = grid_of(6, 8, device="cuda") + 1
-        out = torch.empty(2 * 8 * 4, dtype=torch.uint8, device="cuda")
-        for options in ({"fill": "nan"}, {"fill": "nan", "element": "tf32"}, {}):
-            map_ = cupyops.tensor_map(x, (4, 8), element_strides=(2, 1), **options)
-            tiles.dump[1, 1, tiles.SHARED](map_, out, 4, 3, 0, out.numel(), RANK=2)
-            expected = torch.full((2, 8), torch.nan if options else 0.0)
-            expected[:, :4] = x[3::2, 4:].cpu()
-            assert torch.equal(out.cpu().view(torch.float32).reshape(2, 8).nan_to_num(-1), expected.nan_to_num(-1))
+        fills_and_steps("cuda")
 
     def test_first_launches_and_fast_ones(self):
         """With and without a pointer; a tensor that has moved; versions."""
