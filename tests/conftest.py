@@ -21,17 +21,8 @@ torch.backends.mkldnn.enabled = False
 
 # folders of tests whose kernels nobody loads: their text will do
 SIMULATING = (
-    "ops",
-    "nn",
-    "optim",
-    "dispatch",
-    "testing",
-    "expression",
-    "examples",
-    "edges",
-    "derivation",
-    "integrations",
-)
+    "ops", "nn", "optim", "dispatch", "testing", "expression", "examples", "edges", "derivation", "integrations",
+)  # fmt: skip
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 
@@ -75,9 +66,8 @@ def room_on_the_gpu(request, tmp_path_factory):
     """Tests of more than 2^31 elements run one at a time, whatever the number of processes: each takes tens of GiB."""
     if not GPU or "more_than_2" not in request.node.name:
         yield
-        on_the_gpu = (
-            request.node.get_closest_marker("gpu") is not None
-        )  # the others may have put something in its place
+        # the others may have put something in its place
+        on_the_gpu = request.node.get_closest_marker("gpu") is not None
         if GPU and on_the_gpu and torch.cuda.memory_reserved() > 2**30:  # all processes have one GPU in common
             torch.cuda.empty_cache()
         return

@@ -85,24 +85,12 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     assert not riddles, "\n".join((ADVICE, *riddles))
 
 
-@pytest.mark.parametrize(
-    ("text", "refused"),
-    [
-        ("Of the ring.", True),
-        ("Those that matter.", True),
-        ("The same of a row.", True),
-        ("That of `x`.", True),
-        ("Whether it fits.", True),
-        ("What a kernel\ntakes.", True),
-        ("For each row, a bit.", True),
-        ("One.", True),
-        ("All of them, of a batch.", True),
-        ("Number of stages of the shared-memory ring.", False),
-        ("Return True if the rows are aligned.", False),
-        ("The sames of a row.", False),
-        ("In-place addition.", False),
-        ("One kernel of a file.", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "refused"), [
+    ("Of the ring.", True), ("Those that matter.", True), ("The same of a row.", True), ("That of `x`.", True),
+    ("Whether it fits.", True), ("What a kernel\ntakes.", True), ("For each row, a bit.", True), ("One.", True),
+    ("All of them, of a batch.", True), ("Number of stages of the shared-memory ring.", False),
+    ("Return True if the rows are aligned.", False), ("The sames of a row.", False),
+    ("In-place addition.", False), ("One kernel of a file.", False),
+])  # fmt: skip
 def test_riddles_are_told_from_docstrings(text, refused):
     assert bool(RIDDLE.match(text)) is refused

@@ -15,18 +15,9 @@ PACKAGE = Path(cupyops.__file__).parent
 
 # Lower to higher. What is not named here stands where its imports put it.
 CHAIN = [
-    "errors",
-    "_util",
-    "_kernel.compile",
-    "_kernel.launch",
-    "_kernel.kernel",
-    "_operator.derivation",
-    "_dispatch _operator.operator",
-    "_expression ops",
-    "nn optim testing",
-    "_warmup bench doctor",
-    "cli",
-]
+    "errors", "_util", "_kernel.compile", "_kernel.launch", "_kernel.kernel", "_operator.derivation",
+    "_dispatch _operator.operator", "_expression ops", "nn optim testing", "_warmup bench doctor", "cli",
+]  # fmt: skip
 
 
 def within(name, layers):
@@ -157,18 +148,9 @@ print(*sorted(new))
     done = run(code)
     assert done.returncode == 0, done.stderr
     heavy = {
-        "cupy",
-        "rich",
-        "typer",
-        "matplotlib",
-        "sklearn",
-        "platformdirs",
-        "triton",
-        "pytest",
-        "hypothesis",
-        "elftools",
-        "pygments",
-    }
+        "cupy", "rich", "typer", "matplotlib", "sklearn", "platformdirs", "triton", "pytest", "hypothesis",
+        "elftools", "pygments",
+    }  # fmt: skip
     assert not heavy & set(done.stdout.split())
 
 

@@ -153,16 +153,10 @@ def test_the_errors_are_found():
     assert {"InputError", "LaunchError", "TensorMapError"} <= errors()
 
 
-@pytest.mark.parametrize(
-    ("text", "advises"),
-    [
-        ("x is {}, expected a tensor", True),
-        ("grid {} is too large; take fewer blocks", True),
-        ("there is no form {}; there are {}", True),
-        ("{} cannot be read", False),
-        ("no template parameter {}", False),
-        ("{}: backward gave {} gradients for {} tensors", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "advises"), [
+    ("x is {}, expected a tensor", True), ("grid {} is too large; take fewer blocks", True),
+    ("there is no form {}; there are {}", True), ("{} cannot be read", False),
+    ("no template parameter {}", False), ("{}: backward gave {} gradients for {} tensors", False),
+])  # fmt: skip
 def test_the_rule_itself(text, advises):
     assert bool(ADVICE.search(text)) == advises

@@ -55,9 +55,6 @@ def test_the_twin():
     assert case(forward_bytes=1e9, small=lambda: small).twin() is small
 
 
-# --- files ---
-
-
 def test_files_by_operator_and_by_path(tmp_path):
     (tmp_path / "bench_b.py").touch()
     (tmp_path / "bench_a.py").touch()

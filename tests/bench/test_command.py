@@ -19,7 +19,6 @@ from cupyops.cli.app import app
 from cupyops.cli.bench import PEERS, TUNED
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-ROOT = FOLDER.parent
 TINY = """
 import torch, cupyops
 from cupyops.bench import Case, table
@@ -86,9 +85,6 @@ def test_pictures_need_matplotlib_and_it_is_told_first(monkeypatch):
     assert result.exit_code == 2 and 'pip install "cupyops[bench]"' in result.output
 
 
-# --- the dry run ---
-
-
 def test_a_dry_run_of_what_is_right_and_what_is_wrong(tiny):
     result = bench(tiny("cupyops.relu"), "--dry-run")
     assert result.exit_code == 0 and "1 small cases compared for 1 cases, 0 wrong" in result.output
@@ -117,9 +113,6 @@ def test_all_twins_are_right():
     assert wrong == [] and not interrupted
     assert set(compared) == {str(case.twin()) for case in cases if case.same}
     assert "liger_kernel" not in sys.modules
-
-
-# --- figures ---
 
 
 @pytest.fixture
@@ -183,9 +176,6 @@ def test_pictures_and_page_of_a_file(kept, tmp_path):
     assert bench("--from", path, "--html", tmp_path / "x.html", "--png", tmp_path / "png").exit_code == 0
     assert (tmp_path / "x.html").stat().st_size > 20_000
     assert sorted(one.suffix for one in (tmp_path / "png").iterdir()) == [".png"] * 5
-
-
-# --- processes and flags ---
 
 
 def test_what_workers_say_is_told():

@@ -141,9 +141,6 @@ def test_the_summary():
     assert "The results of 1 rows are not compared: those of step." in text
 
 
-# --- the page ---
-
-
 class Page(HTMLParser):
     """Tables, the sources of pictures, and whether every tag is closed."""
 

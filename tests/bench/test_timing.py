@@ -148,9 +148,6 @@ def test_a_sample_does_not_wait_for_ever(gpu):
     assert gpu.slept == [timing.AHEAD]
 
 
-# --- comparing ---
-
-
 def judged(case, **calls):
     arguments = case.make("cpu", case.dtype)
     row = Row.of(case)
@@ -209,9 +206,6 @@ def test_what_is_not_the_same_is_not_compared():
     assert not measure.compare(relu(same=False), "cpu")
     nothing = Case("step", "1", torch.float32, lambda device, dtype: (), lambda: None, lambda: None)
     assert not measure.compare(nothing, "cpu")
-
-
-# --- beside another size ---
 
 
 def on_the_cpu(size, **options):

@@ -71,9 +71,6 @@ def report_of(*words):
         return json.load(file)
 
 
-# --- exit codes --------------------------------------------------------------------------------------------------------
-
-
 def test_a_sound_operator(folder):
     result = command("cupyops:relu", "--only", "accuracy", "--backend", "reference")
     assert result.exit_code == 0
@@ -148,12 +145,6 @@ def test_bad_arguments(folder, words, message):
     assert message in result.output and "Traceback" not in result.output
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_here(folder):
-    result = command("cupyops:relu", "--backend", "gpu")
-    assert (result.exit_code, result.output) == (2, "backends is 'gpu', but there is no CUDA GPU here; leave it out\n")
-
-
 def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, monkeypatch):
     """What is noticed before the run, tests/test_cli_outputs.py has."""
     monkeypatch.setattr("cupyops.cli.outputs.files", lambda *args: None)
@@ -162,55 +153,28 @@ def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, mo
     assert "0 passed, 1 failed" in result.output
 
 
-# --- the sample call ---------------------------------------------------------------------------------------------------
-
-
 def value(text, seed=0):
     return sample.call(target(cupyops.relu), [text], seed).args[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("3", 3),
-        ("-2.5e-3", -2.5e-3),
-        ("true", True),
-        ("False", False),
-        ("none", None),
-        ("None", None),
-        ("(2, 3)", (2, 3)),
-        ("[1,(2,)]", [1, (2,)]),
-        ("torch.float16", torch.float16),
-        ("sum", "sum"),
-        ("'sum'", "sum"),
-        ('"dim=1"', "dim=1"),
-        (" 4", 4),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("3", 3), ("-2.5e-3", -2.5e-3), ("true", True), ("False", False), ("none", None), ("None", None),
+    ("(2, 3)", (2, 3)), ("[1,(2,)]", [1, (2,)]), ("torch.float16", torch.float16), ("sum", "sum"),
+    ("'sum'", "sum"), ('"dim=1"', "dim=1"), (" 4", 4),
+])  # fmt: skip
 def test_arguments_that_are_no_tensors(text, expected):
     found = value(text)
     assert found == expected and type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "shape", "dtype"),
-    [
-        ("randn(3,5)", (3, 5), torch.float32),
-        ("randn()", (), torch.float32),
-        ("randn(0, 3)", (0, 3), torch.float32),
-        ("rand(4):float64", (4,), torch.float64),
-        ("randn(2):bfloat16", (2,), torch.bfloat16),
-        ("randint(0,10,3,2)", (3, 2), torch.int64),
-        ("randint(2,3,4):uint8", (4,), torch.uint8),
-        ("zeros(2,2):bool", (2, 2), torch.bool),
-        ("ones(3):int32", (3,), torch.int32),
-        ("full(2,3,0.5)", (2, 3), torch.float32),
-        ("full(7)", (), torch.int64),
-        ("arange(5)", (5,), torch.int64),
-        ("arange(1,2,0.25)", (4,), torch.float32),
-        (" randn(3) ", (3,), torch.float32),
-    ],
-)
+@pytest.mark.parametrize(("text", "shape", "dtype"), [
+    ("randn(3,5)", (3, 5), torch.float32), ("randn()", (), torch.float32), ("randn(0, 3)", (0, 3), torch.float32),
+    ("rand(4):float64", (4,), torch.float64), ("randn(2):bfloat16", (2,), torch.bfloat16),
+    ("randint(0,10,3,2)", (3, 2), torch.int64), ("randint(2,3,4):uint8", (4,), torch.uint8),
+    ("zeros(2,2):bool", (2, 2), torch.bool), ("ones(3):int32", (3,), torch.int32),
+    ("full(2,3,0.5)", (2, 3), torch.float32), ("full(7)", (), torch.int64), ("arange(5)", (5,), torch.int64),
+    ("arange(1,2,0.25)", (4,), torch.float32), (" randn(3) ", (3,), torch.float32),
+])  # fmt: skip
 def test_arguments_that_are_tensors(text, shape, dtype):
     found = value(text)
     assert (found.shape, found.dtype, found.requires_grad) == (shape, dtype, dtype.is_floating_point)
@@ -227,29 +191,16 @@ def test_the_values_of_tensors():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected one of: "),
-        ("dim=", "expected one of: "),
-        ("rnd(3)", "expected one of: "),
-        ("1 + 1j +", "expected one of: "),
-        ("{[]: 1}", "expected one of: "),
-        ("torch.relu", "expected one of: "),
-        ("__import__('os')", "expected one of: "),
-        ("randn(-1)", "negative dimension"),
-        ("randn(a)", "malformed"),
-        ("randn(3", "expected one of"),
-        ("randn(3)x", "expected one of: "),
-        ("randn(3.5)", "invalid combination of arguments"),
-        ("randn(3):float33", "no attribute 'float33'"),
-        ("randn(3):relu", "--arg is 'randn(3):relu'"),
-        ("randint(5)", "out of range"),
-        ("randint(5,2,3)", "random_ expects"),
-        ("full()", "out of range"),
-        ("x=randn(-1)", "--arg is 'x=randn(-1)': "),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "expected one of: "), ("dim=", "expected one of: "), ("rnd(3)", "expected one of: "),
+    ("1 + 1j +", "expected one of: "), ("{[]: 1}", "expected one of: "), ("torch.relu", "expected one of: "),
+    ("__import__('os')", "expected one of: "), ("randn(-1)", "negative dimension"), ("randn(a)", "malformed"),
+    ("randn(3", "expected one of"), ("randn(3)x", "expected one of: "),
+    ("randn(3.5)", "invalid combination of arguments"), ("randn(3):float33", "no attribute 'float33'"),
+    ("randn(3):relu", "--arg is 'randn(3):relu'"), ("randint(5)", "out of range"),
+    ("randint(5,2,3)", "random_ expects"), ("full()", "out of range"),
+    ("x=randn(-1)", "--arg is 'x=randn(-1)': "),
+])  # fmt: skip
 def test_arguments_that_are_wrong(text, message):
     with pytest.raises(InputError) as caught:
         value(text)
@@ -267,16 +218,10 @@ def test_words_with_a_name_are_keyword_arguments():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("relu", "(4, 33):(33, 1)"),
-        ("softmax", "(4, 33):(33, 1), 1"),
-        ("layer_norm", "(4, 33):(33, 1), (33,)"),
-        ("scale_shift", "(4, 33):(33, 1), (4, 33):(33, 1)"),
-        ("max_pool2d", "(2, 3, 8, 9):(216, 72, 9, 1), 3"),
-    ],
-)
+@pytest.mark.parametrize(("name", "call"), [
+    ("relu", "(4, 33):(33, 1)"), ("softmax", "(4, 33):(33, 1), 1"), ("layer_norm", "(4, 33):(33, 1), (33,)"),
+    ("scale_shift", "(4, 33):(33, 1), (4, 33):(33, 1)"), ("max_pool2d", "(2, 3, 8, 9):(216, 72, 9, 1), 3"),
+])  # fmt: skip
 def test_without_arguments_a_usual_call_is_made(name, call):
     assert repr(sample.call(target(getattr(cupyops, name)), (), 0)) == call
 
@@ -287,9 +232,6 @@ def test_arguments_reach_the_function(folder):
     assert found["call"] == "(2, 3):(3, 1), 2" and found["passed"]
     found = report_of(*plain, "--arg", "ones(2)", "--arg", "scale=0.5")
     assert found["call"] == "(2,):(1,), scale=0.5"
-
-
-# --- options -----------------------------------------------------------------------------------------------------------
 
 
 def rows(found):
@@ -345,8 +287,6 @@ def test_a_module_by_its_path(folder):
         sys.modules.pop("theirs", None)
 
 
-# --- the terminal ------------------------------------------------------------------------------------------------------
-
 MANY = ["accuracy", "strided", "deterministic_algorithms", "saved_tensors_freed", "cuda_graph_first_call"]
 
 
@@ -381,11 +321,8 @@ def test_hazards_are_counted_by_family(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = few("bad")
     assert [line.rstrip() for line in lines[1:5]] == [
-        "hazards   reference",
-        "values    1 fail",
-        "layouts   3 pass, 1 n/a",
-        "launches  1 n/a",
-    ]
+        "hazards   reference", "values    1 fail", "layouts   3 pass, 1 n/a", "launches  1 n/a",
+    ]  # fmt: skip
     assert lines[6].startswith("accuracy (reference) ") and lines[8].startswith("found:     output: error 0.5 where")
     assert lines[-1] == "3 passed, 1 failed, 2 not applicable"
 
@@ -419,9 +356,6 @@ def test_as_a_program_in_the_folder_of_the_module(tmp_path):
     done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
     assert "reproduce: cupyops.testing.check(mine.bad, [" in done.stdout
-
-
-# --- what keeps a check from passing ------------------------------------------------------------------------------------
 
 
 NEVER = """

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
@@ -341,10 +340,3 @@ def test_a_compiling_process_that_is_killed(shift, cubins, monkeypatch):
     result = command("--arch", "sm_80", "--out", cubins, "--jobs", 2)
     assert result.exit_code == 1
     assert "one of 2 compiling processes was killed" in result.output and "--jobs 1" in result.output
-
-
-def test_as_a_program():
-    """`python -m cupyops`, from the parsing of its arguments to its exit code."""
-    done = run_python("-m", "cupyops", "compile", "--arch", "sm_1")
-    assert done.returncode == 2
-    assert "--arch has 'sm_1'" in done.stderr

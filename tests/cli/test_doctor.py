@@ -28,15 +28,10 @@ CACHE = {
     "free": 100 << 30,
 }
 PACKAGES = {
-    "torch": "2.11.0",
-    "cupy-cuda12x": "14.2.0",
-    "nvidia-cuda-nvrtc-cu12": "12.9.86",
-    "nvidia-cuda-runtime-cu12": "12.9.79",
-    "nvidia-cuda-nvrtc": "13.0.88",
-    "nvidia-cuda-runtime": "13.0.96",
-    "nvidia-cublas": "13.1.0",
-    "rich": "15.0",
-}
+    "torch": "2.11.0", "cupy-cuda12x": "14.2.0", "nvidia-cuda-nvrtc-cu12": "12.9.86",
+    "nvidia-cuda-runtime-cu12": "12.9.79", "nvidia-cuda-nvrtc": "13.0.88", "nvidia-cuda-runtime": "13.0.96",
+    "nvidia-cublas": "13.1.0", "rich": "15.0",
+}  # fmt: skip
 WELL = doctor.Machine(
     python=(3, 12, 1),
     torch=("2.11.0+cu130", "13.0"),

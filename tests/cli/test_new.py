@@ -138,9 +138,6 @@ def test_the_benchmark_on_a_gpu(kind, folder, imported, monkeypatch):
     assert result.exit_code == 0 and f"a_{kind} 4096x1000 float32 backward: ours" in result.output
 
 
-# --- a package ---
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("package")
@@ -195,9 +192,6 @@ def test_a_wheel_carries_the_kernels_text_and_binaries(project, tmp_path, monkey
     monkeypatch.setattr(compiler, "compile", None)
     binary = compiler.build(source.load(installed / "their_op.cu"), "their_op_fwd<float>", "sm_80")
     assert binary.origin == "precompiled" and binary.path.is_relative_to(installed)
-
-
-# --- names and clashes ---
 
 
 @pytest.mark.parametrize(
@@ -295,20 +289,11 @@ def test_what_to_type_next(tmp_path, monkeypatch):
 def test_every_template_is_used():
     names = {path.name.removesuffix(".tmpl") for path in (Path(new.__file__).parent / "templates").glob("*.tmpl")}
     shared = {
-        "test.py",
-        "bench.py",
-        "init.py",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "gitignore",
-        "ci.yml",
+        "test.py", "bench.py", "init.py", "pyproject.toml", "README.md", "LICENSE", "gitignore", "ci.yml",
         "metadata.json",
-    }
+    }  # fmt: skip
     assert names == shared | {f"{kind}.{end}" for kind in KINDS for end in ("cu", "py")}
 
-
-# --- a package as Hugging Face's `kernels` takes it ---
 
 _LOAD = """
 import sys

@@ -54,9 +54,6 @@ def drawn(*more):
     return run("bench", "--from", "figures.csv", *more)
 
 
-# --- inputs ----------------------------------------------------------------------------------------------------------
-
-
 def hard(link, to):
     os.link(to, link)
 
@@ -136,8 +133,6 @@ def test_an_earlier_report_is_overwritten(folder):
         assert "of the day before" not in Path("r").read_text() != ""
 
 
-# --- what cannot be written --------------------------------------------------------------------------------------------
-
 NOWHERE = {
     "no folder": ("absent/r.html", "there is no folder 'absent'"),
     "a folder": (".", "a folder; expected a file"),
@@ -201,9 +196,6 @@ def test_folders_that_cannot_be_written(folder, monkeypatch, path):
         result = run(*words)
         assert result.exit_code == 2, result.exception
         assert f"{words[-2]} is {path!r}: '/proc/self' cannot be written" in result.output
-
-
-# --- the helper ------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_there_stays_as_it_is(tmp_path):

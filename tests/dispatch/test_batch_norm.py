@@ -18,14 +18,9 @@ NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var
 
 # shape, channels_last: whole vectors, odd planes, small planes of many images, few columns, matrices, images of pixels
 PROBLEMS = [
-    ((3, 4, 16, 8), False),
-    ((3, 4, 5, 7), False),
-    ((18, 8, 5, 7), False),
-    ((17, 8, 3), False),
-    ((40, 16), False),
-    ((9, 5), False),
-    ((3, 8, 4, 5), True),
-]
+    ((3, 4, 16, 8), False), ((3, 4, 5, 7), False), ((18, 8, 5, 7), False), ((17, 8, 3), False), ((40, 16), False),
+    ((9, 5), False), ((3, 8, 4, 5), True),
+]  # fmt: skip
 
 
 def everything(function, x, grad_y, mean, var, weight, bias, training):

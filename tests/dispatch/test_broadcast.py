@@ -83,14 +83,9 @@ def test_each_form(family, direction, form, dtype):
 
 # (input, parameter): rows of whole vectors and not, channels that vectors straddle, one number
 LONG = [
-    ((300, 24), (24,)),
-    ((301, 13), (13,)),
-    ((3, 13), (13,)),
-    ((33, 40), (33, 1)),
-    ((35, 37), (35, 1)),
-    ((6, 5, 4, 19), (5, 1, 1)),
-    ((1003,), ()),
-]
+    ((300, 24), (24,)), ((301, 13), (13,)), ((3, 13), (13,)), ((33, 40), (33, 1)), ((35, 37), (35, 1)),
+    ((6, 5, 4, 19), (5, 1, 1)), ((1003,), ()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

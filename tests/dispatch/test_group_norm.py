@@ -18,14 +18,9 @@ H200 = {"multiprocessors": 132, "shared": 232448, "shared_total": 233472, "threa
 # shape, groups: whole vectors, odd planes of whole groups, small planes, planes of one element, groups that begin and end
 # within a vector, several blocks for each, more than a block of rows
 PROBLEMS = [
-    ((3, 4, 4, 8), 2),
-    ((5, 8, 7, 7), 2),
-    ((3, 3, 5, 5), 1),
-    ((20, 12), 2),
-    ((2, 3, 265), 3),
-    ((1, 8, 1100), 1),
+    ((3, 4, 4, 8), 2), ((5, 8, 7, 7), 2), ((3, 3, 5, 5), 1), ((20, 12), 2), ((2, 3, 265), 3), ((1, 8, 1100), 1),
     ((20, 4, 33), 2),
-]
+]  # fmt: skip
 
 
 def everything(function, x, grad_y, groups, weight, bias):
@@ -67,19 +62,12 @@ def test_every_form_is_reached():
         assert {name for of in problems for name in computing(forms, of)} == {form.name for form in forms.list}
 
 
-@pytest.mark.parametrize(
-    ("of", "form"),
-    [
-        (Problem(1024, 32, 16, 1024, 2, True), "persistent"),
-        (Problem(2048, 32, 8, 4095, 2, True), "persistent"),
-        (Problem(16384, 16, 4, 49, 2, True), "sub_warp"),
-        (Problem(8192, 32, 64, 49, 2, True), "sub_warp"),
-        (Problem(8192, 8, 32, 1, 4, True), "shared_memory"),
-        (Problem(128, 2, 16, 50257, 2, True), "two_pass"),
-        (Problem(1024, 32, 16, 1024, 2, False), "two_pass"),
-        (Problem(1024, 32, 16, 1024, 8, True), "two_pass"),
-    ],
-)
+@pytest.mark.parametrize(("of", "form"), [
+    (Problem(1024, 32, 16, 1024, 2, True), "persistent"), (Problem(2048, 32, 8, 4095, 2, True), "persistent"),
+    (Problem(16384, 16, 4, 49, 2, True), "sub_warp"), (Problem(8192, 32, 64, 49, 2, True), "sub_warp"),
+    (Problem(8192, 8, 32, 1, 4, True), "shared_memory"), (Problem(128, 2, 16, 50257, 2, True), "two_pass"),
+    (Problem(1024, 32, 16, 1024, 2, False), "two_pass"), (Problem(1024, 32, 16, 1024, 8, True), "two_pass"),
+])  # fmt: skip
 def test_what_an_h200_takes(of, form):
     with cupyops.simulate("sm_90"), assume_gpu(**H200):
         assert group_norm.FORWARD.choose(of, gpu(CPU)).name == form

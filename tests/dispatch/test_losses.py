@@ -62,21 +62,13 @@ def test_every_form_of_fused_linear_cross_entropy(form, dtype):
         assert any(f"linear_cross_entropy_{form}<" in record.kernel for record in trace.launches())
 
 
-@pytest.mark.parametrize(
-    ("classes", "options", "forward", "backward"),
-    [
-        (16, {}, "strided", "strided"),
-        (17, {}, "registers", "two_pass"),
-        (8192, {}, "registers", "two_pass"),
-        (32000, {}, "persistent", "two_pass"),
-        (32000, {"gradient": False}, "two_pass", "two_pass"),
-        (32000, {"soft": True}, "two_pass", "two_pass"),
-        (1 << 20, {}, "two_pass", "two_pass"),
-        (100, {"inner": 9}, "strided", "strided"),
-        (100, {"dtype": torch.float64}, "strided", "strided"),
-        (100, {"positions": 0}, "two_pass", "two_pass"),
-    ],
-)
+@pytest.mark.parametrize(("classes", "options", "forward", "backward"), [
+    (16, {}, "strided", "strided"), (17, {}, "registers", "two_pass"), (8192, {}, "registers", "two_pass"),
+    (32000, {}, "persistent", "two_pass"), (32000, {"gradient": False}, "two_pass", "two_pass"),
+    (32000, {"soft": True}, "two_pass", "two_pass"), (1 << 20, {}, "two_pass", "two_pass"),
+    (100, {"inner": 9}, "strided", "strided"), (100, {"dtype": torch.float64}, "strided", "strided"),
+    (100, {"positions": 0}, "two_pass", "two_pass"),
+])  # fmt: skip
 def test_which_form(classes, options, forward, backward):
     given = {"positions": 4096, "inner": 1, "dtype": torch.bfloat16, "soft": False, "reduction": 1, "gradient": True}
     problem = Problem(classes=classes, **(given | options))
@@ -85,16 +77,10 @@ def test_which_form(classes, options, forward, backward):
     assert (FORWARD.choose(problem, of).name, BACKWARD.choose(problem, of).name) == (forward, backward)
 
 
-@pytest.mark.parametrize(
-    ("classes", "dtype", "threads", "cluster"),
-    [
-        (32000, torch.bfloat16, 256, None),
-        (32000, torch.float32, 256, 2),
-        (50257, torch.float16, 512, None),
-        (128256, torch.bfloat16, 1024, None),
-        (400000, torch.bfloat16, 1024, 4),
-    ],
-)
+@pytest.mark.parametrize(("classes", "dtype", "threads", "cluster"), [
+    (32000, torch.bfloat16, 256, None), (32000, torch.float32, 256, 2), (50257, torch.float16, 512, None),
+    (128256, torch.bfloat16, 1024, None), (400000, torch.bfloat16, 1024, 4),
+])  # fmt: skip
 def test_persistent_rows(classes, dtype, threads, cluster):
     """As many blocks on a multiprocessor as rows of their size allow; then clusters."""
     with assume_gpu(**H200):

@@ -102,9 +102,6 @@ def test_recorded_plans_follow_the_flags():
         assert (found[True] - truth).abs().max() > STRICT * truth.abs().max()
 
 
-# --- cuBLAS with TF32 is slow where rows are no whole vectors: it is given copies ---
-
-
 @pytest.mark.parametrize(
     ("sizes", "copied"),
     [((4096, 4096, 4096), False), ((4097, 4096, 4096), False), ((4096, 4095, 4096), True), ((4096, 4096, 4095), True)],

@@ -29,9 +29,6 @@ from figures import results, row
 DOCS = ROOT / "docs"
 
 
-# --- generated parts ---
-
-
 def test_the_table_of_operators_has_each_function():
     listed = re.findall(r"^\| \[`(\w+)`\]\(operators/\1\.md\)(?: \|.*){3}$", docs_site.operators(), re.MULTILINE)
     assert sorted(listed) == list(docs_site.functions())
@@ -39,13 +36,9 @@ def test_the_table_of_operators_has_each_function():
     assert "add" in docs_site.by_kind()[docs_site.OTHERS]  # as every new one, until it is given a kind
     rows = {row.function.strip("`"): row for row in docs_site.rows()}
     assert rows["relu"] == (
-        "`relu`",
-        "`torch.nn.functional.relu`",
-        "fp16, bf16, fp32, fp64",
-        "formula",
-        "`ReLU`",
+        "`relu`", "`torch.nn.functional.relu`", "fp16, bf16, fp32, fp64", "formula", "`ReLU`",
         "Rectified linear unit, max(x, 0) elementwise",
-    )
+    )  # fmt: skip
     halves = {"attention", "grouped_mm", "scaled_dot_product_attention"}  # as docs/operators.md says
     assert rows["decode_attention"].dtypes == "fp16, bf16, fp32"
     others = {name for name, row in rows.items() if row.dtypes != "fp16, bf16, fp32, fp64"}
@@ -201,9 +194,6 @@ def test_the_settings_page_tells_the_values_of_each():
     assert sorted(re.findall(r"^\| `(CUPYOPS_\w+)` \|", text, re.MULTILINE)) == sorted(SETTINGS)
 
 
-# --- messages that are quoted ---
-
-
 @cache
 def source():
     """Every text in the package's source, with a hole where a value is put in."""
@@ -233,9 +223,6 @@ def test_a_quoted_message_is_one_that_the_code_has(message):
 
 def test_there_are_messages():
     assert len(MESSAGES) > 40
-
-
-# --- the site itself ---
 
 
 class Requests(HTMLParser):

@@ -24,8 +24,6 @@ def convnet():
     return model, torch.randn(2, 3, 4, 4)
 
 
-# --- torch.export, ONNX, torch.fx ---
-
 MODULES = {
     "Linear": (lambda: cupyops.nn.Linear(8, 4), (5, 8)),
     "BatchNorm1d": (lambda: cupyops.nn.BatchNorm1d(8), (5, 8)),
@@ -98,9 +96,6 @@ def test_fx(context):
             torch.testing.assert_close(one(x), model(x))
 
 
-# --- torchao's way ---
-
-
 class Scaled(Tensor):
     """A weight that takes F.linear into its own hands."""
 
@@ -163,8 +158,6 @@ def test_a_mode_that_intercepts_linear(context):
             assert cupyops.linear(x, weight) == 1.0
 
 
-# --- sizes beyond what a graph was made for ---
-
 SQUARE = """
 __global__ void square(const float* x, float* y, float* slope, int n) {
   if (threadIdx.x < n) { y[threadIdx.x] = 2 * x[threadIdx.x] * x[threadIdx.x]; slope[threadIdx.x] = 4 * x[threadIdx.x]; }
@@ -210,37 +203,19 @@ def test_a_graph_meets_sizes_that_the_kernels_refuse(backend):
     toys.forget(op)
 
 
-# --- outputs whose size is in the data ---
-
-NONZERO = """
-__global__ void nonzero(const float* x, long long* y, int n) {
-  int found = 0;
-  for (int i = 0; i < n && threadIdx.x == 0; i++) if (x[i] != 0) y[found++] = i;
-}
+TWICE = """
 template <int N> __global__ void twice(const float* x, float* y) {
   if (threadIdx.x < N) y[threadIdx.x] = 2 * x[threadIdx.x];
 }
 """
 
 
-@pytest.mark.parametrize("by_kernel", [False, True])
-def test_data_dependent_outputs(by_kernel):
+def test_data_dependent_outputs():
+    """Of an operator without kernels; tests/operator/test_kinds.py has one with."""
+
     @cupyops.operator(toys.fresh("nonzero"))
     def op(x: Tensor) -> Tensor:
         return x.nonzero()
-
-    if by_kernel:
-        nonzero = Kernel(NONZERO, "nonzero")
-
-        @op.forward
-        def forward(x):
-            y = torch.empty(int((x != 0).sum()), 1, dtype=torch.int64, device=x.device)
-            nonzero[1, 32](x, y, x.numel())
-            return y, ()
-
-        @op.fake
-        def fake(x):
-            return x.new_empty(torch.library.get_ctx().new_dynamic_size(), 1, dtype=torch.int64), ()
 
     class Module(nn.Module):
         def forward(self, x):
@@ -267,7 +242,7 @@ def test_a_fake_of_a_wrong_form():
 
 
 def test_a_template_integer_from_a_shape():
-    twice = Kernel(NONZERO, "twice<N>")
+    twice = Kernel(TWICE, "twice<N>")
 
     @cupyops.operator(toys.fresh("twice"))
     def op(x: Tensor) -> Tensor:
@@ -285,9 +260,6 @@ def test_a_template_integer_from_a_shape():
         for n in (5, 8):
             assert torch.equal(compiled(torch.ones(n)), torch.full((n,), 2.0))
     toys.forget(op)
-
-
-# --- flops of modules ---
 
 
 @simulated

@@ -75,13 +75,6 @@ def gradients(function, values):
     return torch.autograd.grad(total(function)(*values), wanted, allow_unused=True)
 
 
-# --- what records ---
-
-
-def jit_trace(edge):
-    return torch.jit.trace(Module(edge.ours), tuple(edge.leaves), check_trace=False)
-
-
 def export(edge):
     return torch.export.export(Module(edge.ours), tuple(edge.leaves)).module()
 
@@ -99,7 +92,6 @@ def decompositions(program):
 
 
 RECORDERS = {
-    "jit.trace": jit_trace,
     "export": export,
     "run_decompositions": decomposed,
     "make_fx": lambda edge: make_fx(edge.ours)(*edge.leaves),
@@ -202,8 +194,6 @@ def onnx(function, edge):
 
     return evaluate
 
-
-# --- what transforms ---
 
 TRANSFORMS = {
     "grad": lambda f, edge: torch.func.grad(total(f), differentiable(edge)),
@@ -308,9 +298,6 @@ def test_checkpoint(operator, policy, backend):
     close(found, gradients(edge.torch, edge.leaves))
 
 
-# --- what wraps ---
-
-
 class Counting(Tensor):
     """Says which functions of PyTorch it is given to."""
 
@@ -398,9 +385,6 @@ def plain(value):
     if value.is_nested:
         return value.values()
     return value.dequantize() if value.is_quantized else value.to_dense()
-
-
-# --- what copies ---
 
 
 class Holding(torch.nn.Module):

@@ -79,9 +79,6 @@ def test_links_lead_somewhere(path):
         assert (path.parent / link.partition("#")[0]).is_file(), link
 
 
-# --- tools/notebooks.py ---
-
-
 def book(source, outputs=(), tags=()):
     cell = nbformat.v4.new_code_cell(source, id="one", outputs=[nbformat.v4.new_output(**given) for given in outputs])
     cell.metadata["tags"] = list(tags)

@@ -75,12 +75,8 @@ def test_nan_is_the_same_everywhere(ctype):
 def test_bool_is_what_is_not_zero(backend):
     convert = cupyops.elementwise("truth_of(T x) -> bool y", "y = x")
     assert on(backend, convert, torch.tensor([0.0, -0.0, 0.3, math.nan, -1e30])).tolist() == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+        False, False, True, True, True,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -22,9 +22,6 @@ def translated(signature, text):
     return references.forward(declaration, Body(f"{declaration.short}.forward", text))
 
 
-# --- signatures ---
-
-
 def test_a_signature_in_all_its_parts():
     found = parse(
         "lib::f(bool[] mask, T x,\n  int64[] i, float scale = 1.5f, int k = 0x10, bool on=true) -> T y, half z"
@@ -69,9 +66,6 @@ def test_a_signature_that_cannot_be_read(signature, said):
     assert said in str(caught.value)
 
 
-# --- the text for the kernel ---
-
-
 @pytest.mark.parametrize(
     "c, cuda",
     [
@@ -86,8 +80,6 @@ def test_a_signature_that_cannot_be_read(signature, said):
 def test_literals_are_of_the_type_computed_in(c, cuda):
     assert Body("f.forward", c).cuda == cuda
 
-
-# --- C's own rules ---
 
 X = torch.tensor([-2.5, -0.5, 0.0, 0.5, 1.5, 7.0])
 I = torch.tensor([-7, -2, -1, 1, 3, 8])  # noqa: E741
@@ -199,9 +191,6 @@ def test_a_power_is_that_of_c(exponent):
             assert torch.equal(y.signbit()[~truth.isnan()], truth.signbit()[~truth.isnan()])
             outcomes += torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(*outcomes, equal_nan=True)
-
-
-# --- errors ---
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,10 @@ def test_it_says_what_to_write(body):
     assert message.endswith(f"  1 | {body}") and "ID(" not in message
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = x  // np.exp(x), and x ** 2",
-        "y = 2 * x // doubled",
-        "y = x / 2; // 2",
-        "y = 0; if (x > 0) y = x; else y = -x",
-        "y = x; /* a[0] := True */",
-        "float and_more = x; y = and_more * 1.5",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "y = x  // np.exp(x), and x ** 2", "y = 2 * x // doubled", "y = x / 2; // 2",
+    "y = 0; if (x > 0) y = x; else y = -x", "y = x; /* a[0] := True */", "float and_more = x; y = and_more * 1.5",
+])  # fmt: skip
 def test_c_with_such_words_is_none_of_these(body):
     cupyops.elementwise("is_c(T x) -> T y", body)
 

@@ -50,26 +50,11 @@ def compare(x, dim, keepdim=False):
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "shape, dim",
-    [
-        ((), None),
-        ((7,), 0),
-        ((7, 33), 1),
-        ((7, 33), 0),
-        ((8, 64), -1),
-        ((64, 8), 0),
-        ((3, 4, 8), (0, 2)),
-        ((3, 4, 8), (2, 1)),
-        ((3, 4, 8), ()),
-        ((2, 600), 1),
-        ((1, 1, 5), 0),
-        ((3, 0), 1),
-        ((0, 3), 1),
-        ((40001,), None),
-        ((3000, 2), 0),
-    ],
-)
+@pytest.mark.parametrize("shape, dim", [
+    ((), None), ((7,), 0), ((7, 33), 1), ((7, 33), 0), ((8, 64), -1), ((64, 8), 0), ((3, 4, 8), (0, 2)),
+    ((3, 4, 8), (2, 1)), ((3, 4, 8), ()), ((2, 600), 1), ((1, 1, 5), 0), ((3, 0), 1), ((0, 3), 1),
+    ((40001,), None), ((3000, 2), 0),
+])  # fmt: skip
 def test_rows_columns_and_all(shape, dim):
     compare(torch.randn(shape), dim)
     compare(torch.randn(shape), dim, keepdim=True)

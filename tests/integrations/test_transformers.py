@@ -201,12 +201,9 @@ def test_logits_that_are_changed_on_their_way():
     nothing = (kept + "no model of transformers has a loss of its own",)
     assert cupyops.swap(torch.nn.Linear(2, 2), keep_logits=False).settings == nothing
     sizes = {
-        "vocab_size": 40,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
+        "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
         "num_attention_heads": 4,
-    }
+    }  # fmt: skip
     bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
     settings = cupyops.swap(bert, keep_logits=False).settings
     assert settings[-1] == kept + "its forward computes the loss itself, without loss_function"
@@ -431,15 +428,11 @@ def never(self, inputs_embeds, position_ids=None):
 @pytest.mark.parametrize(
     "forward, counted",
     [
-        (by_lengths, True),
-        (by_cache_position, True),
-        (by_padding, False),
-        (of_others, False),
-        (in_place, False),
+        (by_lengths, True), (by_cache_position, True), (by_padding, False), (of_others, False), (in_place, False),
         (never, False),
     ],
     ids=lambda one: getattr(one, "__name__", None),
-)
+)  # fmt: skip
 def test_which_positions_are_counted(forward, counted):
     from cupyops.nn._swap import positions
 

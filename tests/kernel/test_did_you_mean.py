@@ -165,16 +165,10 @@ def test_one_argument_is_one_argument():
         launched("__global__ void f(float* x) {}", args=(1,))
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("layernorm", "layer_norm"),
-        ("Softmx", "softmax"),
-        ("crossentropy", "cross_entropy"),
-        ("LayerNorm", "nn.LayerNorm"),
-        ("simulat", "simulate"),
-    ],
-)
+@pytest.mark.parametrize(("name", "other"), [
+    ("layernorm", "layer_norm"), ("Softmx", "softmax"), ("crossentropy", "cross_entropy"),
+    ("LayerNorm", "nn.LayerNorm"), ("simulat", "simulate"),
+])  # fmt: skip
 def test_names_of_cupyops(name, other):
     with pytest.raises(AttributeError, match=f"^module 'cupyops' has no attribute '{name}'; did you mean {other}\\?$"):
         getattr(cupyops, name)

@@ -40,9 +40,8 @@ def pytorchs(info: Any) -> Any:
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         tensors, mask = [x.contiguous() for x in (query, key, value)], options.pop("attn_mask", None)
         tensors = tensors if query.dim() == 4 else [x.unsqueeze(0) for x in tensors]
-        fixed = (
-            None if mask is None else mask.detach().contiguous()
-        )  # a gradient of the mask is none of the fused function's
+        # a gradient of the mask is none of the fused function's
+        fixed = None if mask is None else mask.detach().contiguous()
         y = info.op(*tensors, attn_mask=fixed, **options)
         if mask is not None and mask.requires_grad:
             by_mask = info.op(*(x.detach() for x in tensors), attn_mask=mask, **options)

@@ -86,12 +86,9 @@ def vmap(info: Any, sample: Any) -> None:
 
 
 SUITES = {
-    "gradcheck": first,
-    "gradgradcheck": second,
-    "forward AD": forward_mode,
-    "batched gradients": batched,
+    "gradcheck": first, "gradgradcheck": second, "forward AD": forward_mode, "batched gradients": batched,
     "vmap": vmap,
-}
+}  # fmt: skip
 
 
 def _options(info: Any) -> dict[str, Any]:

@@ -35,11 +35,8 @@ WITHOUT_ENTRY = {name: UNLIKE.get(name, OWN) for name in PUBLIC if name in UNLIK
 FUNCTIONS = {str(entry(name)): name for name in PUBLIC if name not in WITHOUT_ENTRY}
 # operators behind others, that no sample of a database comes to
 BEHIND_OTHERS = {
-    "batch_norm_act_inference",
-    "cross_entropy_fp32",
-    "linear_lowered",
-    "packed_attention",
-}
+    "batch_norm_act_inference", "cross_entropy_fp32", "linear_lowered", "packed_attention",
+}  # fmt: skip
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {

@@ -28,9 +28,8 @@ def samples(info: Any, device: torch.device, dtype: torch.dtype, training: bool)
     """Arguments of constructor and call."""
     options = {"device": device, "dtype": dtype, "requires_grad": True, "training": training}
     found = list(info.module_inputs_func(info, **options))
-    if (
-        info.module_cls is nn.MultiheadAttention
-    ):  # the same twice, by batch_first, which does not matter without a batch
+    # the same twice, by batch_first, which does not matter without a batch
+    if info.module_cls is nn.MultiheadAttention:
         for sample in found[1::2]:
             sample.forward_input.kwargs["need_weights"] = False  # else PyTorch computes it, ours or not
     return found

@@ -40,9 +40,8 @@ def inputs(info: Any, device: torch.device, dtype: torch.dtype) -> list[tuple[st
                 continue
             options = {**sample.kwargs, **way}
             if dtype is torch.float16 and "betas" in signature(info.optim_cls).parameters:
-                options.setdefault(
-                    "eps", 1e-4
-                )  # the usual one is 0 in float16, in which PyTorch's own step is NaN then
+                # the usual one is 0 in float16, in which PyTorch's own step is NaN then
+                options.setdefault("eps", 1e-4)
             found.append((f"{sample.desc} {way or ''}".strip(), options))
     return found
 

@@ -223,9 +223,6 @@ def test_autocast_casts_what_autocast_is_for(q):
     assert seen == [(q.dtype, torch.bfloat16)]
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
-
-
 def test_a_dtype_that_the_kernel_does_not_declare_is_an_error_of_its_launch():
     with pytest.raises(
         LaunchError, match=r"parameter `const int\* x` got a tensor of torch.int64 on cpu, expected a tensor of"

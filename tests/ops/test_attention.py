@@ -67,9 +67,8 @@ class TestAttention(OperatorContract):
                 make(1, 1, 70, d), make(1, 1, 33, d), make(1, 1, 33, d), causal="bottom_right", return_lse=True
             )
             yield Sample(make(2, 1, 35, d), make(2, 1, 40, d), make(2, 1, 40, d), causal="top_left", window=(5, 0))
-        yield Sample(
-            make(1, 2, 5, 8), make(1, 1, 0, 8), make(1, 1, 0, 8), return_lse=True
-        )  # of which TMA reads nothing
+        # of which TMA reads nothing
+        yield Sample(make(1, 2, 5, 8), make(1, 1, 0, 8), make(1, 1, 0, 8), return_lse=True)
         yield Sample(make(1, 2, 20, 8), make(1, 2, 18, 8), make(1, 2, 18, 8), window=(3, 4), scale=0.5, return_lse=True)
         of_kv = make(1, 1, 33, 16), make(1, 1, 33, 16)
         yield Sample(make(1, 2, 40, 16), *of_kv, causal="bottom_right", sinks=make(2), return_lse=True)
@@ -78,9 +77,8 @@ class TestAttention(OperatorContract):
         yield Sample(make(1, 2, 17, 8), make(1, 1, 19, 8), make(1, 1, 19, 8), causal="bottom_right")
         yield Sample(make(2, 2, 4, 8), make(2, 2, 3, 8), make(2, 2, 3, 8), window=(1, 0), return_lse=True)
         yield Sample(make(2, 2, 5, 8), make(2, 1, 6, 8), make(2, 1, 6, 8), sinks=make(2), return_lse=True)
-        yield Sample(
-            make(1, 1, 16, 64), make(1, 1, 2, 64), make(1, 1, 2, 64)
-        )  # of few scores, however often it is repeated
+        # of few scores, however often it is repeated
+        yield Sample(make(1, 1, 16, 64), make(1, 1, 2, 64), make(1, 1, 2, 64))
 
 
 FORMS = ["forward:mma backward:mma_64", "forward:mma backward:mma_32", "forward:wgmma backward:wgmma"]

@@ -22,22 +22,12 @@ class TestBatchNorm(OperatorContract):
     function = staticmethod(cupyops.batch_norm)
     torch_function = staticmethod(F.batch_norm)
     kernels = {
-        "batch_norm_fwd_nchw_cluster",
-        "batch_norm_fwd_nchw_partials",
-        "batch_norm_fwd_nchw",
-        "batch_norm_bwd_nchw_cluster",
-        "batch_norm_bwd_nchw_partials",
-        "batch_norm_bwd_nchw",
-        "batch_norm_bwd_finalize",
-        "batch_norm_fwd_nhwc_cluster",
-        "batch_norm_fwd_nhwc_partials",
-        "batch_norm_fwd_nhwc_finalize",
-        "batch_norm_fwd_nhwc",
-        "batch_norm_bwd_nhwc_cluster",
-        "batch_norm_bwd_nhwc_partials",
-        "batch_norm_bwd_nhwc_inline",
-        "batch_norm_bwd_nhwc",
-    }
+        "batch_norm_fwd_nchw_cluster", "batch_norm_fwd_nchw_partials", "batch_norm_fwd_nchw",
+        "batch_norm_bwd_nchw_cluster", "batch_norm_bwd_nchw_partials", "batch_norm_bwd_nchw",
+        "batch_norm_bwd_finalize", "batch_norm_fwd_nhwc_cluster", "batch_norm_fwd_nhwc_partials",
+        "batch_norm_fwd_nhwc_finalize", "batch_norm_fwd_nhwc", "batch_norm_bwd_nhwc_cluster",
+        "batch_norm_bwd_nhwc_partials", "batch_norm_bwd_nhwc_inline", "batch_norm_bwd_nhwc",
+    }  # fmt: skip
     too_large = "2^31 vectors of a channel"
     differs = {
         (
@@ -53,16 +43,14 @@ class TestBatchNorm(OperatorContract):
         yield Sample(make(3, 2, 2, width), *running(make, 2), make(2), make(2))  # whole vectors
         yield Sample(make(3, 2, 5, 3), *running(make, 2), make(2), make(2))
         yield Sample(make(3, 2, 2, width), None, None, make(2), make(2), **IN_TRAINING)
-        yield Sample(
-            make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING
-        )  # a cluster, or several blocks
+        # a cluster, or several blocks
+        yield Sample(make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING)
         yield Sample(make(3, 1, 2900 * width), None, None, make(1), make(1), **IN_TRAINING)  # several blocks
         yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
         yield Sample(make(17, 3, 5), None, None, make(3), make(3), **IN_TRAINING)  # small planes
         yield Sample(make(17, 8, 3), None, None, make(8), make(8), **IN_TRAINING)  # of whole vectors together
-        yield Sample(
-            make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING
-        )  # of many pixels, tiles of channels cut
+        # of many pixels, tiles of channels cut
+        yield Sample(make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING)
         yield Sample(make(16, 8, 33), None, None, make(8), make(8), **IN_TRAINING)
         yield Sample(make(512, 66), None, None, make(66), make(66), **IN_TRAINING)  # several rows in one
         yield Sample(make(1024, 67), *running(make, 67), make(67), make(67))
@@ -102,12 +90,9 @@ def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
     x = (torch.randn(shape, dtype=torch.float64) + shift).to(device, dtype)
     channels = [torch.randn(shape[1]).to(device, parameters) for _ in range(3)]
     return (
-        x,
-        torch.randn(shape).to(device, dtype),
-        channels[0],
-        (torch.rand(shape[1]) + 0.5).to(channels[0]),
+        x, torch.randn(shape).to(device, dtype), channels[0], (torch.rand(shape[1]) + 0.5).to(channels[0]),
         *channels[1:],
-    )
+    )  # fmt: skip
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")

@@ -25,18 +25,11 @@ class TestBatchNormAct(OperatorContract):
     function = staticmethod(cupyops.batch_norm_act)
     torch_function = staticmethod(by_torch)
     kernels = {
-        "batch_norm_act_fwd_nchw_cluster",
-        "batch_norm_act_fwd_nchw",
-        "batch_norm_act_bwd_nchw_cluster",
-        "batch_norm_act_bwd_nchw_partials",
-        "batch_norm_act_bwd_nchw",
-        "batch_norm_act_fwd_nhwc",
-        "batch_norm_act_fwd_nhwc_cluster",
-        "batch_norm_act_bwd_nhwc_partials",
-        "batch_norm_act_bwd_nhwc",
-        "batch_norm_act_bwd_nhwc_inline",
-        "batch_norm_act_bwd_nhwc_cluster",
-    }
+        "batch_norm_act_fwd_nchw_cluster", "batch_norm_act_fwd_nchw", "batch_norm_act_bwd_nchw_cluster",
+        "batch_norm_act_bwd_nchw_partials", "batch_norm_act_bwd_nchw", "batch_norm_act_fwd_nhwc",
+        "batch_norm_act_fwd_nhwc_cluster", "batch_norm_act_bwd_nhwc_partials", "batch_norm_act_bwd_nhwc",
+        "batch_norm_act_bwd_nhwc_inline", "batch_norm_act_bwd_nhwc_cluster",
+    }  # fmt: skip
     dtypes = [*HALF_AND_FLOAT]
     too_large = "2^31 vectors of a channel"
     differs = {

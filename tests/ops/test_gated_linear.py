@@ -73,15 +73,6 @@ def test_second_derivatives_of_a_frozen_layer():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("shapes", [((2, 0), (3, 0)), ((0, 4), (3, 4)), ((2, 4), (0, 4))])
-def test_empty(device, shapes):
-    tensors = [torch.randn(shape, device=device, requires_grad=True) for shape in (*shapes, shapes[1])]
-    y, expected = cupyops.gated_linear(*tensors), by_torch(*tensors)
-    torch.testing.assert_close(y, expected)
-    for ours, theirs in zip(torch.autograd.grad(y.sum(), tensors), torch.autograd.grad(expected.sum(), tensors)):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_bad_input(device):
     x, weight = torch.randn(2, 3, device=device), torch.randn(4, 3, device=device)
     for args, words in [

@@ -28,18 +28,11 @@ class TestGroupNorm(OperatorContract):
     function = staticmethod(cupyops.group_norm)
     torch_function = staticmethod(F.group_norm)
     kernels = {
-        "group_norm_fwd_sub_warp",
-        "group_norm_fwd_persistent",
-        "group_norm_fwd_shared_memory",
-        "group_norm_fwd_partials",
-        "group_norm_fwd_two_pass",
-        "group_norm_bwd_sub_warp",
-        "group_norm_bwd_persistent",
-        "group_norm_bwd_shared_memory",
-        "group_norm_bwd_partials",
-        "group_norm_bwd_two_pass",
+        "group_norm_fwd_sub_warp", "group_norm_fwd_persistent", "group_norm_fwd_shared_memory",
+        "group_norm_fwd_partials", "group_norm_fwd_two_pass", "group_norm_bwd_sub_warp", "group_norm_bwd_persistent",
+        "group_norm_bwd_shared_memory", "group_norm_bwd_partials", "group_norm_bwd_two_pass",
         "group_norm_bwd_parameters",
-    }
+    }  # fmt: skip
     too_large = "2^31 elements of a group"
 
     def compare(self, sample: Sample, what: str, strides: bool = False, grad_kind: str = "random"):
@@ -102,14 +95,10 @@ class TestChannelsLast(OperatorContract):
     function = staticmethod(alike)
     torch_function = staticmethod(alike_by_torch)
     kernels = {
-        "group_norm_fwd_nhwc_partials",
-        "group_norm_fwd_nhwc_finalize",
-        "group_norm_fwd_nhwc",
-        "group_norm_bwd_nhwc_partials",
-        "group_norm_bwd_nhwc_finalize",
-        "group_norm_bwd_nhwc",
+        "group_norm_fwd_nhwc_partials", "group_norm_fwd_nhwc_finalize", "group_norm_fwd_nhwc",
+        "group_norm_bwd_nhwc_partials", "group_norm_bwd_nhwc_finalize", "group_norm_bwd_nhwc",
         "group_norm_bwd_parameters",
-    }
+    }  # fmt: skip
     too_large = "2^31 elements of a group"
 
     def samples(self, make: Make):
@@ -281,16 +270,10 @@ def test_each_end_of_a_group_counts(dtype, beyond, vectors):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("vectors", "forward", "backward"),
-    [
-        (49, (8, 7), (16, 4)),
-        (61, (16, 7), (16, 4)),
-        (105, (16, 7), (32, 4)),
-        (421, (64, 7), (128, 4)),
-        (801, (128, 7), (128, 7)),
-    ],
-)
+@pytest.mark.parametrize(("vectors", "forward", "backward"), [
+    (49, (8, 7), (16, 4)), (61, (16, 7), (16, 4)), (105, (16, 7), (32, 4)), (421, (64, 7), (128, 4)),
+    (801, (128, 7), (128, 7)),
+])  # fmt: skip
 def test_short_groups_of_whole_vectors(device, dtype, vectors, forward, backward):
     """A part of a warp, or several, have one; blocks are not full."""
     channels = 16 // dtype.itemsize  # of as many elements as a group has vectors
@@ -410,27 +393,15 @@ def test_large(shape, last, dtype):
 X = torch.ones(2, 4, 3)
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "culprit"),
-    [
-        (([[1.0, 2.0]], 1), {}, "input"),
-        ((torch.ones(2, 4, dtype=torch.int64), 2), {}, "input"),
-        ((torch.ones(4), 2), {}, "input"),
-        ((torch.ones(1, 2), 2), {}, "input"),
-        ((X, 3), {}, "num_groups"),
-        ((X, 0), {}, "num_groups"),
-        ((X, 2.0), {}, "num_groups"),
-        ((X, True), {}, "num_groups"),
-        ((X, 2, [1.0] * 4), {}, "weight"),
-        ((X, 2, torch.ones(3)), {}, "weight"),
-        ((X, 2, torch.ones(4, 1)), {}, "weight"),
-        ((X, 2, torch.ones(4).half()), {}, "weight"),
-        ((X, 2, torch.ones(4, device="meta")), {}, "weight"),
-        ((X, 2), {"bias": torch.ones(())}, "bias"),
-        ((X, 2), {"bias": torch.ones(4).double()}, "bias"),
-        ((X, 2), {"eps": "1"}, "eps"),
-    ],
-)
+@pytest.mark.parametrize(("args", "kwargs", "culprit"), [
+    (([[1.0, 2.0]], 1), {}, "input"), ((torch.ones(2, 4, dtype=torch.int64), 2), {}, "input"),
+    ((torch.ones(4), 2), {}, "input"), ((torch.ones(1, 2), 2), {}, "input"), ((X, 3), {}, "num_groups"),
+    ((X, 0), {}, "num_groups"), ((X, 2.0), {}, "num_groups"), ((X, True), {}, "num_groups"),
+    ((X, 2, [1.0] * 4), {}, "weight"), ((X, 2, torch.ones(3)), {}, "weight"),
+    ((X, 2, torch.ones(4, 1)), {}, "weight"), ((X, 2, torch.ones(4).half()), {}, "weight"),
+    ((X, 2, torch.ones(4, device="meta")), {}, "weight"), ((X, 2), {"bias": torch.ones(())}, "bias"),
+    ((X, 2), {"bias": torch.ones(4).double()}, "bias"), ((X, 2), {"eps": "1"}, "eps"),
+])  # fmt: skip
 def test_bad_input(args, kwargs, culprit):
     with pytest.raises(cupyops.InputError, match=f"^{culprit} is "):
         cupyops.group_norm(*args, **kwargs)

@@ -44,9 +44,6 @@ def assert_same(device, x, t, **options):
     torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
-REDUCTIONS = ["none", "mean", "sum", "batchmean"]
-
-
 def test_mean(device):
     """Not a sample of the contract: it warns."""
     assert_same(device, torch.randn(2, 700), torch.rand(2, 700), reduction="mean")
@@ -78,12 +75,6 @@ def test_a_target_of_zero_adds_nothing(device):
     torch.testing.assert_close(y, torch.tensor(-0.6931472, device=device))
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
-def test_empty(device, shape, reduction):
-    assert_same(device, torch.zeros(shape), torch.zeros(shape), reduction=reduction)
-
-
 def test_deprecated_arguments():
     x, t = torch.randn(3, 4), torch.rand(3, 4)
     for options in ({"size_average": False}, {"reduce": False}, {"size_average": True, "reduce": True}):
@@ -106,14 +97,6 @@ def test_mean_warns_and_nothing_else_does():
 def test_mixed_dtypes(device):
     x, t = torch.randn(3, 4, device=device), torch.rand(3, 4, device=device, dtype=torch.float64)
     ours, theirs = (f(x, t, reduction="sum") for f in (cupyops.kl_div, F.kl_div))
-    torch.testing.assert_close(ours, theirs)
-
-
-def test_autocast(device):
-    x, t = torch.randn(3, 4, device=device).half(), torch.rand(3, 4, device=device).half()
-    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-        ours, theirs = (f(x, t, reduction="sum") for f in (cupyops.kl_div, F.kl_div))
-    assert ours.dtype == theirs.dtype == torch.float32
     torch.testing.assert_close(ours, theirs)
 
 

@@ -36,9 +36,8 @@ class TestLayerNorm(OperatorContract):
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield Sample(make(5, 16389), (16389,), make(16389), make(16389))
         yield Sample(make(2, 16389), (16389,), None, make(16389))
-        yield from (
-            Sample(make(2, size), (size,), make(size), make(size)) for size in (8197, 32783)
-        )  # in shared memory
+        # in shared memory
+        yield from (Sample(make(2, size), (size,), make(size), make(size)) for size in (8197, 32783))
         # a tile has part of a vector, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size), make(size))
@@ -254,19 +253,10 @@ def test_rows_that_are_nearly_constant(size):
 
 # lanes with a vector each, vectors of one warp, a block, a row in shared memory, in backward a cluster; and one of two
 # halves of a block
-@pytest.mark.parametrize(
-    ("size", "arch"),
-    [
-        (40, "sm_80"),
-        (69, "sm_80"),
-        (1031, "sm_80"),
-        (16384, "sm_80"),
-        (32773, "sm_80"),
-        (16389, "sm_90"),
-        (8197, "sm_90"),
-        (8200, "sm_90"),
-    ],
-)
+@pytest.mark.parametrize(("size", "arch"), [
+    (40, "sm_80"), (69, "sm_80"), (1031, "sm_80"), (16384, "sm_80"), (32773, "sm_80"), (16389, "sm_90"),
+    (8197, "sm_90"), (8200, "sm_90"),
+])  # fmt: skip
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(size, arch, offset):
     compare_several_rows(cupyops.layer_norm, torch.nn.functional.layer_norm, size, arch, offset, parameters=2)

@@ -56,18 +56,6 @@ def test_every_tile(device, dtype, tile):
         assert (a.double() - b).abs().max() <= UNITS[dtype] * torch.finfo(dtype).eps * b.abs().max()
 
 
-EMPTY = [((2, 0), (3, 0), (3,)), ((0, 4), (3, 4), (3,)), ((2, 4), (0, 4), (0,)), ((2, 0, 4), (3, 4), (3,))]
-
-
-@pytest.mark.parametrize("shapes", EMPTY)
-def test_empty(device, shapes):
-    tensors = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
-    y, expected = cupyops.linear(*tensors), F.linear(*tensors)
-    assert torch.equal(y, expected)
-    for ours, theirs in zip(torch.autograd.grad(y.sum(), tensors), torch.autograd.grad(expected.sum(), tensors)):
-        assert torch.equal(ours, theirs)
-
-
 def test_special_values(device):
     x = [[float("nan"), 1.0], [float("inf"), 1.0], [0.0, -0.0], [2.0, 1.0]]
     x = torch.tensor(x, device=device, requires_grad=True)

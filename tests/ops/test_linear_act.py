@@ -112,16 +112,6 @@ def test_the_product_is_pytorch_s_where_it_may_be():
     assert kernels == ["torch.addmm", "gelu_fwd", "torch.add", "gelu_bwd", "torch.mm", "torch.mm", "sum_fwd_fold"]
 
 
-@pytest.mark.parametrize("shapes", [((2, 0), (3, 0), (3,)), ((0, 4), (3, 4), (3,)), ((2, 4), (0, 4), (0,))])
-def test_empty(device, shapes):
-    tensors = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
-    for name in FUNCTIONS:
-        y, expected = cupyops.linear_act(*tensors, name), by_torch(*tensors, name)
-        torch.testing.assert_close(y, expected)
-        for ours, theirs in zip(torch.autograd.grad(y.sum(), tensors), torch.autograd.grad(expected.sum(), tensors)):
-            torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("backend", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_special_values(name, backend):

@@ -56,18 +56,6 @@ def test_every_tile_and_every_order(device, dtype, tile):
                 assert error <= UNITS[dtype] * torch.finfo(dtype).eps * exact.abs().max(), (m, k, n, error)
 
 
-EMPTY = [((3, 0), (0, 2)), ((0, 3), (3, 2)), ((2, 0, 3), (3, 2)), ((0, 2, 3), (0, 3, 2)), ((0,), (0,))]
-
-
-@pytest.mark.parametrize("shapes", EMPTY)
-def test_empty(device, shapes):
-    a, b = (torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
-    y, expected = cupyops.matmul(a, b), torch.matmul(a, b)
-    assert torch.equal(y, expected)
-    for ours, theirs in zip(torch.autograd.grad(y.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b))):
-        assert torch.equal(ours, theirs)
-
-
 def test_special_values(device):
     a = torch.tensor([[float("nan"), 1.0], [float("inf"), 0.0], [0.0, -1.0], [3.0, 4.0]], device=device)
     b = torch.tensor([[1.0, 0.0, -1.0], [2.0, -2.0, 0.5]], device=device)

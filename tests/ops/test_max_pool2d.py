@@ -120,12 +120,6 @@ def test_a_window_outside_the_plane(device):
             assert not torch.autograd.grad(y.sum(), leaf)[0].any()
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 4, 8), (0, 4, 5, 5)])
-def test_empty_batch(device, shape):
-    for form in forms(torch.zeros(shape), device):
-        assert_same(form, 2)
-
-
 @pytest.mark.parametrize("length", range(1, 9))
 def test_output_size(device, length):
     """The rule of ceil_mode, for every small geometry."""
@@ -203,15 +197,3 @@ def test_bad_arguments(device, message, change):
     call = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
     with pytest.raises(cupyops.InputError, match=f"^{message} "):
         cupyops.max_pool2d(**call)
-
-
-def test_exported_for_every_size(device):
-    class Pool(torch.nn.Module):
-        def forward(self, x):
-            return cupyops.max_pool2d(x, 3, 2, 1)
-
-    sizes = {0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=8), 3: torch.export.Dim("width", min=8)}
-    program = torch.export.export(Pool(), (torch.randn(2, 3, 12, 16, device=device),), dynamic_shapes=(sizes,))
-    for shape in [(2, 3, 12, 16), (3, 3, 9, 11)]:
-        x = torch.randn(shape, device=device)
-        assert torch.equal(program.module()(x), F.max_pool2d(x, 3, 2, 1))

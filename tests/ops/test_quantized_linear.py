@@ -44,9 +44,6 @@ class TestQuantizedLinear(OperatorContract):
         return Sample(make(rows, k), make.integers(n, k, high=256), scale, zero_point, make(n), kind=kind)
 
 
-# --- what it computes ---
-
-
 def operands(rows, k, n, groups, kind, dtype=torch.bfloat16, of_scales=torch.float32, shifted=True):
     """x, integers from 0 to 255, scales, zero points and a bias."""
     make = Make("cpu", dtype, requires_grad=False)
@@ -256,11 +253,8 @@ def test_autocast():
 def test_as_dequantised_by_pytorch():
     """PyTorch's own quantised numbers stand for the same: one scale, and one zero point, for each row."""
     x, values, scale, zero_point = (
-        torch.randn(4, 32),
-        torch.randn(6, 32),
-        torch.rand(6) / 50 + 0.01,
-        torch.arange(-3, 3).int(),
-    )
+        torch.randn(4, 32), torch.randn(6, 32), torch.rand(6) / 50 + 0.01, torch.arange(-3, 3).int(),
+    )  # fmt: skip
     known = torch.fake_quantize_per_channel_affine(values, scale, zero_point, 0, -128, 127)
     weight = (values / scale[:, None] + zero_point[:, None]).round().clamp(-128, 127).to(torch.int8)
     y = cupyops.quantized_linear(x, weight, scale, zero_point.float())
@@ -292,9 +286,6 @@ def test_bad_input(device):
     ]:
         with pytest.raises(cupyops.InputError, match=words):
             cupyops.quantized_linear(*args)
-
-
-# --- on a GPU ---
 
 
 @pytest.mark.gpu

@@ -13,12 +13,9 @@ class TestScaleShift(OperatorContract):
     function = staticmethod(cupyops.scale_shift)
     torch_function = staticmethod(by_torch)
     kernels = {
-        "scale_shift_fwd_params",
-        "scale_shift_fwd_strided",
-        "scale_shift_bwd_columns",
-        "scale_shift_bwd_channels",
+        "scale_shift_fwd_params", "scale_shift_fwd_strided", "scale_shift_bwd_columns", "scale_shift_bwd_channels",
         "column_finalize",
-    }
+    }  # fmt: skip
 
     def samples(self, make: Make):
         yield Sample(make(5, 7), make(7), make(7))  # the last dimension
@@ -56,17 +53,10 @@ class TestScaleShift(OperatorContract):
 
 # (input, weight): several slabs, so that partial sums are added up; vectors and single elements; rows fewer than slabs
 LARGE = [
-    ((3001, 8), (8,)),
-    ((3001, 17), (17,)),
-    ((301, 320), (320,)),
-    ((700, 37), (37,)),
-    ((3, 5000), (5000,)),
-    ((9001,), (1,)),
-    ((12, 3, 40, 40), (3, 1, 1)),
-    ((12, 3, 21, 21), (3, 1, 1)),
-    ((400, 5, 3), (5, 1)),
+    ((3001, 8), (8,)), ((3001, 17), (17,)), ((301, 320), (320,)), ((700, 37), (37,)), ((3, 5000), (5000,)),
+    ((9001,), (1,)), ((12, 3, 40, 40), (3, 1, 1)), ((12, 3, 21, 21), (3, 1, 1)), ((400, 5, 3), (5, 1)),
     ((70, 260), (70, 1)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -147,14 +137,10 @@ def test_mixed_dtypes(device, dtypes):
 
 X = torch.ones(2, 3)
 BAD = [
-    ((None, X), "input"),
-    ((X, 2.0), "weight"),
-    ((X, X, 1), "bias"),
-    ((X, torch.ones(2)), "weight of shape"),
-    ((X, X, torch.ones(4)), "bias of shape"),
-    ((X, torch.ones(3, device="meta")), "weight is on meta"),
+    ((None, X), "input"), ((X, 2.0), "weight"), ((X, X, 1), "bias"), ((X, torch.ones(2)), "weight of shape"),
+    ((X, X, torch.ones(4)), "bias of shape"), ((X, torch.ones(3, device="meta")), "weight is on meta"),
     ((X, X, torch.ones(3, device="meta")), "bias is on meta"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("args", "culprit"), BAD, ids=str)

@@ -50,9 +50,8 @@ class TestScaledDotProductAttention(OperatorContract):
     def small_samples(self, make: Make):  # not so small that of a few elements one is badly rounded by chance
         yield Sample(make(1, 2, 17, 8), make(1, 2, 19, 8), make(1, 2, 19, 8))
         yield Sample(make(2, 2, 4, 8), make(2, 1, 3, 8), make(2, 1, 3, 8), is_causal=True, enable_gqa=True)
-        yield Sample(
-            make(1, 1, 16, 64), make(1, 1, 2, 64), make(1, 1, 2, 64)
-        )  # of few scores, however often it is repeated
+        # of few scores, however often it is repeated
+        yield Sample(make(1, 1, 16, 64), make(1, 1, 2, 64), make(1, 1, 2, 64))
 
     def test_layouts(self, device):
         """On a GPU of what the kernels take: PyTorch's of float32 adds in the order in which blocks come."""

@@ -46,9 +46,6 @@ class TestScaledMm(OperatorContract):
             yield Sample(*both, of(m, 1, low=0.5), of(1, n, low=0.5), types=types, use_fast_accum=True)
 
 
-# --- what it computes ---
-
-
 @pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("out", [*RESULTS, E4M3, E5M2])
 @pytest.mark.parametrize("pair", PAIRS)
@@ -120,9 +117,6 @@ def test_nan_and_infinity(where):
         for fast in (False, True):
             y = cupyops.scaled_mm(**given, out_dtype=torch.float32, use_fast_accum=fast)
             torch.testing.assert_close(y.double(), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
-# --- how it is called ---
 
 
 def test_a_gradient_is_refused():
@@ -258,9 +252,6 @@ def test_bad_input(device):
     ]:
         with pytest.raises(cupyops.InputError, match=words):
             cupyops.scaled_mm(*args, **more)
-
-
-# --- on a GPU ---
 
 
 def _needs_hopper():

@@ -81,17 +81,10 @@ def test_the_gradient_is_a_view(device, function):
 
 
 @pytest.mark.parametrize("function", ["sum", "mean"])
-@pytest.mark.parametrize(
-    "message, change",
-    [
-        ("input", dict(input=None)),
-        ("dim", dict(dim=2)),
-        ("dim", dict(dim=(0, -2))),
-        ("dim", dict(dim=0.5)),
-        ("keepdim", dict(keepdim=1)),
-        ("dtype", dict(dtype="float32")),
-    ],
-)
+@pytest.mark.parametrize("message, change", [
+    ("input", dict(input=None)), ("dim", dict(dim=2)), ("dim", dict(dim=(0, -2))), ("dim", dict(dim=0.5)),
+    ("keepdim", dict(keepdim=1)), ("dtype", dict(dtype="float32")),
+])  # fmt: skip
 def test_bad_arguments(function, message, change):
     with pytest.raises(cupyops.InputError, match=f"^{message} "):
         getattr(cupyops, function)(**dict(input=torch.zeros(3, 4)) | change)

@@ -85,18 +85,10 @@ def test_rows_of_more_than_a_thread_has_at_once(device, dtype):
     torch.testing.assert_close(*found, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "shape, dim",
-    [
-        ((50, 13), 1),
-        ((3, 5000), 1),
-        ((3, 50000), 1),
-        ((5000, 3), 0),
-        ((5000, 16), 0),
-        ((40, 8, 16), (0, 2)),
-        ((17000, 2), 0),
-    ],
-)
+@pytest.mark.parametrize("shape, dim", [
+    ((50, 13), 1), ((3, 5000), 1), ((3, 50000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)),
+    ((17000, 2), 0),
+])  # fmt: skip
 def test_a_large_mean_does_not_cancel(device, shape, dim):
     x = 4096 + torch.randn(shape, device=device)
     with cupyops.simulate():
@@ -118,22 +110,10 @@ def test_an_outlier_that_comes_first(device, shape, dim, dtype):
     torch.testing.assert_close(found, torch.var(x.double(), dim).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
 
 
-@pytest.mark.parametrize(
-    "shape, dim",
-    [
-        ((50, 13), 1),
-        ((3, 101), 1),
-        ((3, 1001), 1),
-        ((3, 200), 1),
-        ((3, 8000), 1),
-        ((7, 70000), 1),
-        ((40, 24), 0),
-        ((19, 33), 0),
-        ((17000, 2), 0),
-        ((3, 5, 7), (0, 2)),
-        ((3, 7, 5), 1),
-    ],
-)
+@pytest.mark.parametrize("shape, dim", [
+    ((50, 13), 1), ((3, 101), 1), ((3, 1001), 1), ((3, 200), 1), ((3, 8000), 1), ((7, 70000), 1), ((40, 24), 0),
+    ((19, 33), 0), ((17000, 2), 0), ((3, 5, 7), (0, 2)), ((3, 7, 5), 1),
+])  # fmt: skip
 def test_a_constant_has_none(device, shape, dim):
     """Exactly, though 0.1 times their number is rounded."""
     x = torch.full(shape, 0.1, device=device, requires_grad=True)
@@ -143,20 +123,12 @@ def test_a_constant_has_none(device, shape, dim):
     assert not y.any() and not grad.any()
 
 
-@pytest.mark.parametrize(
-    "message, change",
-    [
-        ("input", dict(input=None)),
-        ("input", dict(input=torch.arange(3))),
-        ("dim", dict(dim=2)),
-        ("dim", dict(dim=(0, -2))),
-        ("keepdim", dict(keepdim=1)),
-        ("unbiased", dict(unbiased=1)),
-        ("unbiased", dict(dim=True, unbiased=True)),
-        ("correction", dict(correction="1")),
-        ("correction", dict(unbiased=True, correction=1)),
-    ],
-)
+@pytest.mark.parametrize("message, change", [
+    ("input", dict(input=None)), ("input", dict(input=torch.arange(3))), ("dim", dict(dim=2)),
+    ("dim", dict(dim=(0, -2))), ("keepdim", dict(keepdim=1)), ("unbiased", dict(unbiased=1)),
+    ("unbiased", dict(dim=True, unbiased=True)), ("correction", dict(correction="1")),
+    ("correction", dict(unbiased=True, correction=1)),
+])  # fmt: skip
 def test_bad_arguments(message, change):
     with pytest.raises(cupyops.InputError, match=f"^{message} "):
         cupyops.var(**dict(input=torch.zeros(3, 4)) | change)

@@ -204,9 +204,8 @@ class OptimizerContract:
     def test_tensor_learning_rate(self, device, where, shape):
         for dtype in (torch.float32, torch.float64):
             lists = twins(lambda dtype=dtype: parameters(device, dtype))
-            rate = torch.full(
-                shape, 0.1, device=device if where == "device" else "cpu", dtype=dtype
-            )  # all three share it
+            # all three share it
+            rate = torch.full(shape, 0.1, device=device if where == "device" else "cpu", dtype=dtype)
             optimizers = self.optimizers_of(lists, lr=rate, **self.usual)
             for step in range(3):
                 set_grads(lists, step)

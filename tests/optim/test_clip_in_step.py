@@ -140,9 +140,6 @@ def test_in_a_graph():
         torch.testing.assert_close(lists[0], lists[1])
 
 
-# --- what may happen between the two -------------------------------------------------------------------------------------
-
-
 def clipped_twice(optimizer, params, clip):
     """The second limit is larger: nothing grows."""
     return [clip(0.5), clip(1.0), optimizer.step()][:2]
@@ -176,11 +173,8 @@ def other_gradients_without_zero_grad(optimizer, params, clip):
 
 
 BETWEEN = [
-    clipped_twice,
-    clipped_before_a_closure,
-    clipped_before_a_closure_that_adds,
-    other_gradients_without_zero_grad,
-]
+    clipped_twice, clipped_before_a_closure, clipped_before_a_closure_that_adds, other_gradients_without_zero_grad,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("between", BETWEEN)

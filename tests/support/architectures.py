@@ -19,38 +19,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 # what a small configuration says, where a class of configurations knows the word
 SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "embedding_size": 32,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "type_vocab_size": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "image_size": 16,
-    "patch_size": 8,
-    "num_channels": 3,
-    "num_labels": 5,
-    "use_cache": False,
-}
+    "vocab_size": 64, "hidden_size": 32, "embedding_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "image_size": 16, "patch_size": 8,
+    "num_channels": 3, "num_labels": 5, "use_cache": False,
+}  # fmt: skip
 CAUSAL, MASKED, SEQ2SEQ, IMAGE = "CausalLM", "MaskedLM", "Seq2SeqLM", "ImageClassification"
 LISTS = {
     CAUSAL: """apertus arcee biogpt bloom codegen cohere cohere2 ernie4_5 exaone4 falcon gemma gemma2 gemma3_text glm glm4
@@ -78,12 +54,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "convnextv2": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32, "patch_size": 2},
     "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
     "segformer": {
-        "num_attention_heads": [1, 2, 2, 2],
-        "hidden_sizes": [8, 8, 16, 16],
-        "depths": [1, 1, 1, 1],
-        "image_size": 64,
-        "patch_size": None,
-        "decoder_hidden_size": 16,
+        "num_attention_heads": [1, 2, 2, 2], "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "image_size": 64,
+        "patch_size": None, "decoder_hidden_size": 16,
     },
     "swin": {"num_heads": [2, 2], "depths": [1, 1], "embed_dim": 16, "window_size": 2, "num_attention_heads": None}
     | {"num_hidden_layers": None, "patch_size": 2},
@@ -93,7 +65,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": None},
     "regnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "groups_width": 8, "image_size": 32},
     "resnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "image_size": 32},
-}
+}  # fmt: skip
 
 
 @functools.cache
@@ -141,9 +113,6 @@ def step(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     loss = model(**batch).loss
     loss.backward()
     return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-# --- the table of docs/models.md ------------------------------------------------------------------------------------
 
 
 def row(name: str, swap: Any) -> str:

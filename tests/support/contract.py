@@ -112,8 +112,6 @@ class OperatorContract:
         """Of a test that runs the kernels in one dtype alone."""
         return torch.float32 if torch.float32 in cls.dtypes else cls.dtypes[0]
 
-    # --- values ---
-
     @pytest.mark.parametrize(("device", "dtype"), VALUES)
     def test_forward_and_gradients(self, device, dtype):
         for sample in self.samples(Make(device, dtype)):
@@ -171,8 +169,6 @@ class OperatorContract:
                 y = first(call.of(self.function))
                 runs.append([y, *torch.autograd.grad(y.sum(), call.tensors())] if call.tensors() else [y])
             assert all(torch.equal(a, b) for a, b in zip(*runs)), repr(sample)
-
-    # --- everything else ---
 
     @pytest.mark.slow(but=SEVEN)
     @pytest.mark.parametrize(
@@ -237,8 +233,6 @@ class OperatorContract:
         ignored = {"size_average", "reduce"}  # deprecated
         assert [p for p in mine if p[0] not in ignored] == [p for p in known if p[0] not in ignored]
 
-    # --- GPU only ---
-
     @pytest.mark.gpu
     def test_kernels_run(self):
         """No sample takes the reference on a GPU, and every kernel of the operator is launched by some sample."""
@@ -279,9 +273,6 @@ class OperatorContract:
     def both_ways(self, call):
         outputs = tensors_of(call.of(self.function))
         gradients(outputs, call, [torch.ones_like(y) for y in outputs if y.requires_grad])
-
-
-# --- layouts -----------------------------------------------------------------------------------------------------
 
 
 def transposed(tensor: Tensor) -> Tensor:

@@ -7,19 +7,10 @@ import cupyops
 from cupyops.testing import assume_gpu
 
 KERNELS = {
-    "norm_fwd_thread_per_row",
-    "norm_fwd_sub_warp",
-    "norm_fwd_block",
-    "norm_fwd_shared_memory",
-    "norm_fwd_two_pass",
-    "norm_fwd_shift",
-    "norm_bwd_thread_per_row",
-    "norm_bwd_sub_warp",
-    "norm_bwd_block",
-    "norm_bwd_two_pass",
-    "norm_bwd_strided",
-    "norm_bwd_finalize",
-}
+    "norm_fwd_thread_per_row", "norm_fwd_sub_warp", "norm_fwd_block", "norm_fwd_shared_memory", "norm_fwd_two_pass",
+    "norm_fwd_shift", "norm_bwd_thread_per_row", "norm_bwd_sub_warp", "norm_bwd_block", "norm_bwd_two_pass",
+    "norm_bwd_strided", "norm_bwd_finalize",
+}  # fmt: skip
 
 
 def gradients(function, grad_y, x, *parameters):

@@ -110,10 +110,7 @@ def same(one, other):
     if not isinstance(one, Tensor):
         return one is other
     alike_ = (one.shape, one.stride(), one.dtype, one.requires_grad) == (
-        other.shape,
-        other.stride(),
-        other.dtype,
-        other.requires_grad,
-    )
+        other.shape, other.stride(), other.dtype, other.requires_grad,
+    )  # fmt: skip
     flat = [t.detach().resolve_neg().flatten().view(torch.uint8) for t in (one, other)]
     return alike_ and torch.equal(*flat)

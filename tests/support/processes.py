@@ -33,9 +33,6 @@ def _context() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-# --- one function in several processes, as `torch.distributed` has them ---
-
-
 def together(
     checks: Callable[[int, int, Path], None], sizes: Sequence[int], folder: Path, preloaded: Sequence[str] = ()
 ) -> None:
@@ -94,9 +91,6 @@ def _work(checks: Callable[[int, int, Path], None], rank: int, size: int, store:
         results.put("")
     except BaseException as error:
         results.put("".join(traceback.format_exception(error)))
-
-
-# --- a program ---
 
 
 def run_python(

@@ -177,9 +177,6 @@ def place(item: pytest.Item, parts: int) -> int:
     return int(hashlib.sha256(part_of(item).encode()).hexdigest(), 16) % parts
 
 
-# --- what is said and measured ---
-
-
 def cpu_seconds() -> float:
     """Seconds that this process and the programs that it ran have computed."""
     times = os.times()

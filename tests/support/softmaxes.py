@@ -17,16 +17,9 @@ KERNELS = {f"softmax_{direction}_{form}" for direction in ("fwd", "bwd") for for
 # each form and way of the kernels: tiny rows of one thread and of several, one vector a thread and several, a block for a
 # row, rows too long for registers, and columns
 SHAPES = [
-    ((6, 7), 1),
-    ((6, 61), 1),
-    ((6, 64), 1),
-    ((6, 300), 1),
-    ((6, 1024), 1),
-    ((6, 1031), 1),
-    ((6, 32773), 1),
-    ((6, 32776), 1),
-    ((6, 13, 3), 1),
-]
+    ((6, 7), 1), ((6, 61), 1), ((6, 64), 1), ((6, 300), 1), ((6, 1024), 1), ((6, 1031), 1), ((6, 32773), 1),
+    ((6, 32776), 1), ((6, 13, 3), 1),
+]  # fmt: skip
 
 
 LITTLE = {"shared": 24000, "shared_total": 25024}  # bytes of shared memory, of which a block has nearly all

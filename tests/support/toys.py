@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,6 +64,14 @@ def forget(*ops: cupyops.Operator) -> None:
     """Take operators out of the registry again."""
     for op in ops:
         sys.modules["cupyops._operator.operator"]._registry.pop(op.name, None)  # cupyops.operator is the decorator
+
+
+@pytest.fixture(autouse=True)
+def clean_registry() -> Iterator[None]:
+    """Operators that a test defines are gone after it; for the tests of a file that imports this."""
+    before = set(cupyops.operators())
+    yield
+    forget(*(op for name, op in cupyops.operators().items() if name not in before))
 
 
 class Module(torch.nn.Module):

@@ -134,9 +134,6 @@ def walk(
     return replaced
 
 
-# --- which models -----------------------------------------------------------------------------------------------------
-
-
 def everything() -> Iterator[str]:
     """The names of all architectures that may be built, with the first head that each has."""
     from transformers.models.auto import modeling_auto as auto

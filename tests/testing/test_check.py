@@ -39,9 +39,6 @@ def put_in_place_of_all(monkeypatch, one):
     monkeypatch.setattr(sys.modules[attempt.__module__], "hazards", lambda: {one.name: one})
 
 
-# --- arguments ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("option", ["only", "skip"])
 def test_an_unknown_hazard_is_told_with_those_of_like_names(option):
     with pytest.raises(
@@ -146,9 +143,6 @@ def test_a_row_says_what_must_happen_and_how_long_it_took():
     assert 0 < row.seconds < 60
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------------
-
-
 def always_raises(x):
     error = RuntimeError("out of order")
     error.add_note("a note of where")
@@ -191,9 +185,6 @@ def test_a_call_without_tensors():
     assert row.verdict in ("pass", "n/a")
 
 
-# --- values that are kept --------------------------------------------------------------------------------------------
-
-
 def crop(image, boxes, *, scale=1.0):
     """Of an image, by whole numbers in a float tensor; other numbers are an error."""
     if not torch.equal(boxes.detach().double(), torch.tensor([1.0, 2.0, 4.0, 7.0], dtype=torch.float64)):
@@ -227,9 +218,6 @@ def test_what_is_kept_is_written_out_and_kept_again():
 def test_one_that_there_is_not():
     with pytest.raises(InputError, match="^keep is 'rois', expected one of 0, 1, image, boxes$"):
         tried(crop, [normal(6, 8), BOXES], reference=crop, keep="rois")
-
-
-# --- the smallest call -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [3, 4, 7, 64, 300])
@@ -325,9 +313,6 @@ def test_a_fault_that_comes_and_goes_keeps_its_reason(monkeypatch):
     put_in_place_of_all(monkeypatch, fault)
     row = only_row(torch.relu, [normal(5, 4)], hazard=fault.name)
     assert (row.verdict, row.reason) == ("fail", "RuntimeError: bad luck")
-
-
-# --- the line that fails again -----------------------------------------------------------------------------------------
 
 
 def again(row):

@@ -7,12 +7,10 @@ import time
 
 import pytest
 import torch
-from broken_operators import SOUND, SOUND_CALLS, Broken, assert_sound, normal
+from broken_operators import Broken, normal
 from faulty_operators import eager
 
 from cupyops.testing import check
-
-# --- broken operators -------------------------------------------------------------------------------------------------
 
 NOTE: dict[str, torch.Tensor] = {}
 OF_THREAD = threading.local()
@@ -86,17 +84,6 @@ def test_caught_on_the_gpu(hazard):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device_is_caught():
     Broken(on_the_current_device, _double, _sample, backends="gpu").assert_caught_by("second_device")
-
-
-@pytest.mark.parametrize("name, backend", SOUND_CALLS)
-def test_sound(name, backend):
-    assert_sound(name, backend, "devices")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_on_the_gpu(name):
-    assert_sound(name, "gpu", "devices")
 
 
 def test_an_error_in_a_thread_is_found():

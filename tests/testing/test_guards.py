@@ -11,15 +11,9 @@ from cupyops.testing import Call, Failure
 from cupyops.testing.guards import FENCE, HUGE, NAN, ZONE, Guards, Poisoned
 
 DTYPES = [
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.int64,
-    torch.uint8,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64, torch.uint8,
     torch.bool,
-]
+]  # fmt: skip
 
 
 def write(tensor, offset, size=1):
@@ -60,23 +54,13 @@ def test_between_elements():
         guards.check()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: torch.empty(3, 7),
-        lambda x: torch.empty_like(x),
-        lambda x: torch.empty_strided((3, 7), (1, 3)),
-        lambda x: torch.empty_permuted((3, 7), (1, 0)),
-        lambda x: x.new_empty(3, 7),
-        lambda x: x.new_empty_strided((3, 7), (1, 3)),
-        lambda x: torch.zeros(3, 7),
-        lambda x: torch.zeros_like(x),
-        lambda x: torch.ones_like(x),
-        lambda x: torch.full((3, 7), 2.5),
-        lambda x: x.new_full((3, 7), 2.5),
-        lambda x: torch.full_like(x, 2.5, requires_grad=True),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda x: torch.empty(3, 7), lambda x: torch.empty_like(x), lambda x: torch.empty_strided((3, 7), (1, 3)),
+    lambda x: torch.empty_permuted((3, 7), (1, 0)), lambda x: x.new_empty(3, 7),
+    lambda x: x.new_empty_strided((3, 7), (1, 3)), lambda x: torch.zeros(3, 7), lambda x: torch.zeros_like(x),
+    lambda x: torch.ones_like(x), lambda x: torch.full((3, 7), 2.5), lambda x: x.new_full((3, 7), 2.5),
+    lambda x: torch.full_like(x, 2.5, requires_grad=True),
+])  # fmt: skip
 def test_what_is_allocated_stays_what_it_was(make):
     x = torch.randn(3, 7)
     plain = make(x)
@@ -106,14 +90,9 @@ def test_out_and_nothing_are_left_alone():
 def test_inputs_keep_values_strides_and_surroundings():
     whole = torch.arange(60.0).view(6, 10)
     given = [
-        whole[1:5, 2:8:2],
-        whole.t(),
-        torch.arange(3).expand(2, 3),
-        torch.tensor(2.5),
-        torch.empty(0, 3),
-        torch._neg_view(whole[0]),
-        torch.randn(4, requires_grad=True),
-    ]
+        whole[1:5, 2:8:2], whole.t(), torch.arange(3).expand(2, 3), torch.tensor(2.5), torch.empty(0, 3),
+        torch._neg_view(whole[0]), torch.randn(4, requires_grad=True),
+    ]  # fmt: skip
     with Guards() as guards:
         call = guards.around(Call(given))
     assert len(guards.fenced) == len(given)

@@ -6,13 +6,11 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
-from broken_operators import SOUND, SOUND_CALLS, Broken, assert_sound, normal
+from broken_operators import Broken, normal
 from faulty_operators import DOUBLE, doubling, eager
 
 import cupyops
 from cupyops.testing import check
-
-# --- broken operators -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -97,27 +95,6 @@ def test_caught(hazard):
 @pytest.mark.parametrize("hazard", BROKEN_ON_GPU)
 def test_caught_on_the_gpu(hazard):
     BROKEN_ON_GPU[hazard].assert_caught_by(hazard)
-
-
-@pytest.mark.parametrize("name, backend", SOUND_CALLS)
-def test_sound(name, backend):
-    assert_sound(name, backend, "launches") if backend == "simulator" else _nothing_to_try(name)
-
-
-def _nothing_to_try(name):
-    """Without kernels there is no launch."""
-    function, reference, args = SOUND[name]
-    report = check(function, args(), reference=reference, only=NAMES, backends="reference")
-    assert {row.verdict for row in report.rows} == {"n/a"}, f"\n{report}"
-
-
-NAMES = ["side_stream", "backward_stream", "cuda_graph", "cuda_graph_first_call", "launch_error"]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_on_the_gpu(name):
-    assert_sound(name, "gpu", "launches")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from broken_operators import SOUND_CALLS, Broken, assert_sound, normal
+from broken_operators import Broken, normal
 from faulty_operators import eager
 
 import cupyops
 from cupyops.testing import check
-
-# --- broken operators -------------------------------------------------------------------------------------------------
 
 
 def casts_what_autocast_leaves_alone(x):
@@ -78,14 +76,6 @@ def test_caught(hazard):
 
 def test_caught_arrays(arrays_to_tensors):
     Broken(arrays_to_tensors, None, lambda: [normal(3, 11)]).assert_caught_by("arrays")
-
-
-@pytest.mark.parametrize("name, backend", SOUND_CALLS)
-def test_sound(name, backend):
-    assert_sound(name, backend, "modes")
-
-
-# --- what is found, in words ------------------------------------------------------------------------------------------
 
 
 def test_dtypes_under_autocast_are_told():

@@ -28,8 +28,6 @@ def assert_passes(function, args, hazard, kwargs=None, **options):
     return report
 
 
-# --- tails ------------------------------------------------------------------------------------------------------------
-
 WIDE = """
 template <int N, int LOST> __global__ void halve(const float* x, float* y, long long n) {
   const long long i = N * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
@@ -86,9 +84,6 @@ def of_even_rows(x):
 def test_a_report_says_which_remainders_the_reference_refuses():
     (row,) = assert_passes(of_even_rows, [normal(2, 8)], "tails", reference=of_even_rows).rows
     assert "last size 0, 2, 4, 6, 8, 10, 12, 14" in row.reason
-
-
-# --- where no gradient is wanted --------------------------------------------------------------------------------------
 
 
 def inference(x):
@@ -216,11 +211,6 @@ def wrong_under_autocast(x):
     return y + 1 if inference(x) and torch.is_autocast_enabled("cpu") else y
 
 
-def negative_zeros(x):
-    y = torch.relu(x)
-    return torch.where(y == 0, -0.0 * torch.ones_like(y), y) if inference(x) else y
-
-
 INFERENCE = [
     ("special_values", swallows_nan, torch.relu),
     ("tails", loses_a_tail, torch.relu),
@@ -268,9 +258,6 @@ def test_an_error_where_no_gradient_is_wanted_shows_in_one_row():
     # what is tried in an order of its own may meet the error first
     assert {row.hazard for row in report.failures} <= {"accuracy", "no_gradient_wanted", "export", "make_fx"}
     assert "where no gradient is wanted: RuntimeError: out of order" in report.failures[0].reason
-
-
-# --- aliases ----------------------------------------------------------------------------------------------------------
 
 
 def scaled(x, factor=0.5):
@@ -340,9 +327,6 @@ def test_an_output_that_is_the_input_for_one_value_alone(function, reference, x,
 
 def test_what_the_reference_aliases_too_is_no_fault():
     assert_passes(scaled, [normal(3, 4)], "outputs_do_not_alias", reference=scaled)
-
-
-# --- the process ------------------------------------------------------------------------------------------------------
 
 
 def setting(change):
@@ -418,8 +402,6 @@ def test_a_check_leaves_the_process_as_it_was():
     assert not state.restored(before) and not state.moved(drawn, state.generators())
 
 
-# --- approximate instructions -----------------------------------------------------------------------------------------
-
 FAST = """
 __device__ float of(float x) { float y; BODY; return y; }
 extern "C" __global__ void fast(const float* x, float* y, long long n) {
@@ -480,9 +462,6 @@ def test_approximations_that_are_too_rough(name):
 @pytest.mark.parametrize("name", FINE)
 def test_approximations_that_are_good_enough(name):
     assert_passes(FINE[name], [normal(3, 11, requires_grad=False)], "approximations", backends="simulator")
-
-
-# --- right ones -------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_of_the_documentation_for_cross_entropy():

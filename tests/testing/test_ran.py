@@ -122,9 +122,6 @@ def test_a_plain_function_is_judged_as_it_is():
     assert not report.passed and rows_of(report)["accuracy"] == ("n/a", "no kernel ran: the call launches nothing")
 
 
-# --- interrupted -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def interrupted_in_the_second(monkeypatch):
     def fine(case):

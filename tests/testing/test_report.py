@@ -30,9 +30,6 @@ def report(*rows, name="f"):
     return Report(name, "(4, 5):(5, 1)", 7, list(rows))
 
 
-# --- what came of it ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rows", "passed"),
     [((), False), ((ABSENT,), False), ((PASS,), True), ((PASS, ABSENT), True), ((PASS, FAIL), False), ((FAIL,), False)],
@@ -55,9 +52,6 @@ def test_the_summary():
     assert report().summary() == "0 passed, 0 failed, 0 not applicable"
 
 
-# --- text --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_text(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert str(report(PASS, ABSENT, FAIL)).splitlines() == [
@@ -78,12 +72,9 @@ def test_what_the_calls_own_error_leaves_untried_is_one_row_of_each_backend():
     one = report(*untried, ABSENT, ABSENT, Row("alone", "simulator", "n/a", reason + "!"))
     shown = [(row.hazard, row.backend, row.seconds) for row in one.folded()]
     assert shown == [
-        ("h0 and 2 more", "simulator", 0.75),
-        ("h0 and 2 more", "gpu", 0.75),
-        ("cuda_graph", "reference", 0.125),
-        ("cuda_graph", "reference", 0.125),
-        ("alone", "simulator", 0.0),
-    ]
+        ("h0 and 2 more", "simulator", 0.75), ("h0 and 2 more", "gpu", 0.75), ("cuda_graph", "reference", 0.125),
+        ("cuda_graph", "reference", 0.125), ("alone", "simulator", 0.0),
+    ]  # fmt: skip
     assert str(one).count("the call itself fails: CompileError") == 3
     assert one.summary() == "0 passed, 0 failed, 9 not applicable" and len(one.as_json()["rows"]) == 9
 
@@ -121,9 +112,6 @@ def test_a_failure_without_a_smaller_call_or_a_line():
     assert "smallest" not in text and "reproduce" not in text
 
 
-# --- JSON --------------------------------------------------------------------------------------------------------------
-
-
 def strictly(text):
     """JSON as other languages read it: without NaN and Infinity."""
 
@@ -138,11 +126,8 @@ def test_json_has_everything(tmp_path):
     data = strictly(one.to_json(tmp_path / "r.json"))
     assert data == strictly((tmp_path / "r.json").read_text(encoding="utf-8")) == one.as_json()
     assert {key: data[key] for key in ("name", "call", "seed", "passed")} == {
-        "name": "f",
-        "call": "(4, 5):(5, 1)",
-        "seed": 7,
-        "passed": False,
-    }
+        "name": "f", "call": "(4, 5):(5, 1)", "seed": 7, "passed": False,
+    }  # fmt: skip
     assert [Row(**row) for row in data["rows"]] == one.rows
     assert data["rows"][2] == asdict(FAIL)
 
@@ -166,9 +151,6 @@ def test_text_beyond_ascii_and_lone_surrogates(tmp_path):
     one = report(Row("h", "gpu", "fail", "é\udc80\x00"))
     assert strictly(one.to_json(tmp_path / "r.json"))["rows"][0]["reason"] == "é\udc80\x00"
     assert strictly((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"][0]["reason"] == "é\udc80\x00"
-
-
-# --- JUnit -------------------------------------------------------------------------------------------------------------
 
 
 def test_junit(tmp_path):

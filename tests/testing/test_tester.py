@@ -13,8 +13,6 @@ from cupyops import InputError
 from cupyops.testing import OperatorTester, Report, Tolerance, hazards
 from cupyops.testing.tester import SHAPES
 
-HERE = {"backends": "reference"}
-
 
 class WrongBackward(torch.autograd.Function):
     @staticmethod
@@ -47,9 +45,6 @@ def wrong_when_transposed(x):
 def told(reports):
     """(call, dtypes of the hazards' rows...) of each report."""
     return [(report.call, [(row.hazard, row.backend, row.verdict) for row in report.rows]) for report in reports]
-
-
-# --- forward and backward ----------------------------------------------------------------------------------------------
 
 
 def test_a_sound_function():
@@ -112,9 +107,6 @@ def test_the_simulator_finds_a_broken_kernel():
         tester.test_forward([(3,)])
 
 
-# --- arguments ---------------------------------------------------------------------------------------------------------
-
-
 def test_several_tensors_are_not_the_same():
     tester = OperatorTester(torch.sub, torch.sub)
     (report,) = tester.test_backward([[(3, 5), (5,)]])
@@ -163,21 +155,14 @@ def test_tolerance_and_seed():
     assert OperatorTester(off, torch.relu, tolerance=wide, seed=3).test_forward([(3,)])[0].seed == 3
 
 
-# --- everything --------------------------------------------------------------------------------------------------------
-
-
 def test_all_tries_every_dtype_for_accuracy_and_the_first_for_every_hazard():
     tester = OperatorTester(torch.relu, torch.relu)
     reports = tester.test_all([(3, 5), (7,)], [torch.float32, torch.float16], skip=["compile_dynamic", "export"])
     counts = [(report.call, len(report.rows)) for report in reports]
     short, long = "(7,):(1,)", "(3, 5):(5, 1)"
     assert counts == [
-        (long, 1),
-        (long, 1),
-        (short, 1),
-        (short, 1),
-        *((call, len(hazards()) - 2) for call in (long, short)),
-    ]
+        (long, 1), (long, 1), (short, 1), (short, 1), *((call, len(hazards()) - 2) for call in (long, short)),
+    ]  # fmt: skip
 
 
 def test_all_finds_what_is_not_in_the_plain_call():
@@ -205,9 +190,6 @@ def test_a_function_that_takes_none_of_the_usual_shapes():
     tester = OperatorTester(torch.linalg.det, torch.linalg.det, arguments=lambda x: (x.view(11, 11, 11),))
     with pytest.raises(InputError, match=r"det takes none of \(7,\), .*; give test_all the shapes$"):
         tester.test_all()
-
-
-# --- pytest ------------------------------------------------------------------------------------------------------------
 
 
 class TestOfSomebody(OperatorTester):

@@ -27,14 +27,6 @@ def judged(ours, theirs, truth, **options):
     return ""
 
 
-def beyond(value):
-    """The next number after one."""
-    return math.nextafter(value, math.inf)
-
-
-# --- the border --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_twice_the_error_of_pytorch_and_the_units(dtype, steps):
@@ -112,8 +104,6 @@ def test_the_message_has_the_worst_place():
     )
 
 
-# --- what is not finite ------------------------------------------------------------------------------------------------
-
 NAN, INF = math.nan, math.inf
 
 
@@ -155,9 +145,6 @@ def test_where_pytorch_overflows_and_the_truth_does_not():
     theirs, truth = torch.tensor([INF, 1.0], dtype=torch.float16), torch.tensor([7e4, 1.0], dtype=torch.float64)
     assert judged(theirs.clone(), theirs, truth) == ""
     assert judged(torch.tensor([65504.0, 1.0], dtype=torch.float16), theirs, truth) != ""
-
-
-# --- integers, complex numbers, forms ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
@@ -216,9 +203,6 @@ def test_tensors_that_want_a_gradient():
     x = normal(3)
     assert judged(x * 1.0, x * 1.0, x.double()) == ""
     assert "error" in judged(x + 1.0, x * 1.0, x.double())
-
-
-# --- a reference that was lucky ----------------------------------------------------------------------------------------
 
 
 def unlucky(x):

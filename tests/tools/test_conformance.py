@@ -19,9 +19,6 @@ CASE = Backend("simulator", torch.device("cpu"))
 KNOWN = Difference("vmap", ("simulator",), "no storage", "a reason")
 
 
-# --- what is committed ---
-
-
 def test_the_page_is_made_of_the_figures():
     made = tool.page(FIGURES, GPU_FIGURES)
     assert tool.PAGE.read_text(encoding="utf-8") == made, "run `python tools/conformance.py`"
@@ -67,9 +64,6 @@ def test_the_kernels_took_part():
         for name, of in run["backends"].items():
             launching = [row["launching"] > 0 for row in of["rows"].values() if row["calls"] and row["operators"]]
             assert launching and (not any(launching) if name == "reference" else launching.count(False) <= 1)
-
-
-# --- counting ---
 
 
 def test_a_score_counts_and_keeps_the_errors():
@@ -139,9 +133,6 @@ def test_a_run_is_the_sum_of_its_tests(tmp_path):
     tool.keep(tmp_path / "again.csv", run)
     assert tool.read(tmp_path / "again.csv") == run
     assert written(tmp_path, scored("relu", True), failed=True)["failures"] == ["a test"]
-
-
-# --- the page ---
 
 
 def test_a_page_tells_what_failed_and_what_did_not_count(tmp_path):

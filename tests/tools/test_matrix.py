@@ -86,11 +86,8 @@ def test_the_wheels_are_of_those_releases_that_resolve(monkeypatch, those, said)
 
 def one(python, torch="not tested", wheels="not tested", tests="not tested"):
     return dict.fromkeys(matrix.COLUMNS, matrix.UNTRIED) | {
-        "python": python,
-        "torch": torch,
-        "wheels": wheels,
-        "tests": tests,
-    }
+        "python": python, "torch": torch, "wheels": wheels, "tests": tests,
+    }  # fmt: skip
 
 
 def test_what_was_tried_stays_and_is_replaced_by_the_same_alone():

@@ -57,18 +57,12 @@ def test_nothing_is_left_to_do(ready, capsys):
 
 LEFT = {
     "a version that pip would not order": (
-        "cupyops/__init__.py",
-        '__version__ = "1.2"\n',
-        "version",
-        "expected the form 1.2.3",
+        "cupyops/__init__.py", '__version__ = "1.2"\n', "version", "expected the form 1.2.3",
     ),
     "another version cited": ("CITATION.cff", "version: 1.2.2\n", "version", "write version: 1.2.3"),
     "no date": ("CHANGELOG.md", "## [1.2.3] - unreleased\n\n- All.\n", "changelog", "write the date"),
     "a section of an older version": (
-        "CHANGELOG.md",
-        "## [1.2.2] - 2026-10-30\n\n- All.\n",
-        "changelog",
-        "a section [1.2.3]",
+        "CHANGELOG.md", "## [1.2.2] - 2026-10-30\n\n- All.\n", "changelog", "a section [1.2.3]",
     ),
     "a section without lines": ("CHANGELOG.md", "## [1.2.3] - 2026-11-30\n", "changelog", "has no lines"),
     "no file of conduct": ("CODE_OF_CONDUCT.md", "", "files", "there is no CODE_OF_CONDUCT.md"),
@@ -104,7 +98,7 @@ LEFT = {
     ),
     "what is not committed": ("more.txt", "text", "clean tree, new tag", "not committed"),
     "tests of a GPU that failed": ("tools/gpu_report.py", "raise SystemExit('stale')\n", "GPU report", "stale"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LEFT)
@@ -146,9 +140,8 @@ def test_what_is_published_is_shown_and_asked_for(ready, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "upload --repository trial" in shown and "git tag --annotate v1.2.3" in shown
     assert [words[-1] for words in run if words[0] == "git"] == ["cupyops 1.2.3", "v1.2.3"]
-    assert (
-        run[:2] == [[["torch"]], [["torch"]]] and len(run) == 2 + 4
-    )  # tried before each question, the rest after the yes
+    # tried before each question, the rest after the yes
+    assert run[:2] == [[["torch"]], [["torch"]]] and len(run) == 2 + 4
 
 
 def wheel(path, version="1.2.3", more=()):
@@ -191,9 +184,6 @@ def test_the_docs_are_built_as_the_makefile_says(ready):
         ["make", "--no-print-directory", "--dry-run", "docs", "PYTHON=here"], cwd=ROOT, capture_output=True, text=True
     )
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["here", "here"] and "zensical" in done.stdout
-
-
-# --- the trial ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -241,17 +231,11 @@ def test_a_trial_of_nothing(tmp_path):
         release.trial(tmp_path, [])
 
 
-# --- the README on an index ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "picture", "page"),
-    [
-        ("https://github.com/a/b", "https://github.com/a/b/raw/v1/p/x.png", "https://github.com/a/b/blob/v1/d/x.md#y"),
-        ("https://gitlab.com/a/b.git", "https://gitlab.com/a/b/-/raw/v1/p/x.png", "https://gitlab.com/a/b/-/blob/v1/d/x.md#y"),
-        ("https://codeberg.org/a/b/", "https://codeberg.org/a/b/raw/tag/v1/p/x.png", "https://codeberg.org/a/b/src/tag/v1/d/x.md#y"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("url", "picture", "page"), [
+    ("https://github.com/a/b", "https://github.com/a/b/raw/v1/p/x.png", "https://github.com/a/b/blob/v1/d/x.md#y"),
+    ("https://gitlab.com/a/b.git", "https://gitlab.com/a/b/-/raw/v1/p/x.png", "https://gitlab.com/a/b/-/blob/v1/d/x.md#y"),
+    ("https://codeberg.org/a/b/", "https://codeberg.org/a/b/raw/tag/v1/p/x.png", "https://codeberg.org/a/b/src/tag/v1/d/x.md#y"),
+])  # fmt: skip
 def test_links_become_absolute(url, picture, page):
     text = "![a](p/x.png) [b](d/x.md#y) [c](https://e.org/z) [d](#here)\n```python\nf[g](x)\n```\n`f[g](x)`\n"
     assert list(readme.relative(text)) == ["p/x.png", "d/x.md#y"]
@@ -273,9 +257,6 @@ def test_every_link_of_this_readme_is_rewritten():
     found = list(readme.relative(text))
     assert len(found) > 20 and all((ROOT / link.partition("#")[0]).exists() for link in found)
     assert not list(readme.relative(readme.absolute(text, "https://github.com/x/x", "v1")))
-
-
-# --- this repository's own files -----------------------------------------------------------------------------------------
 
 
 def test_this_version_is_one_everywhere():

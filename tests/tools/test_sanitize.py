@@ -176,8 +176,6 @@ def test_placed_keeps_layout(values):
     assert copy.untyped_storage().data_ptr() != values.untyped_storage().data_ptr()
 
 
-# --- with a compute-sanitizer that says what it is told ---------------------------------------------------------------
-
 FAKE = f"""#!{sys.executable}
 import json, os, subprocess, sys, time
 args = sys.argv[1:]

@@ -67,9 +67,6 @@ def test_an_unknown_base_is_refused_and_no_repository_is_none(git, tmp_path):
     assert selection.differing(root=tmp_path) == selection.differing("HEAD", root=tmp_path) == set()
 
 
-# --- who imports what ---
-
-
 @pytest.mark.parametrize(
     ("test", "file"),
     [
@@ -100,9 +97,6 @@ def test_what_an_operator_depends_on():
     assert PACKAGE / "ops" / "_relu.py" not in found
     assert not [path for path in found if path.stem in ("forms", "gpu")]  # which choose every kernel
     assert {path.name for path in dependents.of_operator("gelu") if path.suffix == ".cu"} == {"gelu.cu"}
-
-
-# --- what is slow, and what is selected ---
 
 
 class Item:

@@ -111,18 +111,10 @@ def test_choice():
         assert "expected one of 'none', 'mean'" in refused(arguments.choice, "reduction", value, ("none", "mean"))
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (3, [3, 3]),
-        ((3,), [3, 3]),
-        ([3], [3, 3]),
-        ((1, 2), [1, 2]),
-        ([1, 2], [1, 2]),
-        (torch.Size([4, 5]), [4, 5]),
-        (0, [0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    (3, [3, 3]), ((3,), [3, 3]), ([3], [3, 3]), ((1, 2), [1, 2]), ([1, 2], [1, 2]), (torch.Size([4, 5]), [4, 5]),
+    (0, [0, 0]),
+])  # fmt: skip
 def test_ints(value, expected):
     assert arguments.ints("stride", value, 2, 0) == expected
 

@@ -46,18 +46,10 @@ def test_what_turns_a_setting_on_turns_each_on(monkeypatch, text):
     assert faults.asked_for() and reload.wanted()
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("1000", 1000),
-        ("2G", 2 << 30),
-        ("500 MiB", 500 << 20),
-        ("1.5k", 1536),
-        ("3tb", 3 << 40),
-        ("off", None),
-        ("0", 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "count"), [
+    ("1000", 1000), ("2G", 2 << 30), ("500 MiB", 500 << 20), ("1.5k", 1536), ("3tb", 3 << 40), ("off", None),
+    ("0", 0),
+])  # fmt: skip
 def test_sizes(text, count):
     assert settings.CACHE_LIMIT.read({"CUPYOPS_CACHE_LIMIT": text}, default=7) == count
 

@@ -307,9 +307,6 @@ def test_the_newest_that_was_tried_is_what_ci_installs():
     assert f"torch>={'.'.join(map(str, torch_private.TRIED[0]))}" in requirements
 
 
-# --- what overrides, records and stands for others ---
-
-
 class OwnFunction(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):

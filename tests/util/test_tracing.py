@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import toys
+from toys import clean_registry as clean_registry
 
 import cupyops
 from cupyops import Kernel
@@ -14,13 +15,6 @@ from cupyops._util.tracing import Record, Trace
 
 KERNEL = "template <typename T> __global__ void touch(T* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += T(1); }\n"
 touch = Kernel(KERNEL, "touch<T>")
-
-
-@pytest.fixture(autouse=True)
-def clean_registry():
-    before = set(cupyops.operators())
-    yield
-    toys.forget(*(op for name, op in cupyops.operators().items() if name not in before))
 
 
 @pytest.fixture

@@ -59,9 +59,6 @@ def ready(*what, **options):
         return cupyops.warmup(*what, **options).kernels
 
 
-# --- which instances ---
-
-
 @pytest.mark.parametrize(
     ("restriction", "expected"),
     [
@@ -93,9 +90,6 @@ def test_dtypes_are_of_floating_point_parameters_alone(compiled):
 
 def test_each_kernel_is_taken_once(compiled):
     assert len(ready(DECLARED, DECLARED, through_a_table)) == 4
-
-
-# --- operators and functions ---
 
 
 def test_every_built_in_operator_leads_to_all_its_kernels():
@@ -176,9 +170,6 @@ def test_nothing_is_compiled_after_it(monkeypatch):
     assert torch.equal(x.grad, (x > 0).float())
 
 
-# --- calls, and where nothing runs ---
-
-
 def test_calls_are_made_when_all_is_ready(compiled):
     seen = []
     with cupyops.simulate():
@@ -196,9 +187,6 @@ def test_without_a_gpu_nothing_is_done(compiled):
 def test_it_says_what_it_did(compiled):
     with cupyops.simulate():
         assert str(cupyops.warmup(DECLARED)).startswith("4 kernels are ready on cpu, after 0.")
-
-
-# --- errors ---
 
 
 def unaware(x: Tensor) -> Tensor:
@@ -255,9 +243,6 @@ def test_kernels_are_not_kept_alive():
     assert len(kernels_of(made)) == 1
     del made
     assert seen() is None
-
-
-# --- on a GPU ---
 
 
 @pytest.mark.gpu

@@ -17,22 +17,12 @@ __global__ void own(int* x) {
 """
 
 
-@pytest.mark.parametrize(
-    ("own", "device", "expected"),
-    [
-        (None, "sm_80", "sm_80"),
-        (None, "sm_90a", "sm_90a"),
-        ("sm_90a", "sm_90", "sm_90a"),
-        ("sm_90a", "sm_90a", "sm_90a"),
-        ("sm_90a", "sm_80", None),
-        ("sm_90a", "sm_100", None),
-        ("sm_100a", "sm_103", None),
-        ("sm_100f", "sm_100", "sm_100f"),
-        ("sm_100f", "sm_103", "sm_100f"),
-        ("sm_103f", "sm_100", None),
-        ("sm_100f", "sm_120", None),
-    ],
-)
+@pytest.mark.parametrize(("own", "device", "expected"), [
+    (None, "sm_80", "sm_80"), (None, "sm_90a", "sm_90a"), ("sm_90a", "sm_90", "sm_90a"),
+    ("sm_90a", "sm_90a", "sm_90a"), ("sm_90a", "sm_80", None), ("sm_90a", "sm_100", None),
+    ("sm_100a", "sm_103", None), ("sm_100f", "sm_100", "sm_100f"), ("sm_100f", "sm_103", "sm_100f"),
+    ("sm_103f", "sm_100", None), ("sm_100f", "sm_120", None),
+])  # fmt: skip
 def test_what_is_compiled_for_a_device(own, device, expected):
     assert architecture.target(own, device) == expected
 

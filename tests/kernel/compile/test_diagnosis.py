@@ -119,9 +119,6 @@ def test_explain_survives_any_log():
         assert diagnosis.explain(text, "scale<float>", ARCH, log).startswith("<text>.cu: kernel scale<float>")
 
 
-# --- hints -------------------------------------------------------------------------------------------------------
-
-
 def body(code, before=""):
     return f"{before}\n__global__ void bad(float* x) {{ {code} }}\n"
 

@@ -33,21 +33,11 @@ def write(folder, **texts):
         (folder / f"{name}.cuh").write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        ("-I{0}", TEXT),
-        ("-I {0}", TEXT),
-        ("-I={0}", TEXT),
-        ("-I|{0}", TEXT),
-        ("--include-path={0}", TEXT),
-        ("--include-path|{0}", TEXT),
-        ("-include={0}/h.cuh", PLAIN),
-        ("-include|{0}/h.cuh", PLAIN),
-        ("--pre-include|{0}/h.cuh", PLAIN),
-        ("--pre-include=h.cuh|-I{0}", PLAIN),
-    ],
-)
+@pytest.mark.parametrize(("form", "text"), [
+    ("-I{0}", TEXT), ("-I {0}", TEXT), ("-I={0}", TEXT), ("-I|{0}", TEXT), ("--include-path={0}", TEXT),
+    ("--include-path|{0}", TEXT), ("-include={0}/h.cuh", PLAIN), ("-include|{0}/h.cuh", PLAIN),
+    ("--pre-include|{0}/h.cuh", PLAIN), ("--pre-include=h.cuh|-I{0}", PLAIN),
+])  # fmt: skip
 def test_kept_until_the_header_is_edited(tmp_path, form, text):
     options = tuple(form.format(tmp_path).split("|"))
     write(tmp_path, h="#define H 1.0f\n")

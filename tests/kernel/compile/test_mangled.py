@@ -144,9 +144,6 @@ def test_types_are_kept_with_the_kernel(tmp_path, monkeypatch):
     assert again.origin == "cache" and again.types == ("float*",)
 
 
-# --- with the names of the text -----------------------------------------------------------------------------------
-
-
 def read(text, base, name=None):
     loaded = source.load(text)
     return parameters(loaded, base, compiler.compile(loaded, name or base, "sm_80")[0])

@@ -121,7 +121,7 @@ def the_folder_of_a_version(place):
 
 def a_file(place):
     for index in range(2):
-        for spoil in ("open to all", "a link"):
+        for spoil in (0o602, 0o620, "a link"):
             origin(place)
             path = files(place)[index]
             assert origin(place) == "cache"
@@ -129,7 +129,7 @@ def a_file(place):
                 path.rename(place.top / "moved")
                 path.symlink_to(place.top / "moved")
             else:
-                path.chmod(0o666)
+                path.chmod(spoil)
             assert origin(place) == "nvrtc"
             assert origin(place) == "cache" and not path.is_symlink()
     of_somebody_else(place, files(place)[0])

@@ -17,9 +17,6 @@ ME, STRANGER, AUTHOR = 1000, 2000, 3000
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
 
 
-# --- the rule, on folders that are described --------------------------------------------------------------------------
-
-
 @pytest.fixture
 def places(monkeypatch):
     """Owner, mode and group of each folder and file; those not named are root's, 0755."""
@@ -88,16 +85,10 @@ def group(monkeypatch, name="me", members=(), primary=100):
     monkeypatch.setattr("pwd.getpwuid", lambda number: SimpleNamespace(pw_name="me", pw_gid=primary))
 
 
-@pytest.mark.parametrize(
-    ("known", "trusted"),
-    [
-        ({}, True),
-        ({"members": ("me",)}, True),
-        ({"members": ("me", "you")}, False),
-        ({"name": "users"}, False),
-        ({"primary": 7}, False),
-    ],
-)
+@pytest.mark.parametrize(("known", "trusted"), [
+    ({}, True), ({"members": ("me",)}, True), ({"members": ("me", "you")}, False), ({"name": "users"}, False),
+    ({"primary": 7}, False),
+])  # fmt: skip
 def test_a_group_of_one(places, monkeypatch, known, trusted):
     """Where each user has a group alone, files are made so that it can write."""
     group(monkeypatch, **known)
@@ -119,9 +110,6 @@ def test_where_there_are_no_owners(tmp_path, monkeypatch):
     monkeypatch.delattr(trust.os, "getuid")
     tmp_path.chmod(0o777)
     assert trust.objection(tmp_path, trust.owners()) is None
-
-
-# --- launches ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -64,12 +64,8 @@ def test_a_grid_by_true_division():
 def test_what_is_configured():
     made = Configuration.of((2, 4), 32, 16, True, (2, 2))
     assert (made.grid, made.block, made.shared, made.cooperative, made.cluster) == (
-        (2, 4, 1),
-        (32, 1, 1),
-        16,
-        True,
-        (2, 2, 1),
-    )
+        (2, 4, 1), (32, 1, 1), 16, True, (2, 2, 1),
+    )  # fmt: skip
     assert (made.blocks, made.threads) == (8, 32)
     assert str(made) == (
         "grid (2, 4, 1), block (32, 1, 1), 16 bytes of dynamic shared memory, cooperative, cluster (2, 2, 1)"
@@ -179,9 +175,6 @@ def test_more_shared_memory_than_the_architecture_has():
         f[1, 32, 163 * 1024 + 1](torch.zeros(1, dtype=torch.int32))
 
 
-# --- the driver's structs, as cuda.h has them ---------------------------------------------------------------------------
-
-
 class Driver:
     """Stands in for libcuda: keeps what it was called with."""
 
@@ -236,9 +229,6 @@ def test_what_can_overlap(monkeypatch, cuda, capabilities, can):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capabilities[device], 0))
     assert driver._can_overlap.__wrapped__() is can
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -29,11 +29,8 @@ scale, scale_by = cupyops.Kernel(CODE, "scale"), cupyops.Kernel(CODE, "scale_by"
 def params(x, y, by):
     found = np.zeros((), PARAMS)
     found["base"]["n"], found["base"]["x"], found["by"], found["y"] = (
-        x.numel(),
-        cupyops.address(x),
-        by,
-        cupyops.address(y),
-    )
+        x.numel(), cupyops.address(x), by, cupyops.address(y),
+    )  # fmt: skip
     return found
 
 

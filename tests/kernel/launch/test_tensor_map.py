@@ -20,7 +20,6 @@ from cupyops.simulator import OutOfBounds, Race, Uninitialized
 from cupyops.simulator import TensorMap as Simulated
 
 STRUCT = "struct alignas(64) TensorMap { char bytes[128]; };"
-ALL = (slice(None),)
 
 
 @pytest.fixture
@@ -37,8 +36,6 @@ def grid_of(*shape, dtype=torch.float32, device="cpu"):
     """Numbers that differ, as far as the dtype has them."""
     return torch.arange(int(np.prod(shape)), device=device).remainder(251).reshape(shape).to(dtype)
 
-
-# --- what they may be ---------------------------------------------------------------------------------------------------
 
 X = torch.zeros(8, 16)
 WRONG = [
@@ -101,22 +98,10 @@ def test_what_no_map_can_be_made_of(args, options, message):
 
 
 DTYPES = {
-    torch.bool: "u8",
-    torch.uint8: "u8",
-    torch.int8: "u8",
-    torch.float8_e4m3fn: "u8",
-    torch.float8_e5m2: "u8",
-    torch.int16: "u16",
-    torch.uint16: "u16",
-    torch.int32: "s32",
-    torch.uint32: "u32",
-    torch.int64: "s64",
-    torch.uint64: "u64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-}
+    torch.bool: "u8", torch.uint8: "u8", torch.int8: "u8", torch.float8_e4m3fn: "u8", torch.float8_e5m2: "u8",
+    torch.int16: "u16", torch.uint16: "u16", torch.int32: "s32", torch.uint32: "u32", torch.int64: "s64",
+    torch.uint64: "u64", torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -183,8 +168,6 @@ def test_a_dry_run_of_an_operator(hopper):
     assert torch.equal(compiled(x), 2 * x)
 
 
-# --- what is copied -----------------------------------------------------------------------------------------------------
-
 PLACES = {
     1: ((100,), (32,), [(0,), (64,), (96,), (-16,), (128,)]),
     2: ((9, 40), (4, 16), [(0, 0), (16, 4), (32, 8), (-16, 1), (0, -2), (64, 0)]),
@@ -249,15 +232,19 @@ def test_a_swizzle_is_that_of_the_programming_guide(hopper, span):
             assert torch.equal(found[line, chunk ^ line % (span // 16)], plain[line, chunk])
 
 
-def test_fills_and_steps(hopper):
-    x = grid_of(6, 8) + 1
-    out = torch.empty(2 * 8 * 4, dtype=torch.uint8)
+def fills_and_steps(device):
+    x = grid_of(6, 8, device=device) + 1
+    out = torch.empty(2 * 8 * 4, dtype=torch.uint8, device=device)
     for options in ({"fill": "nan"}, {"fill": "nan", "element": "tf32"}, {}):
         map_ = cupyops.tensor_map(x, (4, 8), element_strides=(2, 1), **options)
         tiles.dump[1, 1, tiles.SHARED](map_, out, 4, 3, 0, out.numel(), RANK=2)
         expected = torch.full((2, 8), torch.nan if options else 0.0)
-        expected[:, :4] = x[3::2, 4:]
-        assert torch.equal(out.view(torch.float32).reshape(2, 8).nan_to_num(-1), expected.nan_to_num(-1))
+        expected[:, :4] = x[3::2, 4:].cpu()
+        assert torch.equal(out.cpu().view(torch.float32).reshape(2, 8).nan_to_num(-1), expected.nan_to_num(-1))
+
+
+def test_fills_and_steps(hopper):
+    fills_and_steps("cpu")
 
 
 VIEWS = {
@@ -312,9 +299,6 @@ def test_blocks_that_store_to_one_place(hopper):
     with pytest.raises(Race, match="`to`"):
         kernel[2, 1, tiles.SHARED](*maps)
     kernel[1, 1, tiles.SHARED](*maps)
-
-
-# --- what launches refuse -----------------------------------------------------------------------------------------------
 
 
 def refused(launch):
@@ -439,9 +423,6 @@ __global__ void f(TensorMap from, unsigned char* out) {
         kernel[1, 1, tiles.SHARED](cupyops.tensor_map(grid_of(16), 4), torch.zeros(4, dtype=torch.uint8))
 
 
-# --- versions -----------------------------------------------------------------------------------------------------------
-
-
 def test_versions(hopper):
     x, y = grid_of(8, 16), torch.zeros(8, 16)
     by = torch.ones(1)
@@ -454,9 +435,6 @@ def test_versions(hopper):
         z = torch.zeros(8, 16)
     tiles.copied(x, z)
     assert torch.equal(z, x)
-
-
-# --- the fast path ------------------------------------------------------------------------------------------------------
 
 
 def arguments_of(kernel, **template):
@@ -544,9 +522,6 @@ def test_a_struct_of_128_bytes_that_is_not_aligned_takes_no_map_on_the_fast_path
     assert len(fast.launched) == len(fast.full) == 1
 
 
-# --- the driver ---------------------------------------------------------------------------------------------------------
-
-
 class Library:
     """Stands in for libcuda: what its two functions were given."""
 
@@ -621,8 +596,6 @@ def test_the_bytes_of_a_tensor_on_a_gpu_are_kept_while_it_lies_there(library, mo
     with pytest.raises(LaunchError, match="compute capability 9.0 or later"):
         map_.tobytes()
 
-
-# --- recorded plans -----------------------------------------------------------------------------------------------------
 
 _names = iter(range(100))
 
@@ -762,9 +735,6 @@ def test_other_boxes_are_other_recordings(hopper):
     assert len(keys) == 3 and freeze(MapRef(Ref(0), one.description, True)) not in keys
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 class TestGPU:
     @pytest.fixture(autouse=True)
@@ -817,14 +787,7 @@ class TestGPU:
         assert torch.equal(out.cpu().view(torch.float32).reshape(4, 16), box_of(x, (0, 0), (4, 16)))
 
     def test_fills_and_steps(self):
-        x = grid_of(6, 8, device="cuda") + 1
-        out = torch.empty(2 * 8 * 4, dtype=torch.uint8, device="cuda")
-        for options in ({"fill": "nan"}, {"fill": "nan", "element": "tf32"}, {}):
-            map_ = cupyops.tensor_map(x, (4, 8), element_strides=(2, 1), **options)
-            tiles.dump[1, 1, tiles.SHARED](map_, out, 4, 3, 0, out.numel(), RANK=2)
-            expected = torch.full((2, 8), torch.nan if options else 0.0)
-            expected[:, :4] = x[3::2, 4:].cpu()
-            assert torch.equal(out.cpu().view(torch.float32).reshape(2, 8).nan_to_num(-1), expected.nan_to_num(-1))
+        fills_and_steps("cuda")
 
     def test_first_launches_and_fast_ones(self):
         """With and without a pointer; a tensor that has moved; versions."""

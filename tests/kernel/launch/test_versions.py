@@ -29,29 +29,14 @@ def running(device):
         yield device
 
 
-@pytest.mark.parametrize(
-    ("parameter", "written"),
-    [
-        ("float* x", True),
-        ("float* __restrict__ x", True),
-        ("float* const x", True),
-        ("float* const __restrict__ x", True),
-        ("volatile float* x", True),
-        ("float x[]", True),
-        ("void* x", True),
-        ("const float** x", True),
-        ("Row<const float>* x", True),
-        ("Row<Row<const float>, 4>* x", True),
-        ("constant* x", True),
-        ("const float* x", False),
-        ("float const* x", False),
-        ("const float * const __restrict__ x", False),
-        ("const volatile float* volatile const x", False),
-        ("const float x[]", False),
-        ("float* const* x", False),
-        ("const Row<float>* x", False),
-    ],
-)
+@pytest.mark.parametrize(("parameter", "written"), [
+    ("float* x", True), ("float* __restrict__ x", True), ("float* const x", True),
+    ("float* const __restrict__ x", True), ("volatile float* x", True), ("float x[]", True), ("void* x", True),
+    ("const float** x", True), ("Row<const float>* x", True), ("Row<Row<const float>, 4>* x", True),
+    ("constant* x", True), ("const float* x", False), ("float const* x", False),
+    ("const float * const __restrict__ x", False), ("const volatile float* volatile const x", False),
+    ("const float x[]", False), ("float* const* x", False), ("const Row<float>* x", False),
+])  # fmt: skip
 @pytest.mark.parametrize("template", ["", "template <typename T> "])
 def test_which_pointers_are_written(parameter, written, template):
     text = f"{template}__global__ void f({parameter.replace('float', 'T') if template else parameter}) {{}}\n"
@@ -136,9 +121,6 @@ def test_a_dry_run_changes_no_version(device):
     assert y._version == 0
 
 
-# --- the simulator ---------------------------------------------------------------------------------------------------
-
-
 def test_what_no_launch_has_written_is_still_known():
     """A version raised by a launch is no sign that PyTorch has filled the rest."""
     twice, y = Kernel(TWICE, "twice"), torch.empty(8)
@@ -158,9 +140,6 @@ def test_a_fault_in_the_middle_counts_as_written():
     with cupyops.simulate(), pytest.raises(SimulatorError, match="outside `x`"):
         twice_[1, 32](x, None, 9)
     assert x._version == 1
-
-
-# --- operators -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

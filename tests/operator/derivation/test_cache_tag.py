@@ -63,11 +63,8 @@ def test_an_edit_is_seen_through_a_warm_cache(tmp_path):
     def expected(factor):
         square, slope = [factor, 4 * factor], [2 * factor, 4 * factor]
         return [
-            [[factor, 8 * factor], [3 * factor, 12 * factor]],
-            [square, slope],
-            [5 * factor, slope],
-            [square, slope],
-        ]
+            [[factor, 8 * factor], [3 * factor, 12 * factor]], [square, slope], [5 * factor, slope], [square, slope],
+        ]  # fmt: skip
 
     assert _run(tmp_path, 3.0) == (expected(3.0), 0)
     assert _run(tmp_path, 3.0) == (expected(3.0), 1)

@@ -102,9 +102,6 @@ def leaf(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-# --- values --------------------------------------------------------------------------------------------------------
-
-
 def test_it_changes_and_returns_its_argument(route):
     op, calls = exponential()
     x = torch.randn(5)
@@ -152,9 +149,6 @@ def test_a_real_kernel_in_the_simulator():
     with cupyops.simulate(), cupyops.trace() as trace:
         op(x)
     assert x.tolist() == [i / 2 for i in range(8)] and trace.launches()[0].operator == op.name
-
-
-# --- gradients -----------------------------------------------------------------------------------------------------
 
 
 def test_gradients(route):
@@ -221,9 +215,6 @@ def test_what_was_saved_of_it_is_stale(route):
         y.sum().backward()
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("view", [False, True], ids=["leaf", "view of a leaf"])
 def test_a_leaf_that_requires_a_gradient_is_refused(route, view):
     op, x = exponential()[0], leaf(3)
@@ -282,9 +273,6 @@ def test_errors_of_the_launch_say_where(kernels):
     assert caught.value.__notes__ == [f"in the forward of operator {op.name}"] and x._version == 0
 
 
-# --- definitions ---------------------------------------------------------------------------------------------------
-
-
 def wrong(match, mutates, function, **options):
     with pytest.raises(InputError, match=match):
         cupyops.operator(fresh(), mutates=mutates, **options)(function)
@@ -330,9 +318,6 @@ def test_a_backward_cannot_name_what_is_overwritten():
 
     with executor():
         assert torch.autograd.gradcheck(lambda x: op(x * 1), leaf(3))
-
-
-# --- other routes --------------------------------------------------------------------------------------------------
 
 
 def test_the_registered_op_declares_what_it_mutates(route):
