@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import SimulatorError
-from ..translate.ptx import Instruction, Place
+from ..translate.flow import registers
+from ..translate.ptx import Instruction, Place, Vector, registers_of
 from .group import Group
 
 Kind = TypeVar("Kind", bound=SimulatorError)
@@ -38,6 +40,18 @@ class Listing:
             lines.append(f"  {prefix}{self._file_line(place)}" + (f" |  {excerpt}" if excerpt else ""))
             place, prefix = place.inlined_at, "inlined at "
         return [*lines, f"  PTX line {instruction.line}: {instruction.text}"]
+
+    def copied(self, pc: int) -> list[bool]:
+        """Mask of the elements of a vector that a load brings, and that are only stored again; empty for all else."""
+        instruction = self.instructions[pc]
+        if instruction.opcode != "ld" or not isinstance(instruction.operands[0], Vector):
+            return []
+        return [self._computed_with.isdisjoint(registers_of([element])) for element in instruction.operands[0].elements]
+
+    @cached_property
+    def _computed_with(self) -> set[str]:
+        every = (one for one in self.instructions if one.opcode not in ("st", "mov"))
+        return {name for one in every for name in registers(one)[1]}
 
     def file(self, place: Place) -> str:
         """The file's name as the author knows it."""

@@ -214,8 +214,18 @@ class SharedShadow:
                 detail = self._beside.told_to(place, detail)
             also = pc_of(self._writes.who[place])
             raise fault(Race, self._state.listing, group, guilty, what, access.pc, detail=detail, also=also)
+        if self._is_pad(access, bad):
+            return
         what = "read of shared memory that was never written"
         raise fault(Uninitialized, self._state.listing, group, guilty, what, access.pc, detail=detail)
+
+    def _is_pad(self, access: Access, bad: np.ndarray) -> bool:
+        """Return True if structs are copied of which only pads are missing: parts of vectors that are only stored again."""
+        copied = self._state.listing.copied(access.pc)
+        if not any(copied) or bad.all(axis=0).any():
+            return False
+        rows = np.arange(len(bad)) * len(copied) // len(bad)
+        return len(bad) >= len(copied) and not bad[~np.array(copied)[rows]].any()
 
     def _overwrite(self, access: Access, in_flight: bool, changes: Callable[[], np.ndarray] | None = None) -> None:
         """The rules for a store or the start of a copy, and what is remembered of it.
