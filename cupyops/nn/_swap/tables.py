@@ -18,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from ..._dispatch.attention import taken_mask
+from ..._dispatch.library import of_few
 from . import experts, packed
 
 ATTENTION = "cupyops"
@@ -152,11 +153,12 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The attention of "sdpa" by `cupyops.scaled_dot_product_attention`; with a mask or dropout, or what "sdpa" may know
     beyond that, transformers' own function."""
+    few = of_few(query)
     # a cache of another length: which diagonal is meant, transformers knows
     extra = not _EXTRA.isdisjoint(kwargs) and any(kwargs.get(name) is not None for name in _EXTRA)
-    if attention_mask is not None:
+    if attention_mask is not None and not few:
         attention_mask = taken_mask(attention_mask)
-    if attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
+    if few or attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
         return _their_attention()(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
