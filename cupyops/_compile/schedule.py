@@ -6,6 +6,7 @@ import heapq
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 
 from .._util.torch_private import tree_leaves
 from .index import Reject
@@ -358,24 +359,17 @@ class Schedule:
     def _sorted(self) -> list[Unit]:
         """Sort units in the order of the graph, as far as their dependencies allow."""
         units: list[Unit] = sorted([*self.lowering.calls, *self.groups], key=lambda u: u.order)
-        number: dict[Unit, int] = {u: k for k, u in enumerate(units)}
-        waiting = [len(u.after & number.keys()) for u in units]
-        then: dict[Unit, list[int]] = {}
-        for k, unit in enumerate(units):
-            for one in unit.after & number.keys():
-                then.setdefault(one, []).append(k)
-        heap = [k for k, count in enumerate(waiting) if not count]  # in order, so a heap
-        found: list[Unit] = []
-        while heap:
-            unit = units[heapq.heappop(heap)]
-            found.append(unit)
-            for k in then.get(unit, ()):
-                waiting[k] -= 1
-                if not waiting[k]:
-                    heapq.heappush(heap, k)
-        if len(found) != len(units):
-            raise AssertionError("steps of the program wait for each other")
-        return found
+        number = {u: k for k, u in enumerate(units)}
+        waiting = TopologicalSorter({k: [number[one] for one in u.after & number.keys()] for u, k in number.items()})
+        waiting.prepare()
+        ready, found = list(waiting.get_ready()), []
+        heapq.heapify(ready)
+        while ready:
+            found.append(heapq.heappop(ready))
+            waiting.done(found[-1])
+            for one in waiting.get_ready():
+                heapq.heappush(ready, one)
+        return [units[k] for k in found]
 
 
 def _names(tree: object) -> Iterator[str]:

@@ -463,7 +463,7 @@ class Trace:
         return out
 
     def _placed(self, value: Placed, index: Index, mask: Mask) -> tuple[str, int]:
-        source, dim = value.inputs[0], value.dim
+        (source, elsewhere), dim = value.inputs, value.dim
         at, size = index[dim], source.shape[dim]
         here: Mask = ((at, value.low, value.low + (size - 1) * value.step + 1),)
         coordinate = self._within(at, value.low, size)
@@ -471,11 +471,7 @@ class Trace:
             coordinate, rest = (at + -value.low).divmod(value.step, self.compute)
             here = (*here, (rest, 0, 1))
         name, level = self.element(source, (*index[:dim], coordinate, *index[dim + 1 :]), (*mask, *here))
-        other, more = (
-            self.element(value.inputs[1], index, mask)
-            if len(value.inputs) > 1
-            else (literal(value.fill, value.dtype), 0)
-        )
+        other, more = self.element(elsewhere, index, mask)
         level = joined(level, more)
         for one in here:
             level = joined(level, self._level(one[0]))
