@@ -561,36 +561,11 @@ class Rendered:
     def _run(self) -> list[str]:
         """The body of `as_run`, in which `block` and `length` are variables."""
         code = self.trace.code.get((0, "row"), []), self.trace.code.get((0, "inner"), [])
-        loads: list[str] = []
-        inner: list[str] = []
-        stores: list[str] = []
-        for one in (*code[0], *code[1]):
-            if one.what == "load":
-                self.static = False
-                self._inner_load(one, [], loads, inner)
-            elif one.what == "store":
-                store, _, name = one.data
-                kind, pointer = STORED[store.buffer.dtype], self.pointer[store.buffer.name]
-                loads.append(f"Vector<{kind}, {self.vector}> w{len(stores)};")
-                inner.append(f"w{len(stores)}.v[j] = store<{kind}>({name});")
-                stores.append(f"*(Vector<{kind}, {self.vector}>*)({pointer} + at) = w{len(stores)};")
-            else:
-                inner.append(self._statement(one, True))
+        self.static = False  # nothing is kept over a loop
+        lines = self._elements([*code[0], *code[1]], [], [], live="")
         self.static = True
-        names = self._coordinates("c", "at")
-        column = f" const int cj = {self.inner.name} + j;" if self.inner is not None else ""
-        return [
-            f"const int at = (block * {BUNDLED} + threadIdx.x) * {self.vector};",
-            "if (at < length) {",
-            *names,
-            *loads,
-            "#pragma unroll",
-            f"for (int j = 0; j < {self.vector}; j++) {{{column}",
-            *inner,
-            "}",
-            *stores,
-            "}",
-        ]
+        at = f"const int at = (block * {BUNDLED} + threadIdx.x) * {self.vector};"
+        return [at, "if (at < length) {", *self._coordinates("c", "at"), *lines, "}"]
 
 
 BUNDLED = 128  # threads of a block of bundled kernels

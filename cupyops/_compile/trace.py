@@ -213,7 +213,8 @@ class Trace:
             if isinstance(value, Reduction):
                 plan.append((store, "reduction", self._home_of(value, total)))
             elif value.numel == total and not (space.kind == "column" and self._reductions_of(value)):
-                plan.append((store, "full", self._everywhere(store)))
+                every = [*space.batch, *space.rows, *space.columns]
+                plan.append((store, "full", self._once_for_each(store, every, space.shape)))
             elif value.numel == math.prod(kept_shape) and space.kind != "flat":
                 if space.kind == "row" and not any(isinstance(s.value, Reduction) for s in self.stores):
                     raise Reject("no rows")
@@ -224,12 +225,6 @@ class Trace:
         if parted and any(place == "after" for _, place, _ in plan):
             raise Reject("sums in parts have no result yet")
         return plan
-
-    def _everywhere(self, store: Store) -> Callable[[], Index]:
-        dims = [*self.space.batch, *self.space.rows, *self.space.columns]
-        if store.value.shape == self.space.shape:
-            return lambda: tuple(self.coordinates)
-        return lambda: self._at(store.layout, dims)
 
     def _once_for_each(self, store: Store, dims: Sequence[int], shape: tuple[int, ...]) -> Callable[[], Index]:
         if store.value.shape == shape:

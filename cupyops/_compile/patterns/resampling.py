@@ -73,7 +73,7 @@ interpolate.register_fake(F.interpolate)
 @interpolate_backward.register_fake
 def _(grad_y: Tensor, input_size: Any, *_: Any) -> Tensor:
     is_last = grad_y.dim() == 4 and grad_y.is_contiguous(memory_format=torch.channels_last)
-    return grad_y.new_empty(input_size, memory_format=torch.channels_last if is_last else torch.contiguous_format)
+    return grad_y.new_empty(input_size).to(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

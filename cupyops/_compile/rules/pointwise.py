@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Result
+from ..builder import Builder, Result, rule
 from ..size import Real, Size
 from ..values import HALVES, Buffer, Constant, Pointwise, Range, Value, broadcast, is_dense
 from .numbers import promoted
-from .registry import rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

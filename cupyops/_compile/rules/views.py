@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Result
+from ..builder import Builder, Result, rule
 from ..index import Affine, Compute, flatten, unflatten
 from ..size import Size
 from ..values import Concatenation, Constant, Index, IndexMap, Placed, Value, View, expanded
 from .pointwise import converted
-from .registry import rule
 
 aten = torch.ops.aten
 
