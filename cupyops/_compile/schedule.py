@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
+from typing import Any
 
 from .._util.torch_private import tree_leaves
 from .index import Reject
@@ -112,26 +113,20 @@ class Schedule:
     def _before(self, one: Store | Call) -> list[Store | Call]:
         """Stores and calls that run before one."""
         if isinstance(one, Call):
-            found = [self._maker(leaf) for leaf in one.leaves()]
-            found += [self._name_maker(name) for name in _names((one.args, one.kwargs))]
+            names = set(_names((one.args, one.kwargs)))
+            found: list[Any] = [leaf if isinstance(leaf, Store) else leaf.unit for leaf in one.leaves()]
+            if names:
+                found += [call for call in self.lowering.calls if not names.isdisjoint(call.outputs.values())]
             if one.serial:
                 at = [c for c in self.lowering.calls if c.serial]
                 k = at.index(one)
                 found += at[k - 1 : k]
         else:
-            found = [self._maker(leaf) for leaf in self.reads[one].values()]
+            found = [leaf if isinstance(leaf, Store) else leaf.unit for leaf in self.reads[one].values()]
         in_part = one.outputs if isinstance(one, Call) else isinstance(one.value, Scattered)
         if one.target is not None and not in_part:  # else nothing reads what was there before
             found += [r for r in self.readers.get(one.target.name, ()) if r is not one]
         return [f for f in found if f is not None]
-
-    def _maker(self, leaf: Buffer | Store) -> Store | Call | None:
-        if isinstance(leaf, Store):
-            return leaf
-        return leaf.unit  # type: ignore[return-value]
-
-    def _name_maker(self, name: str) -> Call | None:
-        return next((c for c in self.lowering.calls if name in c.outputs.values()), None)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
