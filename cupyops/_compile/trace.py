@@ -380,18 +380,11 @@ class Trace:
             return self._load(value, index, mask)
         if value.store is not None and value not in self.inside:
             return self._load(value.store.buffer, index, mask)
-        method = {
-            Reduction: self._reduction,
-            Range: self._range,
-            Pointwise: self._pointwise,
-            Concatenation: self._concatenation,
-            Placed: self._placed,
-            Gather: self._gather,
-            OneHot: self._one_hot,
-            Scattered: lambda value, index, mask: self.element(value.inputs[0], index, mask),
-        }[type(value)]
-        name, level = method(value, index, mask)  # type: ignore[operator]
-        return name, level
+        found: tuple[str, int] = getattr(self, f"_{type(value).__name__.lower()}")(value, index, mask)
+        return found
+
+    def _scattered(self, value: Scattered, index: Index, mask: Mask) -> tuple[str, int]:
+        return self.element(value.inputs[0], index, mask)
 
     def _reduction(self, value: Reduction, index: Index, mask: Mask) -> tuple[str, int]:
         if value not in self.home or value not in self.reductions:
@@ -494,7 +487,7 @@ class Trace:
             found = self._keep(key, (v, level))
         return Affine({found[0]: 1})
 
-    def _one_hot(self, value: OneHot, index: Index, mask: Mask) -> tuple[str, int]:
+    def _onehot(self, value: OneHot, index: Index, mask: Mask) -> tuple[str, int]:
         base, numbers, dim = value.inputs[0], value.inputs[1], value.dim
         row = (*index[:dim], Affine(), *index[dim + 1 :])
         at, level = self.element(numbers, row, mask)

@@ -19,7 +19,8 @@ LARGEST_CONSTANT = 1 << 28  # elements of a mask that is computed while compilin
 
 
 def value_of(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, Node) else None
+    """FakeTensor, or list of them, that a node computes, in either kind of graph."""
+    return node.meta.get("val", node.meta.get("example_value")) if isinstance(node, Node) else None
 
 
 def is_sized(*nodes: Any) -> bool:
