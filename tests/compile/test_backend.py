@@ -16,8 +16,10 @@ from torch.utils import checkpoint as checkpoints
 import cupyops
 from cupyops._compile import debug, options, runner
 from cupyops._compile.backend import backend
+from cupyops._compile.decompositions import decompositions
 from cupyops._compile.lowering import Lowering
 from cupyops._compile.program import Program
+from cupyops._compile.rules import RULES
 from cupyops._kernel.launch import faults
 from cupyops.errors import CompileError, InputError
 
@@ -56,6 +58,14 @@ def same(got, want):
 
 def rand(*shape, grad=True):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_(grad)
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_decomposition_hides_a_rule():
+    """But that of `detach`, which decomposes only what AOTAutograd traces."""
+    assert RULES.keys() & decompositions().keys() == {torch.ops.aten.detach.default}
 
 
 # -- options and names -------------------------------------------------------------------------------------------------
