@@ -1,9 +1,9 @@
-"""The builder that rules of lowering use: pointwise values, stores, writes to inputs."""
+"""The builder that rules of lowering use: pointwise values, stores, writes to inputs; and the table of rules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,18 @@ from .values import (
     cost,
     is_dense,
 )
+
+RULES: dict[Any, Callable[..., Any]] = {}  # of lowering, by overload
+
+
+def rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the rule of overloads."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        RULES.update(dict.fromkeys(overloads, function))
+        return function
+
+    return register
 
 
 class Result(NamedTuple):

@@ -7,9 +7,11 @@ depends on sizes that a program knows, so that after three calls a plan makes th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
+
+from torch.utils import _pytree as pytree
 
 from .._operator.derivation import plans, registration
 from .._operator.derivation.constants import MISS
@@ -19,20 +21,24 @@ from .lowering import name_of
 from .size import Real, Size
 from .values import Value
 
+TENSOR = object()  # in the place of tensors among the arguments of a call
+
 
 def function_of(call: Call) -> Callable[..., Any]:
     """Return the function for a call of the graph: the operator, or for one of ours a function that replays plans."""
     target: Callable[..., Any] = call.node.target
-    form, tensors = _form(call.args)
-    if _inside(target) is None or call.kwargs or not tensors:
+    leaves, form = pytree.tree_flatten_with_path(list(call.args))
+    places = [pytree.keystr(path) for path, one in leaves if isinstance(one, Value)]
+    if _inside(target) is None or call.kwargs or not places:
         return target
-    if _has_size(call.args) or any(one.numel == 0 for one in tensors):
+    if any(isinstance(one, (Size, Real)) or (isinstance(one, Value) and one.numel == 0) for _, one in leaves):
         return target
     try:
-        planned = _planned(target, form, len(tensors))
+        planned = _planned(target, form, tuple(TENSOR if isinstance(one, Value) else one for _, one in leaves))
     except TypeError:  # an argument without a hash
         return target
-    return lambda *args: planned(*_tensors(args))
+    found = eval(f"lambda *args: planned({', '.join(f'args{place}' for place in places)})", {"planned": planned})
+    return found  # type: ignore[no-any-return]
 
 
 def _inside(target: Any) -> Callable[..., Any] | None:
@@ -41,15 +47,15 @@ def _inside(target: Any) -> Callable[..., Any] | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _planned(target: Any, form: tuple[Any, ...], count: int) -> Callable[..., Any]:
+def _planned(target: Any, form: pytree.TreeSpec, leaves: tuple[Any, ...]) -> Callable[..., Any]:
     """One function for calls with the same arguments besides tensors, so that equal layers share their plans."""
     inside = _inside(target)
     assert inside is not None
-
     shared: set[int] = set()  # places of results that share memory with an argument or with another: these are copied
 
     def plain(*tensors: Any) -> Any:
-        found = inside(*_filled(form, iter(tensors)))
+        given = iter(tensors)
+        found = inside(*pytree.tree_unflatten([next(given) if one is TENSOR else one for one in leaves], form))
         if not observed.recorder():  # the first call of a signature, which is not recorded, may look at addresses
             seen = {one.untyped_storage()._cdata for one in tensors}
             for k, one in enumerate(found):
@@ -59,7 +65,7 @@ def _planned(target: Any, form: tuple[Any, ...], count: int) -> Callable[..., An
         return [one.clone() if k in shared else one for k, one in enumerate(found)]
 
     held = plans.Plans(name_of(target), plain, 0, lambda: [inside], suspends=True)
-    names = ", ".join(f"x{k}" for k in range(count))
+    names = ", ".join(f"x{k}" for k in range(leaves.count(TENSOR)))
     source = f"""
 def planned({names}):
     if not observed.unplanned:
@@ -72,41 +78,3 @@ def planned({names}):
     scope = {"observed": observed, "table": held.table, "MISS": MISS, "plans": held}
     exec(compile(source, f"<plans of {target}>", "exec"), scope)
     return scope["planned"]  # type: ignore[return-value]
-
-
-def _has_size(args: Any) -> bool:
-    """Return True if a number among the arguments is known only at each call."""
-    return isinstance(args, (Size, Real)) or (isinstance(args, (list, tuple)) and any(map(_has_size, args)))
-
-
-_TENSOR = "a tensor"
-
-
-def _form(args: Any) -> tuple[Any, list[Value]]:
-    """(the arguments with a mark in the place of tensors, as nested tuples; the tensors in order)."""
-    if isinstance(args, Value):
-        return (_TENSOR,), [args]
-    if isinstance(args, (list, tuple)):
-        parts = [_form(one) for one in args]
-        return ("list", *(form for form, _ in parts)), [t for _, tensors in parts for t in tensors]
-    return ("value", args), []
-
-
-def _filled(form: tuple[Any, ...], tensors: Any) -> Any:
-    """The arguments again."""
-    kind, *rest = form
-    if kind == _TENSOR:
-        return next(tensors)
-    return [_filled(one, tensors) for one in rest] if kind == "list" else rest[0]
-
-
-def _tensors(args: Sequence[Any]) -> list[Any]:
-    from torch import Tensor
-
-    found: list[Any] = []
-    for one in args:
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, (list, tuple)):
-            found += _tensors(one)
-    return found

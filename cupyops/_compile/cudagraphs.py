@@ -52,11 +52,10 @@ class Held:
         device = dynamo.get_device_index(graph)
         if not backward:
             self.device = device
+        # what forward saved lies in its CUDA graph
         return cudagraphify(  # type: ignore[no-any-return]
             run,
-            range(count_tangents(graph))
-            if backward
-            else stationary(graph),  # what forward saved lies in its CUDA graph
+            range(count_tangents(graph)) if backward else stationary(graph),
             device_index=device,
             is_backward=backward,
             is_inference=kind == "inference",

@@ -20,9 +20,9 @@ NAMES = """
     leaky_relu leaky_relu_backward lerp log_sigmoid_backward log_sigmoid_forward logit logsumexp masked_fill mish
     mish_backward mse_loss mse_loss_backward nansum native_batch_norm native_batch_norm_backward native_dropout_backward
     native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward new_ones new_zeros
-    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm rad2deg rms_norm silu_ smooth_l1_loss
-    smooth_l1_loss_backward softplus softplus_backward stack std std_mean tril triu unbind unsafe_chunk unsafe_split
-    xlogy zero_
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm rad2deg rms_norm rsub select_backward
+    silu_ slice_backward smooth_l1_loss smooth_l1_loss_backward softplus softplus_backward stack std std_mean tril triu
+    unbind unsafe_chunk unsafe_split xlogy zero_
 """
 
 

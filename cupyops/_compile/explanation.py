@@ -170,16 +170,13 @@ def explain_compile(
 
 def _unknown(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with another code object, by which Dynamo knows what it has compiled: it has seen nothing of this one."""
-    if not isinstance(function, FunctionType):
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
-        call.__code__ = call.__code__.replace()
-        return call
-    code, closure = function.__code__.replace(), function.__closure__
-    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__
+    of: Any = function if isinstance(function, FunctionType) else call
+    copy = FunctionType(of.__code__.replace(), of.__globals__, of.__name__, of.__defaults__, of.__closure__)
+    copy.__kwdefaults__ = of.__kwdefaults__
     return copy
 
 

@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx import GraphModule, Node
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.fx import GraphModule, Interpreter, Node
 
 
 def apply(graph: GraphModule) -> None:
     """Replace them in place."""
-    known: dict[Any, Tensor] = {}
-    for node in graph.graph.nodes:
-        if _is_number(node) and all(one in known for one in node.all_input_nodes):
-            value = _computed(graph, node, known)
-            if value is not None:
-                known[node] = value
-    for number, (node, value) in enumerate(known.items()):
+    interpreter = Interpreter(graph, garbage_collect_values=False)
+    known = interpreter.env
+    with unset_fake_temporarily(), torch.no_grad():
+        for node in graph.graph.nodes:
+            if _is_number(node) and all(one in known for one in node.all_input_nodes):
+                value = interpreter.run_node(node)
+                if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+                    known[node] = value
+    for number, (node, value) in enumerate(list(known.items())):
         devices = {_device(user) for user in node.users if user not in known}
         if len(devices) == 1 and (device := devices.pop()) is not None and device.type != "cpu":
             _put(graph, node, value, device, number, known)
@@ -31,28 +33,12 @@ def apply(graph: GraphModule) -> None:
 
 def _is_number(node: Node) -> bool:
     meta = node.meta.get("val")
-    if (
-        not isinstance(meta, Tensor)
-        or meta.device.type != "cpu"
-        or meta.dim()
-        or node.op not in ("get_attr", "call_function")
-    ):
+    if not isinstance(meta, Tensor) or meta.device.type != "cpu" or meta.dim():
         return False
     schema = getattr(node.target, "_schema", None)
-    tags = getattr(node.target, "tags", ())
-    drawn = torch.Tag.nondeterministic_seeded in tags
-    return node.op == "get_attr" or (schema is not None and not schema.is_mutable and not drawn)
-
-
-def _computed(graph: GraphModule, node: Node, known: dict[Any, Tensor]) -> Tensor | None:
-    if node.op == "get_attr":
-        value = getattr(graph, str(node.target), None)
-        return value if isinstance(value, Tensor) and not isinstance(value, torch._subclasses.FakeTensor) else None
-    args: Any = torch.fx.map_arg(node.args, known.__getitem__)
-    kwargs: Any = torch.fx.map_arg(node.kwargs, known.__getitem__)
-    with unset_fake_temporarily(), torch.no_grad():
-        value = node.target(*args, **kwargs)  # type: ignore[operator]
-    return value if isinstance(value, Tensor) else None
+    drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    is_call = node.op == "call_function" and schema is not None and not schema.is_mutable and not drawn
+    return is_call or node.op == "get_attr"
 
 
 def _device(user: Node) -> torch.device | None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 
 from .._util.torch_private import tree_leaves
 from . import inplace, rules
@@ -130,9 +131,7 @@ class Lowering(Builder):
         return buffer
 
     def _attribute(self, node: Node) -> Any:
-        value: Any = self.graph
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value: Any = operator.attrgetter(str(node.target))(self.graph)
         name = f"self_{str(node.target).replace('.', '_')}"
         self.constants[name] = value
         if not isinstance(value, torch.Tensor):
@@ -143,17 +142,13 @@ class Lowering(Builder):
 
     def get(self, argument: Any) -> Any:
         """An argument of a node with values in the place of nodes."""
-        if isinstance(argument, Node):
-            return self.values[argument]
-        if isinstance(argument, (list, tuple)):
-            return [self.get(one) for one in argument]
-        if isinstance(argument, dict):
-            return {key: self.get(one) for key, one in argument.items()}
-        if isinstance(argument, slice):
-            return slice(self.get(argument.start), self.get(argument.stop), self.get(argument.step))
-        if isinstance(argument, SYMBOLIC) and self.sizes.knows(argument):
-            return self.sizes.number(argument)
-        return argument
+
+        def given(one: Any) -> Any:
+            if isinstance(one, Node):
+                return self.values[one]
+            return self.sizes.number(one) if isinstance(one, SYMBOLIC) and self.sizes.knows(one) else one
+
+        return map_aggregate(argument, given)
 
     def _call(self, node: Node) -> Any:
         meta = node.meta.get("val")
@@ -164,9 +159,7 @@ class Lowering(Builder):
         if isinstance(meta, SYMBOLIC) and self.sizes.knows(meta):
             return self.sizes.number(meta)
         found, reason = self._by_rule(node, meta)
-        if found is None:
-            return self.external(reason)
-        return found
+        return self.external(reason) if found is None else found
 
     def _by_rule(self, node: Node, meta: Any) -> tuple[Any, str]:
         """(value, "") by the rule of the overload, or (None, why there is none)."""
@@ -177,7 +170,8 @@ class Lowering(Builder):
                 return None, "computed by cuBLAS or cuDNN"
             known = name.startswith(("aten::", "prims::"))
             return None, "the backend has no kernel for it" if known else "an operator with kernels of its own"
-        metas = list(meta) if isinstance(meta, (tuple, list)) else [meta]
+        several = isinstance(meta, (tuple, list))
+        metas = list(meta) if several else [meta]
         if not any(isinstance(one, torch.Tensor) for one in metas):
             return None, "its result is no tensor"
         arguments = [n.meta.get("val") for n in node.all_input_nodes]
@@ -195,10 +189,9 @@ class Lowering(Builder):
         results = [
             Result(self.sizes.numbers(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in metas
         ]
-        several = isinstance(meta, (tuple, list))
         if not _writes(node) and all(isinstance(one, Result) and 0 in one.shape for one in results):
-            found: Any = [Constant(0, one.shape, one.dtype) for one in results]
-            found = found if several else found[0]
+            nothing = [Constant(0, one.shape, one.dtype) for one in results]
+            found: Any = nothing if several else nothing[0]
         else:
             found = rule(self, results if several else results[0], **named)
         if found is NotImplemented:
@@ -239,10 +232,10 @@ class Lowering(Builder):
 
     # -- calls that stay -------------------------------------------------------------------------------------------
 
-    def external(self, reason: str, args: Sequence[Any] | None = None) -> Any:
-        """The call of the current node itself; `args` in the place of its positional ones."""
+    def external(self, reason: str) -> Any:
+        """The call of the current node itself."""
         node = self.node
-        positional = self.get(list(node.args)) if args is None else list(args)
+        positional = self.get(node.args)
         if _writes(node) and node.target not in inplace.OVERWRITING.values():
             return self._overwrite(*positional)
         self.left.append((node, reason))

@@ -561,49 +561,38 @@ class Rendered:
     def _run(self) -> list[str]:
         """The body of `as_run`, in which `block` and `length` are variables."""
         code = self.trace.code.get((0, "row"), []), self.trace.code.get((0, "inner"), [])
-        loads: list[str] = []
-        inner: list[str] = []
-        stores: list[str] = []
-        for one in (*code[0], *code[1]):
-            if one.what == "load":
-                self.static = False
-                self._inner_load(one, [], loads, inner)
-            elif one.what == "store":
-                store, _, name = one.data
-                kind, pointer = STORED[store.buffer.dtype], self.pointer[store.buffer.name]
-                loads.append(f"Vector<{kind}, {self.vector}> w{len(stores)};")
-                inner.append(f"w{len(stores)}.v[j] = store<{kind}>({name});")
-                stores.append(f"*(Vector<{kind}, {self.vector}>*)({pointer} + at) = w{len(stores)};")
-            else:
-                inner.append(self._statement(one, True))
+        self.static = False  # nothing is kept over a loop
+        lines = self._elements([*code[0], *code[1]], [], [], live="")
         self.static = True
-        names = self._coordinates("c", "at")
-        column = f" const int cj = {self.inner.name} + j;" if self.inner is not None else ""
-        return [
-            f"const int at = (block * {BUNDLED} + threadIdx.x) * {self.vector};",
-            "if (at < length) {",
-            *names,
-            *loads,
-            "#pragma unroll",
-            f"for (int j = 0; j < {self.vector}; j++) {{{column}",
-            *inner,
-            "}",
-            *stores,
-            "}",
-        ]
+        at = f"const int at = (block * {BUNDLED} + threadIdx.x) * {self.vector};"
+        return [at, "if (at < length) {", *self._coordinates("c", "at"), *lines, "}"]
 
 
 BUNDLED = 128  # threads of a block of bundled kernels
 
 
-class Bundle:
-    """Several runs over memory of the same text, which do not wait for each other, as one launch."""
+class Joint:
+    """Several kernels, which do not wait for each other and have no sizes among their parameters, as one launch."""
+
+    arguments: list[Buffer]
+    block: int
+    numbers: tuple[Any, ...] = ()
 
     def __init__(self, kernels: Sequence[Rendered]) -> None:
-        self.kernels, first = list(kernels), kernels[0]
-        self.arguments: list[Buffer] = [b for k in kernels for b in k.arguments]
+        self.kernels = list(kernels)
         self.outputs: list[Store] = [s for k in kernels for s in k.outputs]
-        self.block = BUNDLED
+
+    def _write(self, kind: str, parameters: Sequence[str], body: Sequence[str], blocks: int) -> None:
+        self.grid, self.name = (blocks, 1), _name(kind, body)
+        self.text = _function(self.name, self.block, parameters, body)
+
+
+class Bundle(Joint):
+    """Runs over memory of the same text."""
+
+    def __init__(self, kernels: Sequence[Rendered]) -> None:
+        super().__init__(kernels)
+        self.arguments, self.block, first = [b for k in kernels for b in k.arguments], BUNDLED, kernels[0]
         parameters, lines, begin = [], [], 0
         names = [p.rsplit(" ", 1)[1] for p in first.parameters]
         for n, kernel in enumerate(kernels):
@@ -613,22 +602,16 @@ class Bundle:
             which = ("else " if n else "") + (f"if (block < {begin + blocks})" if n + 1 < len(kernels) else "")
             lines.append(f"{which} {{ block -= {begin}; length = {kernel.trace.columns}; {given} }}")
             begin += blocks
-        self.numbers: list[Any] = []  # of which sums over memory have none
         declared = [p.replace(" __restrict__", "") + ";" for p in first.parameters]
-        body = ["int block = blockIdx.x, length;", *declared, *lines, *first._run()]
-        self.grid = (begin, 1)
-        self.name = _name("runs", body)
-        self.text = _function(self.name, self.block, parameters, body)
+        self._write("runs", parameters, ["int block = blockIdx.x, length;", *declared, *lines, *first._run()], begin)
 
 
-class SideBySide:
-    """Small kernels that do not wait for each other as one launch, in which each has blocks of its own."""
+class SideBySide(Joint):
+    """Small kernels, of which each has blocks of its own."""
 
     def __init__(self, kernels: Sequence[Rendered]) -> None:
-        self.kernels, self.block = list(kernels), max(k.block for k in kernels)
-        self.arguments = _distinct([b for k in kernels for b in k.arguments])
-        self.outputs: list[Store] = [s for k in kernels for s in k.outputs]
-        self.numbers: list[Any] = []
+        super().__init__(kernels)
+        self.arguments, self.block = _distinct([b for k in kernels for b in k.arguments]), max(k.block for k in kernels)
         written = {s.buffer.name for s in self.outputs}
         place = {b.name: f"g{n}" for n, b in enumerate(self.arguments)}
         parameters = [_parameter(b, place[b.name], is_written=b.name in written) for b in self.arguments]
@@ -640,10 +623,7 @@ class SideBySide:
             names = {kernel.pointer[b.name]: place[b.name] for b in kernel.arguments}
             body += [INDENT + _moved(line, names, begin) for line in kernel.body]
             begin = end
-        body.append("}")
-        self.grid = (begin, 1)
-        self.name = _name("parts", body)
-        self.text = _function(self.name, self.block, parameters, body)
+        self._write("parts", parameters, [*body, "}"], begin)
 
     @staticmethod
     def fits(kernels: Sequence[Rendered]) -> bool:

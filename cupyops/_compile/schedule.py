@@ -6,6 +6,8 @@ import heapq
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
+from typing import Any
 
 from .._util.torch_private import tree_leaves
 from .index import Reject
@@ -111,26 +113,20 @@ class Schedule:
     def _before(self, one: Store | Call) -> list[Store | Call]:
         """Stores and calls that run before one."""
         if isinstance(one, Call):
-            found = [self._maker(leaf) for leaf in one.leaves()]
-            found += [self._name_maker(name) for name in _names((one.args, one.kwargs))]
+            names = set(_names((one.args, one.kwargs)))
+            found: list[Any] = [leaf if isinstance(leaf, Store) else leaf.unit for leaf in one.leaves()]
+            if names:
+                found += [call for call in self.lowering.calls if not names.isdisjoint(call.outputs.values())]
             if one.serial:
                 at = [c for c in self.lowering.calls if c.serial]
                 k = at.index(one)
                 found += at[k - 1 : k]
         else:
-            found = [self._maker(leaf) for leaf in self.reads[one].values()]
+            found = [leaf if isinstance(leaf, Store) else leaf.unit for leaf in self.reads[one].values()]
         in_part = one.outputs if isinstance(one, Call) else isinstance(one.value, Scattered)
         if one.target is not None and not in_part:  # else nothing reads what was there before
             found += [r for r in self.readers.get(one.target.name, ()) if r is not one]
         return [f for f in found if f is not None]
-
-    def _maker(self, leaf: Buffer | Store) -> Store | Call | None:
-        if isinstance(leaf, Store):
-            return leaf
-        return leaf.unit  # type: ignore[return-value]
-
-    def _name_maker(self, name: str) -> Call | None:
-        return next((c for c in self.lowering.calls if name in c.outputs.values()), None)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -358,24 +354,17 @@ class Schedule:
     def _sorted(self) -> list[Unit]:
         """Sort units in the order of the graph, as far as their dependencies allow."""
         units: list[Unit] = sorted([*self.lowering.calls, *self.groups], key=lambda u: u.order)
-        number: dict[Unit, int] = {u: k for k, u in enumerate(units)}
-        waiting = [len(u.after & number.keys()) for u in units]
-        then: dict[Unit, list[int]] = {}
-        for k, unit in enumerate(units):
-            for one in unit.after & number.keys():
-                then.setdefault(one, []).append(k)
-        heap = [k for k, count in enumerate(waiting) if not count]  # in order, so a heap
-        found: list[Unit] = []
-        while heap:
-            unit = units[heapq.heappop(heap)]
-            found.append(unit)
-            for k in then.get(unit, ()):
-                waiting[k] -= 1
-                if not waiting[k]:
-                    heapq.heappush(heap, k)
-        if len(found) != len(units):
-            raise AssertionError("steps of the program wait for each other")
-        return found
+        number = {u: k for k, u in enumerate(units)}
+        waiting = TopologicalSorter({k: [number[one] for one in u.after & number.keys()] for u, k in number.items()})
+        waiting.prepare()
+        ready, found = list(waiting.get_ready()), []
+        heapq.heapify(ready)
+        while ready:
+            found.append(heapq.heappop(ready))
+            waiting.done(found[-1])
+            for one in waiting.get_ready():
+                heapq.heappush(ready, one)
+        return [units[k] for k in found]
 
 
 def _names(tree: object) -> Iterator[str]:

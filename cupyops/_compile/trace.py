@@ -213,7 +213,8 @@ class Trace:
             if isinstance(value, Reduction):
                 plan.append((store, "reduction", self._home_of(value, total)))
             elif value.numel == total and not (space.kind == "column" and self._reductions_of(value)):
-                plan.append((store, "full", self._everywhere(store)))
+                every = [*space.batch, *space.rows, *space.columns]
+                plan.append((store, "full", self._once_for_each(store, every, space.shape)))
             elif value.numel == math.prod(kept_shape) and space.kind != "flat":
                 if space.kind == "row" and not any(isinstance(s.value, Reduction) for s in self.stores):
                     raise Reject("no rows")
@@ -224,12 +225,6 @@ class Trace:
         if parted and any(place == "after" for _, place, _ in plan):
             raise Reject("sums in parts have no result yet")
         return plan
-
-    def _everywhere(self, store: Store) -> Callable[[], Index]:
-        dims = [*self.space.batch, *self.space.rows, *self.space.columns]
-        if store.value.shape == self.space.shape:
-            return lambda: tuple(self.coordinates)
-        return lambda: self._at(store.layout, dims)
 
     def _once_for_each(self, store: Store, dims: Sequence[int], shape: tuple[int, ...]) -> Callable[[], Index]:
         if store.value.shape == shape:
@@ -385,18 +380,11 @@ class Trace:
             return self._load(value, index, mask)
         if value.store is not None and value not in self.inside:
             return self._load(value.store.buffer, index, mask)
-        method = {
-            Reduction: self._reduction,
-            Range: self._range,
-            Pointwise: self._pointwise,
-            Concatenation: self._concatenation,
-            Placed: self._placed,
-            Gather: self._gather,
-            OneHot: self._one_hot,
-            Scattered: lambda value, index, mask: self.element(value.inputs[0], index, mask),
-        }[type(value)]
-        name, level = method(value, index, mask)  # type: ignore[operator]
-        return name, level
+        found: tuple[str, int] = getattr(self, f"_{type(value).__name__.lower()}")(value, index, mask)
+        return found
+
+    def _scattered(self, value: Scattered, index: Index, mask: Mask) -> tuple[str, int]:
+        return self.element(value.inputs[0], index, mask)
 
     def _reduction(self, value: Reduction, index: Index, mask: Mask) -> tuple[str, int]:
         if value not in self.home or value not in self.reductions:
@@ -463,7 +451,7 @@ class Trace:
         return out
 
     def _placed(self, value: Placed, index: Index, mask: Mask) -> tuple[str, int]:
-        source, dim = value.inputs[0], value.dim
+        (source, elsewhere), dim = value.inputs, value.dim
         at, size = index[dim], source.shape[dim]
         here: Mask = ((at, value.low, value.low + (size - 1) * value.step + 1),)
         coordinate = self._within(at, value.low, size)
@@ -471,11 +459,7 @@ class Trace:
             coordinate, rest = (at + -value.low).divmod(value.step, self.compute)
             here = (*here, (rest, 0, 1))
         name, level = self.element(source, (*index[:dim], coordinate, *index[dim + 1 :]), (*mask, *here))
-        other, more = (
-            self.element(value.inputs[1], index, mask)
-            if len(value.inputs) > 1
-            else (literal(value.fill, value.dtype), 0)
-        )
+        other, more = self.element(elsewhere, index, mask)
         level = joined(level, more)
         for one in here:
             level = joined(level, self._level(one[0]))
@@ -503,7 +487,7 @@ class Trace:
             found = self._keep(key, (v, level))
         return Affine({found[0]: 1})
 
-    def _one_hot(self, value: OneHot, index: Index, mask: Mask) -> tuple[str, int]:
+    def _onehot(self, value: OneHot, index: Index, mask: Mask) -> tuple[str, int]:
         base, numbers, dim = value.inputs[0], value.inputs[1], value.dim
         row = (*index[:dim], Affine(), *index[dim + 1 :])
         at, level = self.element(numbers, row, mask)

@@ -176,21 +176,11 @@ class Concatenation(Value):
 
 
 class Placed(Value):
-    """The first operand at `low`, `low + step`, ... in a dimension, elsewhere `fill` or the second operand."""
+    """The first operand at `low`, `low + step`, ... in a dimension, elsewhere the second operand."""
 
-    def __init__(
-        self,
-        source: Value,
-        dim: int,
-        low: int,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        fill: Any = 0,
-        other: Value | None = None,
-        step: int = 1,
-    ) -> None:
-        super().__init__(shape, dtype, [source] if other is None else [source, other])
-        self.dim, self.low, self.fill, self.step = dim, low, fill, step
+    def __init__(self, source: Value, dim: int, low: int, shape: Sequence[int], other: Value, step: int = 1) -> None:
+        super().__init__(shape, other.dtype, [source, other])
+        self.dim, self.low, self.step = dim, low, step
 
 
 class Gather(Value):

@@ -167,17 +167,16 @@ class Writer:
         """The symbols from the arguments, and the sizes that the text names."""
         if not names:
             return []
-        lines = []
-        for symbol, (k, dim) in self.lowering.sizes.places.items():
-            name = _name(self.lowering.inputs[k])
-            lines.append(f"{symbol} = {name}" if dim is None else f"{symbol} = {name}.shape[{dim}]")
-        return [*lines, *(f"{name} = {text_of(size)}" for size, name in names.items())]
+        inputs, places = self.lowering.inputs, self.lowering.sizes.places
+        shapes = {s: _name(inputs[k]) + ("" if dim is None else f".shape[{dim}]") for s, (k, dim) in places.items()}
+        return [
+            f"{symbol} = {text}" for symbol, text in (*shapes.items(), *((n, text_of(s)) for s, n in names.items()))
+        ]
 
     def _dead(self, returned: set[str]) -> dict[int, list[str]]:
         last: dict[str, int] = {}
         for n, (_, read, made) in enumerate(self.body):
-            for name in (*read, *made):
-                last[name] = n
+            last |= dict.fromkeys((*read, *made), n)
         dead: dict[int, list[str]] = {}
         for name, n in last.items():
             if name not in returned and name not in self.targets and not name.startswith("self_"):
@@ -331,15 +330,15 @@ class Writer:
     def _argument(self, value: Any, reads: list[str], returned: bool = False) -> str:
         if isinstance(value, Value):
             return self._tensor(value, reads, returned)
+        if isinstance(value, Name):
+            reads.append(str(value))
+            return str(value)
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(self._argument(one, reads) for one in value)}]"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{k!r}: {self._argument(v, reads)}" for k, v in value.items()) + "}"
         if isinstance(value, slice):
             return f"slice({', '.join(self._argument(v, reads) for v in (value.start, value.stop, value.step))})"
-        if isinstance(value, Name):
-            reads.append(str(value))
-            return str(value)
         if value is None or isinstance(value, (bool, int, str, Size, Real)):
             return repr(value)
         return self._constant(value)

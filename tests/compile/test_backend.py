@@ -16,8 +16,10 @@ from torch.utils import checkpoint as checkpoints
 import cupyops
 from cupyops._compile import debug, options, runner
 from cupyops._compile.backend import backend
+from cupyops._compile.decompositions import decompositions
 from cupyops._compile.lowering import Lowering
 from cupyops._compile.program import Program
+from cupyops._compile.rules import RULES
 from cupyops._kernel.launch import faults
 from cupyops.errors import CompileError, InputError
 
@@ -56,6 +58,14 @@ def same(got, want):
 
 def rand(*shape, grad=True):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_(grad)
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_decomposition_hides_a_rule():
+    """But that of `detach`, which decomposes only what AOTAutograd traces."""
+    assert RULES.keys() & decompositions().keys() == {torch.ops.aten.detach.default}
 
 
 # -- options and names -------------------------------------------------------------------------------------------------
@@ -212,7 +222,7 @@ def test_debugging_names_the_first_result_that_differs(where, debugging, simulat
         return x.exp(), x.sin() * 2
 
     named = r"output 1 \(mul\)" if where == "output" else r"the input arg0_1, afterwards,"
-    with pytest.raises(CompileError, match=named + r" of an? inference graph.*the first at \[0, 3\]"):
+    with pytest.raises(CompileError, match=named + r" of an? inference graph.*at index \(0, 3\)"):
         fast(function)(rand(2, 8, grad=False))
 
 

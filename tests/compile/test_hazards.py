@@ -6,80 +6,83 @@ from pathlib import Path
 import pytest
 
 HAZARDS = """
-integers of 8 and 16 bits wrap after each operation: each_integer_wraps_at_its_own_width_after_each_operation
-integers are divided, shifted and rounded as integers: integers_are_divided_shifted_and_rounded_as_integers,
+1 integers of 8 and 16 bits wrap after each operation: each_integer_wraps_at_its_own_width_after_each_operation
+2 integers are divided, shifted and rounded as integers: integers_are_divided_shifted_and_rounded_as_integers,
     the_rounding_of_integers_is_a_tensor_of_its_own
-the lowest integer, negative operands, division by zero: the_lowest_integer_by_minus_one_wraps,
+3 the lowest integer, negative operands, division by zero: the_lowest_integer_by_minus_one_wraps,
     shifts_by_negative_numbers_and_beyond_the_width, a_subtraction_of_truth_is_pytorchs_error,
     integer_division_by_zero_is_pytorchs_error
-an explicit cast to a half rounds: an_explicit_cast_to_a_half_rounds_and_overflows, what_a_user_casts_within_autocast_rounds,
+4 an explicit cast to a half rounds: an_explicit_cast_to_a_half_rounds_and_overflows,
+    what_a_user_casts_within_autocast_rounds,
     constants_of_halves_are_rounded
-what backward computes again has forward's bits: what_backward_computes_again_has_forwards_bits
-floor division and remainder of floats: floor_division_and_remainder_of_floats_are_by_fmod
-NaN in maxima and activations: nan_wins_in_maxima_and_loses_in_fmax, activations_of_nan_and_infinities
-negative zero: negative_zero_is_kept_and_lost_as_in_eager
-literals that a type does not hold: literals_of_any_size, comparisons_with_numbers_beyond_the_dtype
-reductions of nothing and of one element: reductions_of_nothing, reductions_of_one_element_and_of_no_dimension,
+5 what backward computes again has forward's bits: what_backward_computes_again_has_forwards_bits
+6 floor division and remainder of floats: floor_division_and_remainder_of_floats_are_by_fmod
+7 NaN in maxima and activations: nan_wins_in_maxima_and_loses_in_fmax, activations_of_nan_and_infinities
+8 negative zero: negative_zero_is_kept_and_lost_as_in_eager
+9 literals that a type does not hold: literals_of_any_size, comparisons_with_numbers_beyond_the_dtype
+10 reductions of nothing and of one element: reductions_of_nothing, reductions_of_one_element_and_of_no_dimension,
     what_nothing_has_no_value_of_is_pytorchs_error
-variances: variances_with_any_correction, the_variance_of_what_is_far_from_zero_keeps_its_digits
-sums in wide types: sums_are_kept_in_wide_types
-softmax of masked rows: softmax_of_rows
-gradients at ties and kinks: gradients_at_ties_and_kinks, the_gradient_of_where_beside_a_branch_of_nan
-promotion: promotion_of_tensors_scalars_and_python_numbers, ranges_in_each_dtype, casts_between_floats_integers_and_truth
-arguments that a rule does not name: arguments_that_a_rule_does_not_name_are_not_dropped,
+11 variances: variances_with_any_correction, the_variance_of_what_is_far_from_zero_keeps_its_digits
+12 sums in wide types: sums_are_kept_in_wide_types
+13 softmax of masked rows: softmax_of_rows
+14 gradients at ties and kinks: gradients_at_ties_and_kinks, the_gradient_of_where_beside_a_branch_of_nan
+15 promotion: promotion_of_tensors_scalars_and_python_numbers, ranges_in_each_dtype, casts_between_floats_integers_and_truth
+16 arguments that a rule does not name: arguments_that_a_rule_does_not_name_are_not_dropped,
     each_overload_of_any_all_max_and_min, additions_with_alpha, bounds_that_are_tensors_and_choices_that_are_numbers
-types without kernels: types_that_no_kernel_knows_are_left_to_pytorch, tensors_that_are_more_than_numbers_are_left_to_pytorch
-what does not lower is PyTorch's call: calls_without_a_rule_are_pytorchs_and_recorded,
+17 types without kernels: types_that_no_kernel_knows_are_left_to_pytorch,
+    tensors_that_are_more_than_numbers_are_left_to_pytorch
+18 what does not lower is PyTorch's call: calls_without_a_rule_are_pytorchs_and_recorded,
     a_failure_of_lowering_is_one_warning_and_pytorchs_result, a_kernel_that_nvrtc_refuses_is_one_warning_and_pytorchs_result
-slices: slices_beyond_both_ends_with_steps_and_of_nothing, one_index_narrow_and_scatters_of_slices
-concatenations and paddings: concatenations_of_empties_of_mixed_types_and_of_many, padding_and_what_reads_it,
+19 slices: slices_beyond_both_ends_with_steps_and_of_nothing, one_index_narrow_and_scatters_of_slices
+20 concatenations and paddings: concatenations_of_empties_of_mixed_types_and_of_many, padding_and_what_reads_it,
     an_index_under_padding_is_not_read
-views of different factorings: views_of_different_factorings_in_one_kernel, dimensions_of_one_squeezed_and_expanded_in_turn
-strides of results: strides_of_results_and_gradients_are_eagers, strides_that_are_not_dense
-strides of a call's result that FakeTensors do not know: as_strided_of_what_is_computed_by_kernels_and_by_calls,
+21 views of different factorings: views_of_different_factorings_in_one_kernel,
+    dimensions_of_one_squeezed_and_expanded_in_turn
+22 strides of results: strides_of_results_and_gradients_are_eagers, strides_that_are_not_dense
+23 strides of a call's result that FakeTensors do not know: as_strided_of_what_is_computed_by_kernels_and_by_calls,
     inputs_of_other_strides_than_the_graph_has, as_strided_of_an_input_off_its_storage
-indices: indices_negative_repeated_and_broadcast, masks_as_indices_that_are_written_through,
+24 indices: indices_negative_repeated_and_broadcast, masks_as_indices_that_are_written_through,
     an_index_out_of_range_is_an_error_and_never_a_wild_read, an_embedding_does_not_wrap_negative_indices
-writes by index with duplicates: writes_by_index_with_duplicates_add_up_and_are_the_same_bits_twice
-more elements than 32 bits count: more_elements_than_32_bits_count
-addresses off 16 bytes: inputs_at_any_address_read_and_written, expanded_and_overlapping_inputs_at_odd_addresses,
+25 writes by index with duplicates: writes_by_index_with_duplicates_add_up_and_are_the_same_bits_twice
+26 more elements than 32 bits count: more_elements_than_32_bits_count
+27 addresses off 16 bytes: inputs_at_any_address_read_and_written, expanded_and_overlapping_inputs_at_odd_addresses,
     views_that_calls_return_at_odd_addresses, results_of_calls_off_16_bytes
-inputs that are written: inputs_written, inputs_of_any_layout_are_written, inputs_of_one_element_are_written,
+28 inputs that are written: inputs_written, inputs_of_any_layout_are_written, inputs_of_one_element_are_written,
     running_statistics_of_one_channel
-inputs that share memory: two_inputs_in_one_storage_and_the_same_tensor_twice,
+29 inputs that share memory: two_inputs_in_one_storage_and_the_same_tensor_twice,
     compiled_again_when_inputs_begin_to_share_memory
-copies of written inputs are written back: written_inputs_of_training_are_copied_back_where_they_were_copied,
+30 copies of written inputs are written back: written_inputs_of_training_are_copied_back_where_they_were_copied,
     inputs_off_16_bytes_are_copied_there_and_back
-outputs of every kind: outputs_that_are_inputs_views_equal_values_constants_and_no_tensors,
+31 outputs of every kind: outputs_that_are_inputs_views_equal_values_constants_and_no_tensors,
     gradients_through_outputs_that_are_views
-buffers, counters and caches: buffers_counters_and_caches, an_optimizer_compiled_with_its_state,
+32 buffers, counters and caches: buffers_counters_and_caches, an_optimizer_compiled_with_its_state,
     written_inputs_get_values_and_versions
-values saved for backward: what_backward_needs_is_not_computed_again_from_an_input_that_is_written,
+33 values saved for backward: what_backward_needs_is_not_computed_again_from_an_input_that_is_written,
     a_saved_value_changed_before_backward_is_eagers_error, backward_twice_hooks_and_gradients_of_any_layout,
     gradients_of_no_size, values_of_written_inputs_through_views_and_chains_are_kept_for_backward
-modes of autograd inside: modes_of_autograd_inside
-views of another type, equal parameters: views_of_another_type_are_read_before_their_base_is_written,
+34 modes of autograd inside: modes_of_autograd_inside
+35 views of another type, equal parameters: views_of_another_type_are_read_before_their_base_is_written,
     views_that_calls_make_are_read_before_their_base_is_written, equal_parameters_and_constants_are_not_one
-randomness: a_seed_gives_eagers_numbers_and_each_call_others
-checkpoints and budgets of memory: a_checkpoint_computes_again_with_forwards_state, a_selective_checkpoint,
+36 randomness: a_seed_gives_eagers_numbers_and_each_call_others
+37 checkpoints and budgets of memory: a_checkpoint_computes_again_with_forwards_state, a_selective_checkpoint,
     any_budget_of_memory_gives_the_same_gradients
-sizes and numbers that change: sizes_of_0_1_and_2_after_large_ones, inputs_whose_sizes_meet_and_broadcast,
+38 sizes and numbers that change: sizes_of_0_1_and_2_after_large_ones, inputs_whose_sizes_meet_and_broadcast,
     python_numbers_and_lists_that_change
-sizes that data decides: sizes_and_scalars_that_data_decides
-dynamic sizes: dynamic_sizes_in_shapes_ranges_pads_means_and_gradients
-operators with bodies: cond_runs_the_branch_that_data_says, while_loops_run, maps_and_scans_run,
+39 sizes that data decides: sizes_and_scalars_that_data_decides
+40 dynamic sizes: dynamic_sizes_in_shapes_ranges_pads_means_and_gradients
+41 operators with bodies: cond_runs_the_branch_that_data_says, while_loops_run, maps_and_scans_run,
     autograd_functions_keep_their_backward, custom_operators_that_write_their_arguments, transforms_of_functions
-autocast, scalers and tied weights: autocast_on_off_and_nested_with_a_weight_used_twice, autocast_and_a_scaler,
+42 autocast, scalers and tied weights: autocast_on_off_and_nested_with_a_weight_used_twice, autocast_and_a_scaler,
     tied_weights_get_one_gradient
-exceptions, threads, forks and resets: a_failed_call_leaves_all_as_it_was_and_the_next_is_right,
+43 exceptions, threads, forks and resets: a_failed_call_leaves_all_as_it_was_and_the_next_is_right,
     graph_breaks_and_exceptions_inside, threads_compile_and_run_at_once,
     a_fork_runs_what_was_compiled_before_and_compiles_anew, a_reset_forgets_and_compiles_again
-CUDA graphs: the_first_output_kept_over_a_step_is_an_error_and_its_clone_is_not, outputs_that_are_fed_back,
+44 CUDA graphs: the_first_output_kept_over_a_step_is_an_error_and_its_clone_is_not, outputs_that_are_fed_back,
     a_new_generation_begins_after_backward_and_after_inference, each_replay_draws_other_numbers,
     each_replay_of_training_draws_one_mask_for_forward_and_backward
-parallel training: two_processes_of_data_parallel_training, compiled_autograd, views_into_one_flat_parameter,
+45 parallel training: two_processes_of_data_parallel_training, compiled_autograd, views_into_one_flat_parameter,
     parameters_that_are_views_of_one_storage_at_odd_addresses
-the same bits twice: the_same_bits_twice_and_no_refusal_of_the_deterministic_mode
+46 the same bits twice: the_same_bits_twice_and_no_refusal_of_the_deterministic_mode
 """
 
 
@@ -100,3 +103,7 @@ def functions():
 @pytest.mark.parametrize("hazard,tests", [pytest.param(*one, id=one[0]) for one in entries()])
 def test_a_hazard_has_tests(hazard, tests, functions):
     assert set(tests) <= functions
+
+
+def test_hazards_are_numbered():
+    assert [int(hazard.split()[0]) for hazard, _ in entries()] == list(range(1, 47))

@@ -10,7 +10,7 @@ from compiled import compiled
 
 import cupyops
 from cupyops import ops
-from cupyops._compile import calls
+from cupyops._compile import calls, patterns
 from cupyops._compile.backend import programs
 from cupyops._operator.derivation import plans
 
@@ -171,3 +171,34 @@ def test_a_graph_that_cannot_be_traced_with_a_pattern_is_traced_without(monkeypa
         found = compiled(attend)(*tensors)
     assert relative(found, attend(*tensors)) < 1e-2
     assert "compiled without patterns" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "max_pool2d"])
+def test_arguments_by_name_and_defaults(name, monkeypatch):
+    """`eps` and `momentum` of batch_norm may be left out, and any argument may be named."""
+    monkeypatch.setenv("CUPYOPS_STRICT", "1")
+    weight, bias = torch.rand(8, requires_grad=True), torch.rand(8, requires_grad=True)
+
+    def normalised(x):
+        return F.relu(
+            input=F.batch_norm(input=x, running_mean=None, running_var=None, weight=weight, bias=bias, training=True)
+        )
+
+    function = normalised if name == "batch_norm" else (lambda x: F.max_pool2d(input=x, kernel_size=2))
+    x = torch.randn(2, 8, 6, 6, dtype=HALF).to(memory_format=torch.channels_last).requires_grad_()
+    programs.clear()
+    with cupyops.simulate("sm_90"):
+        found = compiled(function)(x)
+    assert relative(found, function(x)) < 1e-2
+    assert any("batch_norm_act" in one or "max_pool2d" in one for one in called())
+
+
+def test_a_pattern_that_fails_is_left(monkeypatch, caplog):
+    def fails(node):
+        raise IndexError("no such argument")
+
+    monkeypatch.setattr(patterns, "PATTERNS", (fails,))
+    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    found = compiled(lambda x: F.max_pool2d(x, 2))(x)
+    torch.testing.assert_close(found, F.max_pool2d(x, 2))
+    assert "pattern fails fails at" in caplog.text

@@ -15,6 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch.fx import GraphModule
 
+from ..._util import settings
 from .attention import ATTENTION, attention
 from .convolutions import added, in_blocks, moments
 from .decoding import decoding
@@ -68,8 +69,16 @@ def apply_to_calls(graph: GraphModule) -> None:
 
 
 def _replaced(graph: GraphModule, patterns: Sequence[Callable[[Any], bool]]) -> bool:
-    """Replace patterns, each wherever it is; return whether there was one."""
-    found = [one.__name__ for one in patterns for node in list(graph.graph.nodes) if one(node)]
+    """Replace patterns, each wherever it is; return whether there was one. One that fails is left, with a warning."""
+    found = []
+    for one in patterns:
+        for node in list(graph.graph.nodes):
+            try:
+                found += [one.__name__] if one(node) else []
+            except Exception as error:
+                if settings.STRICT.read(default=False):
+                    raise
+                log.warning("pattern %s fails at %s: %s", one.__name__, node.format_node(), error)
     if found:
         graph.graph.lint()
         graph.recompile()

@@ -8,23 +8,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from ..lowering import LIBRARIES
+from .graph import is_sized as is_sized
+from .graph import value_of as meta_of
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-
-
-def meta_of(node: Any) -> Any:
-    return node.meta.get("val") if isinstance(node, Node) else None
-
-
-def is_sized(*nodes: Any) -> bool:
-    """Return True if nodes are tensors whose sizes are numbers."""
-    metas = [meta_of(node) for node in nodes]
-    return all(isinstance(one, Tensor) and all(isinstance(n, int) for n in one.shape) for one in metas)
 
 
 def is_call(node: Any) -> bool:

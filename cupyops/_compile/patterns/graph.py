@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx import Node
+from torch.fx import Interpreter, Node
 
 log = logging.getLogger("cupyops.compile")
 
@@ -19,7 +19,14 @@ LARGEST_CONSTANT = 1 << 28  # elements of a mask that is computed while compilin
 
 
 def value_of(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, Node) else None
+    """FakeTensor, or list of them, that a node computes, in either kind of graph."""
+    return node.meta.get("val", node.meta.get("example_value")) if isinstance(node, Node) else None
+
+
+def is_sized(*nodes: Any) -> bool:
+    """Return True if nodes are tensors whose sizes are numbers."""
+    values = [value_of(node) for node in nodes]
+    return all(isinstance(one, Tensor) and all(isinstance(n, int) for n in one.shape) for one in values)
 
 
 def calls(node: Any, *targets: Any) -> bool:
@@ -48,33 +55,20 @@ def constant(node: Any) -> Tensor | None:
     meta = value_of(node)
     if not isinstance(meta, Tensor) or meta.numel() > LARGEST_CONSTANT:
         return None
-    needed: set[Any] = set()
-    stack = [node]
-    while stack:
-        one = stack.pop()
-        if one in needed:
-            continue
-        if one.op not in ("call_function", "call_method") or not _is_deterministic(one):
-            return None
-        needed.add(one)
-        stack += one.all_input_nodes
-    nodes = node.graph.nodes
+    nodes, needed = node.graph.nodes, made_of([node])
+    if not all(one.op in ("call_function", "call_method") and _is_deterministic(one) for one in needed):
+        return None
     if are_written(needed, next(iter(nodes)), None):
         return None
-    known: dict[Any, Any] = {}
-    with unset_fake_temporarily(), torch.no_grad():
-        for one in (one for one in node.graph.nodes if one in needed):
-            args = torch.fx.map_arg(one.args, known.__getitem__)
-            kwargs = torch.fx.map_arg(one.kwargs, known.__getitem__)
-            try:
-                if one.op == "call_method":
-                    known[one] = getattr(args[0], one.target)(*args[1:], **kwargs)
-                else:
-                    known[one] = one.target(*args, **kwargs)
-            except Exception as reason:
-                log.debug("%s is no constant: %s", one.format_node(), reason)
-                return None
-    found = known[node]
+    interpreter = Interpreter(node.graph.owning_module, garbage_collect_values=False)
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            for one in (one for one in nodes if one in needed):
+                interpreter.env[one] = interpreter.run_node(one)
+    except Exception as reason:
+        log.debug("%s is no constant: %s", node.format_node(), reason)
+        return None
+    found = interpreter.env[node]
     return found if isinstance(found, Tensor) else None
 
 
@@ -101,17 +95,19 @@ def writes(node: Any) -> bool:
 def are_written(nodes: set[Any], after: Any, before: Any) -> bool:
     """Return True if a call between two nodes writes into one of these tensors, or into what is made of one: a view, say."""
     between = itertools.takewhile(lambda one: one is not before, _following(after))
-    for writer in filter(writes, between):
-        seen: set[Any] = set()
-        stack = list(writer.all_input_nodes)
-        while stack:
-            one = stack.pop()
-            if one in nodes:
-                return True
-            if one not in seen:
-                seen.add(one)
-                stack += one.all_input_nodes
-    return False
+    return any(not nodes.isdisjoint(made_of(writer.all_input_nodes)) for writer in filter(writes, between))
+
+
+def made_of(nodes: Iterable[Any]) -> set[Any]:
+    """Return nodes, and all that they are computed from."""
+    found: set[Any] = set()
+    stack = list(nodes)
+    while stack:
+        one = stack.pop()
+        if one not in found:
+            found.add(one)
+            stack += one.all_input_nodes
+    return found
 
 
 def _following(node: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from torch.fx import Node
 from ... import ops
 from ..._kernel.kernel import HALF
 from ...ops._fused_linear_cross_entropy import SCRATCH
-from .graph import are_written, argument, calls, replaced, value_of
+from .graph import are_written, argument, calls, is_sized, replaced, value_of
 
 LINEAR = (F.linear, torch._C._nn.linear)
 VIEWS = ("view", "reshape", "flatten", "contiguous", torch.reshape, torch.flatten)
@@ -37,7 +37,7 @@ def linear_loss(node: Any) -> bool:
     ):
         return False
     chain = _chain(logits)
-    if chain is None or not _fits(chain, value_of(logits), value_of(target)):
+    if chain is None or not _fits(chain, logits, target):
         return False
     layer, graph, dtype = chain[-1], node.graph, value_of(chain[-1]).dtype
     given = [argument(layer, k, name) for k, name in enumerate(("input", "weight", "bias"))]
@@ -94,10 +94,9 @@ def _is_slice(index: Any) -> bool:
 
 def _fits(chain: list[Node], logits: Any, target: Any) -> bool:
     """Return True if the loss is of rows of known sizes, in a half type, and gradients are wanted."""
-    made = value_of(chain[-1])
-    tensors = [made, logits, target, *map(value_of, chain[-1].all_input_nodes)]
-    if not all(isinstance(one, Tensor) and all(isinstance(n, int) for n in one.shape) for one in tensors):
+    if not is_sized(chain[-1], logits, target, *chain[-1].all_input_nodes):
         return False
+    made, logits, target = map(value_of, (chain[-1], logits, target))
     if made.dtype not in HALF or logits.dim() != 2 or target.dim() != 1 or target.dtype is not torch.int64:
         return False
     if not made.requires_grad or value_of(chain[-1].all_input_nodes[1]).dim() != 2:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .graph import argument, calls, replaced, value_of
+from .graph import argument, calls, is_sized, replaced, value_of
 
 NAMES = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 NEAREST = {"nearest": "upsample_nearest{}d", "nearest-exact": "_upsample_nearest_exact{}d"}
@@ -35,7 +35,7 @@ def resampling(node: Any) -> bool:
     given, result = value_of(x), value_of(node)
     if mode not in (*NEAREST, *LINEAR) or recompute or antialias or not isinstance(given, Tensor):
         return False
-    if not given.requires_grad or result.dtype is not given.dtype or not _is_sized(given, result):
+    if not given.requires_grad or result.dtype is not given.dtype or not is_sized(x, node):
         return False
     dims = given.dim() - 2
     size = None if size is None else [size] * dims if isinstance(size, int) else list(size)
@@ -43,10 +43,6 @@ def resampling(node: Any) -> bool:
     with node.graph.inserting_before(node):
         new = node.graph.call_function(torch.ops.cupyops.interpolate.default, (x, size, scale, mode, align))
     return replaced(node, new)
-
-
-def _is_sized(*tensors: Tensor) -> bool:
-    return all(isinstance(size, int) for one in tensors for size in one.shape)
 
 
 @torch.library.custom_op("cupyops::interpolate", mutates_args=())
@@ -71,17 +67,13 @@ def interpolate_backward(
     )
 
 
-@interpolate.register_fake
-def _(x: Tensor, size: Any, scale: Any, mode: str, align_corners: Any) -> Tensor:
-    return F.interpolate(x, size, scale, mode, align_corners)
+interpolate.register_fake(F.interpolate)
 
 
 @interpolate_backward.register_fake
-def _(grad_y: Tensor, input_size: Any, scale: Any, mode: str, align_corners: Any) -> Tensor:
-    last = (
-        torch.channels_last if grad_y.dim() == 4 and grad_y.is_contiguous(memory_format=torch.channels_last) else None
-    )
-    return grad_y.new_empty(input_size).contiguous(memory_format=last or torch.contiguous_format)
+def _(grad_y: Tensor, input_size: Any, *_: Any) -> Tensor:
+    is_last = grad_y.dim() == 4 and grad_y.is_contiguous(memory_format=torch.channels_last)
+    return grad_y.new_empty(input_size).to(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

@@ -5,5 +5,5 @@ the schema (`self` is called `x`). An argument that it does not name has its def
 one with `**operands` takes all.
 """
 
+from ..builder import RULES as RULES
 from . import indexing, pointwise, reductions, views  # noqa: F401
-from .registry import RULES as RULES

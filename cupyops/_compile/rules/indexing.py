@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Result
+from ..builder import Builder, Result, rule
 from ..index import Affine
 from ..values import Buffer, Gather, Index, OneHot, Scattered, Value, View, broadcast
-from .registry import rule
 
 aten = torch.ops.aten
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Result
+from ..builder import Builder, Result, rule
 from ..size import Real, Size
 from ..values import HALVES, Buffer, Constant, Pointwise, Range, Value, broadcast, is_dense
 from .numbers import promoted
-from .registry import rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -96,28 +95,19 @@ _expression("tanh_backward", "({0} * (1 - {1} * {1}))")
 # -- two operands ------------------------------------------------------------------------------------------------------
 
 
-@rule(aten.add.Tensor, aten.add.Scalar)
-def add(build: Builder, result: Result, x: Any, other: Any, alpha: Any = 1) -> Any:
-    """x + alpha * other."""
-    if alpha == 1:
-        return build.pointwise(result, "add({0}, {1})", [x, other])
-    return build.pointwise(result, "add({0}, mul({1}, {2}))", [x, other, alpha])
+def _sum_or_difference(name: str) -> None:
+    @rule(*_overloads(name, "Tensor", "Scalar"))
+    def computed(build: Builder, result: Result, x: Any, other: Any, alpha: Any = 1) -> Any:
+        truth = any(isinstance(one, bool) or getattr(one, "dtype", None) is torch.bool for one in (x, other))
+        if name == "sub" and truth:
+            return NotImplemented  # PyTorch's error, which FakeTensors do not raise
+        if alpha == 1:
+            return build.pointwise(result, f"{name}({{0}}, {{1}})", [x, other])
+        return build.pointwise(result, f"{name}({{0}}, mul({{1}}, {{2}}))", [x, other, alpha])
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar)
-def sub(build: Builder, result: Result, x: Any, other: Any, alpha: Any = 1) -> Any:
-    """x - alpha * other; of truth values PyTorch's error, which FakeTensors do not raise."""
-    if any(isinstance(one, bool) or getattr(one, "dtype", None) is torch.bool for one in (x, other)):
-        return NotImplemented
-    if alpha == 1:
-        return build.pointwise(result, "sub({0}, {1})", [x, other])
-    return build.pointwise(result, "sub({0}, mul({1}, {2}))", [x, other, alpha])
-
-
-@rule(aten.rsub.Scalar, aten.rsub.Tensor)
-def rsub(build: Builder, result: Result, x: Any, other: Any, alpha: Any = 1) -> Any:
-    """other - alpha * x."""
-    return sub(build, result, other, x, alpha)
+_sum_or_difference("add")
+_sum_or_difference("sub")
 
 
 def _nonzero(number: Any) -> bool:
@@ -136,27 +126,27 @@ def div(build: Builder, result: Result, x: Any, other: Any) -> Any:
     return build.pointwise(result, "div({0}, {1})", [x, other])
 
 
-@rule(aten.div.Tensor_mode, aten.div.Scalar_mode, *_overloads("floor_divide", "default", "Scalar"))
-def div_mode(build: Builder, result: Result, x: Any, other: Any, rounding_mode: Any = "floor") -> Any:
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(build: Builder, result: Result, x: Any, other: Any, rounding_mode: Any = None) -> Any:
     """Division rounded to an integer."""
-    if rounding_mode is None:
-        return div(build, result, x, other)
-    if not result.dtype.is_floating_point and not _nonzero(other):
-        return NotImplemented  # by zero: PyTorch's error
-    function = {"floor": "floor_divide", "trunc": "trunc_divide"}[rounding_mode]
-    return build.pointwise(result, f"{function}({{0}}, {{1}})", [x, other], heavy=True)
+    return QUOTIENTS[rounding_mode](build, result, x, other)
 
 
-def _remainder(name: str, function: str) -> None:
-    @rule(*_overloads(name, "Tensor", "Scalar"))
-    def remainder(build: Builder, result: Result, x: Any, other: Any) -> Any:
+def _whole(names: str, function: str) -> Any:
+    """Quotient or remainder of a division to an integer."""
+
+    @rule(*_overloads(names, "default", "Tensor", "Scalar"))
+    def divided(build: Builder, result: Result, x: Any, other: Any) -> Any:
         if not result.dtype.is_floating_point and not _nonzero(other):
-            return NotImplemented
+            return NotImplemented  # by zero: PyTorch's error
         return build.pointwise(result, f"{function}({{0}}, {{1}})", [x, other], heavy=True)
 
+    return divided
 
-_remainder("remainder", "remainder_of")  # with the sign of the divisor
-_remainder("fmod", "fmod_of")  # with the sign of the dividend
+
+QUOTIENTS = {None: div, "floor": _whole("floor_divide", "floor_divide"), "trunc": _whole("", "trunc_divide")}
+_whole("remainder", "remainder_of")  # with the sign of the divisor
+_whole("fmod", "fmod_of")  # with the sign of the dividend
 
 
 @rule(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -209,12 +199,6 @@ def where(build: Builder, result: Result, condition: Any, x: Any, other: Any) ->
     return build.pointwise(result, "({0} ? {1} : {2})", [condition, x, other], [torch.bool, result.dtype, result.dtype])
 
 
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(build: Builder, result: Result, x: Any, mask: Any, value: Any) -> Any:
-    """`value` where the mask holds, else x."""
-    return where(build, result, mask, value, x)
-
-
 @rule(*_overloads("clamp clamp_min clamp_max", "default", "Tensor"))
 def clamp(build: Builder, result: Result, x: Any, min: Any = None, max: Any = None) -> Any:
     """x between bounds; NaN stays."""
@@ -229,18 +213,19 @@ def clamp(build: Builder, result: Result, x: Any, min: Any = None, max: Any = No
 # -- activations and their gradients -----------------------------------------------------------------------------------
 
 
+GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
 @rule(aten.gelu.default)
 def gelu(build: Builder, result: Result, x: Value, approximate: str = "none") -> Any:
     """x times the normal distribution function, or its approximation by tanh."""
-    name = "gelu_tanh" if approximate == "tanh" else "gelu"
-    return build.pointwise(result, f"{name}({{0}})", [x], heavy=True)
+    return build.pointwise(result, f"{GELU[approximate]}({{0}})", [x], heavy=True)
 
 
 @rule(aten.gelu_backward.default)
 def gelu_backward(build: Builder, result: Result, grad_output: Value, x: Value, approximate: str = "none") -> Any:
     """Gradient of gelu."""
-    name = "gelu_tanh_gradient" if approximate == "tanh" else "gelu_gradient"
-    return build.pointwise(result, f"({{0}} * {name}({{1}}))", [grad_output, x], heavy=True)
+    return build.pointwise(result, f"({{0}} * {GELU[approximate]}_gradient({{1}}))", [grad_output, x], heavy=True)
 
 
 @rule(aten.threshold_backward.default)
@@ -279,9 +264,7 @@ def clone(build: Builder, result: Result, x: Any = None, a: Any = None) -> Any:
 @rule(aten.copy.default)
 def copy(build: Builder, result: Result, x: Any, src: Any) -> Any:
     """`src`, in the shape and dtype of x."""
-    if not isinstance(src, Value):
-        return NotImplemented
-    return build.pointwise(result, "{0}", [src], src.dtype, rounds=src.dtype != result.dtype and result.dtype in HALVES)
+    return converted(build, result, src, rounds=True)
 
 
 @rule(aten.copy_.default)
@@ -289,10 +272,7 @@ def copy_(build: Builder, result: Result, x: Value, src: Any, non_blocking: bool
     """Overwrite an input."""
     if not isinstance(src, Value) or not isinstance(x, Buffer) or x.unit is not None or not is_dense(x):
         return NotImplemented
-    value = converted(build, result, broadcast(src, x.shape), rounds=False)
-    if value is NotImplemented:
-        return NotImplemented
-    build.write(x, value)
+    build.write(x, converted(build, result, broadcast(src, x.shape), rounds=False))
     return x
 
 
@@ -317,8 +297,8 @@ def _filled(number: int, names: str) -> None:
         return Constant(number, result.shape, result.dtype)
 
 
-_filled(0, "zeros zeros_like new_zeros")
-_filled(1, "ones ones_like new_ones")
+_filled(0, "zeros zeros_like")
+_filled(1, "ones ones_like")
 
 
 @rule(*_overloads("arange", "default", "start", "start_step"), prims.iota.default)

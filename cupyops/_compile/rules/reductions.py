@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Result
+from ..builder import Builder, Result, rule
 from ..index import Affine, Compute, flatten, never, unflatten
 from ..size import Size, about
 from ..values import (
@@ -32,7 +32,6 @@ from ..values import (
 )
 from .numbers import literal
 from .pointwise import as_stored, converted
-from .registry import rule
 from .views import reshaped
 
 aten = torch.ops.aten
@@ -47,10 +46,9 @@ COMBINE = {"sum": "add({0}, {1})", "max": "maximum({0}, {1})", "min": "minimum({
 
 def dimensions(x: Value, dims: Any) -> tuple[int, ...]:
     """The dimensions that are meant, counted from the front; None and () mean all."""
-    if dims is None or dims == []:
-        return tuple(range(len(x.shape)))
-    given = [dims] if isinstance(dims, int) else dims
-    return tuple(d % len(x.shape) for d in given) if x.shape else ()
+    rank = len(x.shape)
+    given = [dims] if isinstance(dims, int) else dims or range(rank)
+    return tuple(d % rank for d in given) if rank else ()
 
 
 def reduced(

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Result
+from ..builder import Builder, Result, rule
 from ..index import Affine, Compute, flatten, unflatten
 from ..size import Size
 from ..values import Concatenation, Constant, Index, IndexMap, Placed, Value, View, expanded
 from .pointwise import converted
-from .registry import rule
 
 aten = torch.ops.aten
 
@@ -120,12 +119,6 @@ def split(
     return found
 
 
-@rule(aten.unbind.int)
-def unbind(build: Builder, results: list[Result], x: Value, dim: int = 0) -> Any:
-    """Each index of a dimension."""
-    return [select(build, one, x, dim, k) for k, one in enumerate(results)]
-
-
 @rule(aten.diagonal.default)
 def diagonal(build: Builder, result: Result, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Elements whose two coordinates differ by `offset`."""
@@ -214,14 +207,13 @@ def constant_pad_nd(build: Builder, result: Result, x: Value, pad: Any, value: A
             low, high = max(low, 0), max(high, 0)
         if low or high:
             shape = (*found.shape[:dim], found.shape[dim] + low + high, *found.shape[dim + 1 :])
-            found = Placed(build.used(found), dim, low, shape, result.dtype, value)
+            found = Placed(build.used(found), dim, low, shape, Constant(value, shape, result.dtype))
     return found if isinstance(found, Placed) else converted(build, result, found, rounds=False)
 
 
-def _placed(build: Builder, result: Result, x: Value | None, src: Value, dim: int, low: Any, step: int = 1) -> Placed:
-    """x, or zeros, with `src` at every `step`-th index of a dimension from `low` on."""
-    source = build.used(src)
-    return Placed(source, dim, low, result.shape, result.dtype, other=None if x is None else build.used(x), step=step)
+def _placed(build: Builder, result: Result, x: Value, src: Value, dim: int, low: Any, step: int = 1) -> Placed:
+    """x with `src` at every `step`-th index of a dimension from `low` on."""
+    return Placed(build.used(src), dim, low, result.shape, build.used(x), step)
 
 
 @rule(aten.slice_scatter.default)
@@ -236,26 +228,12 @@ def slice_scatter(
     step: int = 1,
 ) -> Any:
     """x with a slice replaced."""
-    if not src.numel or src.dtype != x.dtype:
+    if src.dtype != x.dtype:
         return NotImplemented
+    if not src.numel:
+        return converted(build, result, x, rounds=False)
     dim %= len(x.shape)
     return _placed(build, result, x, src, dim, _first(x.shape[dim], start), step)
-
-
-@rule(aten.slice_backward.default)
-def slice_backward(
-    build: Builder, result: Result, grad_output: Value, input_sizes: Any, dim: int, start: int, end: int, step: int
-) -> Any:
-    """Zeros with a slice that is the gradient."""
-    if not grad_output.numel:
-        return Constant(0, result.shape, result.dtype)
-    dim %= len(input_sizes)
-    return _placed(build, result, None, grad_output, dim, _first(result.shape[dim], start), step)
-
-
-def _row(x: Value, dim: int) -> View:
-    """x with a dimension of size 1 before `dim`."""
-    return View(x, (*x.shape[:dim], 1, *x.shape[dim:]), lambda index, compute: index[:dim] + index[dim + 1 :])
 
 
 @rule(aten.select_scatter.default)
@@ -264,11 +242,5 @@ def select_scatter(build: Builder, result: Result, x: Value, src: Value, dim: in
     dim %= len(x.shape)
     if src.dtype != x.dtype or not isinstance(index, int):
         return NotImplemented
-    return _placed(build, result, x, _row(src, dim), dim, _at(x.shape[dim], index))
-
-
-@rule(aten.select_backward.default)
-def select_backward(build: Builder, result: Result, grad_output: Value, input_sizes: Any, dim: int, index: int) -> Any:
-    """Zeros with one index of a dimension that is the gradient."""
-    dim %= len(result.shape)
-    return _placed(build, result, None, _row(grad_output, dim), dim, _at(result.shape[dim], index))
+    row = View(src, (*src.shape[:dim], 1, *src.shape[dim:]), lambda at, compute: at[:dim] + at[dim + 1 :])
+    return _placed(build, result, x, row, dim, _at(x.shape[dim], index))
