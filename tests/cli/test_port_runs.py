@@ -338,7 +338,7 @@ def test_a_function_without_a_schema_is_no_operator(tmp_path):
     found = port([path], str(path))
     assert (
         found.operators == []
-        and "x.cu:27: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
+        and "x.cu:38: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
     )
     exec(compile(found.files["x.py"], "x.py", "exec"), {"__name__": "x"})
 
