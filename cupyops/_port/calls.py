@@ -24,7 +24,7 @@ from .expressions import (
     typed,
 )
 from .program import Function, Node, bare, is_stream, text, walk
-from .scope import NotTranslated, Scope, changed
+from .scope import NotTranslated, Scope, Variable, changed
 from .values import (
     BOOL,
     DEVICE,
@@ -371,7 +371,7 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     nodes = children(given)
     called = _resolved(node, candidates, nodes, scope)
     found, types = list[Value](), dict[str, Type]()
-    passed: list[str] = []
+    passed, outputs = list[str](), list[str]()
     written = _template_arguments(function)
     for name, spelled in zip(called.types, written):
         types[name] = ctype(spelled, scope)
@@ -394,7 +394,7 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
         if name in written_to(called):
             if one.type != "identifier":
                 raise NotTranslated(one, f"{text(one)[:60]!r}, which {called.called} writes to")
-            scope.written.append(value.code)
+            outputs.append(value.code)
         found.append(value)
         passed.append(value.code)
     if missing := [name for name in called.types if name not in types]:
@@ -410,7 +410,10 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
             else Type("result", name="result")
         )
     code = f"{scope.request(called, types)}({', '.join(passed)})"
-    return replace(typed(code, returns))
+    if outputs:  # one call alone may have such results
+        scope.writer = "" if scope.written else code
+        scope.written += outputs
+    return typed(code, returns)
 
 
 def _parameter(spelled: str, called: Function, scope: Scope) -> Type | None:
@@ -531,6 +534,30 @@ def _named_value(node: Node, scope: Scope) -> Value:
 # --- methods ---
 
 
+def _of_struct(node: Node, value: Value, method: str, given: list[Value], scope: Scope) -> Value:
+    """A method of a struct that is a `return` alone, in the place of its call. Raises `NotTranslated`."""
+    found = structs.method(value.type.name, method, scope.program)
+    body = children(found[0].child_by_field_name("body")) if len(found) == 1 else []
+    if len(body) != 1 or body[0].type != "return_statement" or not children(body[0]) or changed(found[0]):
+        raise NotTranslated(node, f"the method {method} of the struct {value.type.name}")
+    own, taken = structs.frame(value, scope.program), structs.parameters(found[0])
+    if len(taken) != len(given) or "auto" in (spelled := text(found[0].child_by_field_name("type"))):
+        raise NotTranslated(node, f"the method {method} of the struct {value.type.name}")
+    for one, (parameter, name) in zip(given, taken):
+        if "*" in text(parameter) or not re.fullmatch(r"[\w.+*/ -]+", one.code):
+            raise NotTranslated(node, f"{one.code} as the argument {name} of the method {method}")
+        one = assigned(one, ctype(parameter.child_by_field_name("type"), scope), node)
+        own[name] = Variable(replace(one, code=one.at(values.ATOM), binds=values.ATOM), name)
+    frames, scope.frames = scope.frames, [own]
+    try:
+        with scope.elsewhere():
+            result = assigned(python(children(body[0])[0], scope), ctype(node, scope, spelled), node)
+    finally:
+        scope.frames = frames
+    scope.read(node)
+    return replace(result, code=result.at(values.ATOM), binds=values.ATOM)
+
+
 def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     of, named = function.child_by_field_name("argument"), function.child_by_field_name("field")
     method, nodes = bare(text(named)) or text(named), children(given)
@@ -541,6 +568,8 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     value = python(of, scope)
     scope.read(function)
     kind = value.type.kind
+    if kind == "struct":
+        return _of_struct(node, value, method, arguments(given, scope), scope)
     if kind == "options":
         return _with_option(node, value, method, nodes, given, scope)
     if kind == "optional":
@@ -560,7 +589,7 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "list" and not nodes and method in ("size", "empty"):
         if method == "empty":
             return Value(f"not {value.at(values.NOT)}", BOOL, values.NOT)
-        return values.size(f"len({value.code})")
+        return values.whole(f"len({value.code})", values.ULONG, low=0, high=values.SIZE_LIMIT, sized=True)
     if kind == "list" and method in ("push_back", "emplace_back") and len(nodes) == 1:
         (one,) = arguments(given, scope)
         element = assigned(one, value.type.of[0], node) if value.type.of else one

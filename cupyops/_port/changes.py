@@ -32,6 +32,8 @@ def assignment(node: Node, scope: Scope) -> Value:
 def _target(node: Node, field: str, scope: Scope) -> Value:
     """The number that is assigned to. Raises `NotTranslated` for all but variables."""
     name = node.child_by_field_name(field)
+    while name.type == "parenthesized_expression" and len(name.named_children) == 1:
+        name = name.named_children[0]
     variable = scope.find(text(name)) if name.type == "identifier" else None
     if variable is None or not variable.value.type.is_number or variable.value.code != variable.name:
         raise NotTranslated(node, f"{node.type.replace('_', ' ')}: {text(node)[:60]!r}")

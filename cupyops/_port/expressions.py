@@ -400,7 +400,7 @@ def _field(node: Node, scope: Scope) -> Value:
         kind, length, dtype = (structs.members(value.type.name, scope.program) or {}).get(
             text(name), (values.VOID, 0, "")
         )
-        if kind.is_number:
+        if kind.is_number or kind.kind == "struct":
             code = f"{value.at(values.ATOM)}.{text(name)}"
             return Value(code, Type("list", of=(kind,))) if length else typed(code, kind)
     raise NotTranslated(node, f"the member {text(node)[:60]!r}")
@@ -613,6 +613,7 @@ DTYPE_NAMES |= {("float", 64, True): "float64", ("int", 32, False): "uint32", ("
 # by the type of a node; calls.py adds what is called
 EXPRESSIONS: dict[str, Callable[[Node, Scope], Value]] = {
     "identifier": _identifier,
+    "this": _identifier,
     "number_literal": _number,
     "string_literal": _string,
     "concatenated_string": _string,

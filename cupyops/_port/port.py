@@ -72,7 +72,7 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     made = [
         structs.definition(name, of)
         for name in program.structs
-        if f"_{name}()" in written_out and (of := structs.members(name, program))
+        if (of := structs.members(name, program)) and name in _structs(written_out, program)
     ]
     constants = _constants(program, writing.used, ported)
     stem = re.sub(r"\W", "_", paths[0].stem)
@@ -131,6 +131,17 @@ import cupyops
 
 ext = cupyops.extension({source!r}{given})
 '''
+
+
+def _structs(written: str, program: Program) -> set[str]:
+    """The structs that the functions make, and those that lie inside of them."""
+    found = {name for name in program.structs if f"_{name}()" in written}
+    for name in reversed(program.structs):
+        if name in found:
+            found |= {
+                kind.name for kind, _, _ in (structs.members(name, program) or {}).values() if kind.kind == "struct"
+            }
+    return found
 
 
 _MISSING = """\

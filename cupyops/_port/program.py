@@ -262,6 +262,13 @@ def _gather(node: Node, file: str, found: Program) -> None:
             and _static_methods(child, file, found)
             and node.type != "template_declaration"
         ):
+            for one in walk(child.child_by_field_name("body")) if child.child_by_field_name("body") else ():
+                if (
+                    one.type == "struct_specifier"
+                    and one.child_by_field_name("body")
+                    and one.child_by_field_name("name")
+                ):
+                    found.structs.setdefault(text(one.child_by_field_name("name")), one)
             inherits = any(one.type == "base_class_clause" for one in child.named_children)
             if child.child_by_field_name("body") is not None and not inherits:
                 found.structs.setdefault(text(child.child_by_field_name("name")), child)

@@ -48,6 +48,7 @@ class Scope:
         used: constants of the files that the Python needs.
         before: lines of Python that the statement under way needs before it.
         written: names that a call of the statement under way writes to, by reference.
+        writer: that call, in Python, which gives its result and what it has written.
         changed: names that are assigned to after their declaration, anywhere in the function.
         request: gives the Python name of a function that is called, for the types of its template.
         inner: writes a lambda before the statement under way, and gives its name.
@@ -61,6 +62,7 @@ class Scope:
     used: set[str] = field(default_factory=set)
     before: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+    writer: str = ""
     changed: frozenset[str] = frozenset()
     request: Callable[[Function, Mapping[str, Type]], str] = lambda function, types: name_of(function.name)
     file: str = ""
@@ -73,6 +75,13 @@ class Scope:
         """Note something that a reader is to check."""
         if what not in self.notes:
             self.notes.append(what)
+
+    def taken(self, code: str, node: Node) -> list[str]:
+        """The names that the statement under way sets besides. Raises `NotTranslated` where `code` is more than the call."""
+        written, self.written = self.written, []
+        if written and code != self.writer:
+            raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
+        return written
 
     # --- names ---
 

@@ -12,7 +12,7 @@ from .checks import is_check, message, refusals
 from .expressions import EXPRESSIONS, arguments, children, condition, ctype, python, typed
 from .launches import Kernel, launch
 from .program import Function, Node, bare, line, parser, text, walk
-from .scope import NotTranslated, Scope, changed
+from .scope import NotTranslated, Scope, Variable, changed
 from .values import DIM3, DTYPE, OPTIONS, STATUS, TENSOR, VOID, Type, Value
 from .vocabulary import ALIKE, EXCEPTIONS, QUERIES, REPORTS, SAME_DEVICE, dispatched, type_of
 
@@ -154,7 +154,7 @@ class Writer:
     def _declared_as_function(self, node: Node, spelled: Node, declarator: Node) -> None:
         """`dim3 grid(n);`, which C++'s grammar may also read as the declaration of a function: it is read as a value."""
         name, kind = text(declarator.child_by_field_name("declarator")), ctype(spelled, self.scope)
-        if kind.kind not in ("dim3", "guard", "list", "tensor", "options") and not kind.is_number:
+        if kind.kind not in ("dim3", "guard", "list", "tensor", "options", "struct") and not kind.is_number:
             raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
         given = text(declarator.child_by_field_name("parameters"))
         root = parser().parse(("\n" * (line(node) - 1) + f"auto found = made{given};").encode()).root_node
@@ -167,6 +167,9 @@ class Writer:
                 for one in nodes:
                     nothing(one, self.scope)
                 self.scope.declare(name, kind)
+                return
+            if kind.kind == "struct":
+                self._construct(name, kind, nodes, node)
                 return
             found = [python(one, self.scope) for one in nodes]
         if kind == OPTIONS and len(found) == 1:
@@ -193,7 +196,7 @@ class Writer:
         elif kind == DIM3:
             self._define(names[0], kind, Value("(1, 1, 1)", DIM3), node)
         elif kind.kind == "struct":
-            self._define(names[0], kind, structs.empty(kind), node)
+            self._construct(names[0], kind, [], node)
         elif kind.kind == "tuple":
             raise NotTranslated(node, f"a tuple whose members come later: {text(node)[:60]!r}")
         else:
@@ -256,8 +259,14 @@ class Writer:
         self._initialised(name, kind, value, is_reference, node)
 
     def _initialised(self, name: str, kind: Type, value: Node, is_reference: bool, node: Node) -> None:
-        if value.type == "initializer_list" and kind.kind == "struct":
-            self._struct(name, kind, value, node)
+        if value.type in ("initializer_list", "argument_list") and kind.kind == "struct":
+            if structs.constructors(kind.name, self.scope.program):
+                self._construct(name, kind, children(value), node)
+            elif value.type == "initializer_list":
+                self._struct(name, kind, value, node)
+            else:
+                raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
+            self.scope.read(value)
             return
         if value.type in ("argument_list", "initializer_list") and kind.kind not in ("auto", "list", "tuple"):
             given = arguments(value, self.scope)
@@ -302,7 +311,7 @@ class Writer:
 
     def _define(self, name: str, kind: Type, value: Value, node: Node) -> None:
         """`name = value`, of a new variable."""
-        written, self.scope.written = self.scope.written, []
+        written = self.scope.taken(value.code, node)
         code = as_dict(value) if kind == OPTIONS else value.code
         if kind == DIM3 and value.type == DIM3:
             code = self._full(name, code)
@@ -468,7 +477,11 @@ class Writer:
 
     def _set(self, left: Node, sign: str, right: Value, node: Node) -> None:
         """Write the assignment `left sign right`; the value is converted to the type of `left`."""
-        written, self.scope.written = self.scope.written, []
+        while left.type == "parenthesized_expression" and len(children(left)) == 1:
+            left = children(left)[0]
+        written = self.scope.taken(right.code, node)
+        if written and (sign != "=" or left.type != "identifier"):
+            raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
         if left.type == "field_expression":
             self._member(left, sign, right, node)
             return
@@ -478,6 +491,8 @@ class Writer:
         if left.type == "identifier" and variable is None:
             raise NotTranslated(node, f"the name {text(left)}, which the files do not define")
         target = variable.value if variable is not None else python(left, self.scope)
+        if left.type not in ("identifier", "subscript_expression", "pointer_expression"):
+            raise NotTranslated(node, f"an assignment to {text(left)[:60]!r}")
         self.scope.read(left)
         if left.type in ("subscript_expression", "pointer_expression") and target.code.endswith("].item()"):
             value = right if sign == "=" else values.computed(sign.removesuffix("="), target, right)
@@ -552,7 +567,7 @@ class Writer:
 
     def _struct(self, name: str, kind: Type, given: Node, node: Node) -> None:
         """`Params p = {x, n};`, with the members in order, or with their names."""
-        self._define(name, kind, structs.empty(kind), node)
+        self._construct(name, kind, [], node)
         value = self.scope.frames[-1][name].value
         order = list(structs.members(kind.name, self.scope.program) or {})
         for index, one in enumerate(children(given)):
@@ -572,6 +587,62 @@ class Writer:
                 self._fill(value, member, "=", python(inner, self.scope), node)
         self.scope.read(given)
 
+    def _construct(self, name: str, kind: Type, nodes: Sequence[Node], node: Node) -> None:
+        """`Params p(x, n);`: the members' own values, what the constructor gives them, and its body."""
+        program = self.scope.program
+        given = [python(one, self.scope) for one in nodes]
+        if self.scope.written:
+            raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
+        found = structs.constructors(kind.name, program)
+        if len(given) == 1 and given[0].type == kind:
+            self._define(name, kind, structs.copied(given[0]), node)
+            return
+        fits = [
+            one for one in found if one.type == "function_definition" and len(structs.parameters(one)) == len(given)
+        ]
+        if (found or nodes) and len(fits) != 1:
+            raise NotTranslated(node, f"which constructor of {kind.name} is called: {text(node)[:60]!r}")
+        self._define(name, kind, structs.empty(kind), node)
+        value = self.scope.frames[-1][name].value
+        own = structs.frame(value, program)
+        taken = structs.parameters(fits[0]) if fits else []
+        for one, (parameter, spelled) in zip(given, taken):
+            if spelled in changed(fits[0]):
+                raise NotTranslated(node, f"a constructor that changes {spelled}")
+            one = assigned(one, self._kind(parameter.child_by_field_name("type"), parameter), node)
+            if not re.fullmatch(r"[\w.]+", one.code):
+                self.put(f"{(kept := f'{name}_{spelled}')} = {one.code}", node)
+                one = replace(one, code=kept, binds=values.ATOM, lax="")
+                self.scope.frames[-1].setdefault(f"constructor {kept}", Variable(one, kept))
+            own[spelled] = Variable(one, one.code)
+        frames, self.scope.frames = self.scope.frames, [own]
+        try:
+            with self.scope.elsewhere():
+                for member, inner in structs.defaults(kind.name, program):
+                    self._fill(value, member, "=", python(inner, self.scope), node)
+                if fits:
+                    self._constructor(fits[0], value, node)
+        finally:
+            self.scope.frames = frames
+
+    def _constructor(self, node: Node, value: Value, call: Node) -> None:
+        """The initialisers of a constructor, in order, and its body, of assignments alone."""
+        for one in node.named_children:
+            for each in children(one) if one.type == "field_initializer_list" else []:
+                member, *rest = children(each)
+                inner = [part for part in children(rest[0]) if rest] if rest else []
+                of = structs.members(value.type.name, self.scope.program) or {}
+                length = of.get(text(member), (VOID, 0, ""))[1]
+                if member.type != "field_identifier" or (not length and len(inner) > 1):
+                    raise NotTranslated(call, f"the initialiser {text(each)[:60]!r}")
+                for at, part in enumerate(inner):
+                    self._fill(value, text(member), "=", python(part, self.scope), call, at if length else None)
+        body = node.child_by_field_name("body")
+        for one in [] if body is None else children(body):
+            if one.type != "expression_statement" or children(one)[0].type != "assignment_expression":
+                raise NotTranslated(call, f"{text(one)[:60]!r} in a constructor")
+            self.effect(children(one)[0])
+
     def _fill(self, value: Value, name: str, sign: str, right: Value, node: Node, at: int | None = None) -> None:
         """Assign to a member of a struct, or to the element `at` of one that is an array."""
         of = structs.members(value.type.name, self.scope.program) or {}
@@ -582,7 +653,10 @@ class Writer:
         if dtype:
             self.put(f"{place} = {structs.address(right, dtype, node)}", node)
             return
-        if not right.type.is_number:
+        if kind.kind == "struct" and right.type == kind and sign == "=":
+            self.put(f"{place} = {right.code}", node)  # ctypes copies it
+            return
+        if not right.type.is_number or not kind.is_number:
             raise NotTranslated(node, f"a {right.type} as the member {name}: {text(node)[:60]!r}")
         found = right if sign == "=" else values.computed(sign.removesuffix("="), typed(place, kind), right)
         self.put(f"{place} = {assigned(found, kind, node).code}", node)
@@ -596,8 +670,7 @@ class Writer:
             self.put(f"return {', '.join(outputs)}".rstrip(), node)
             return
         value = python(inner[0], self.scope)
-        written, self.scope.written = self.scope.written, []
-        if written:
+        if self.scope.written:
             raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
         if self.returned is not None:
             value = assigned(value, value.type, node)
@@ -751,8 +824,7 @@ class Writer:
 
     def _called(self, node: Node) -> None:
         value = python(node, self.scope)
-        written, self.scope.written = self.scope.written, []
-        if written:
+        if written := self.scope.taken(value.code, node):
             if value.type != VOID:
                 written = ["_", *written]
             self.put(f"{', '.join(written)} = {value.code}", node)

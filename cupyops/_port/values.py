@@ -235,6 +235,9 @@ def to_integer(value: Value, to: Type) -> Value:
     """An integer, converted to another type of integer."""
     if to.low <= value.low and value.high <= to.high:
         return replace(value, type=to)
+    if value.low == value.high:  # one number, which is known
+        known = (int(value.low) - int(to.low)) % 2**to.bits + int(to.low)
+        return number(known, to, str(known))
     if not to.signed:
         low, high = (value.low, value.high) if value.low >= 0 and value.high <= to.high else (0, to.high)
         return whole(
@@ -243,7 +246,7 @@ def to_integer(value: Value, to: Type) -> Value:
             BIT_AND,
             low,
             high,
-            sized=value.sized,
+            sized=value.sized and value.low >= 0,  # what has wrapped below 0 is no size any more
         )
     if value.sized and to.bits >= 32:
         return replace(value, type=to, low=max(value.low, to.low), high=min(value.high, to.high))

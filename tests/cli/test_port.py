@@ -77,7 +77,9 @@ def ported(tmp_path, code):
     return port([path], "x.cu")
 
 
-LAUNCH = "__global__ void k(float* x, int n) {}\n"
+LAUNCH = "__global__ void k(float* x, int n) {} int twice(int& n) { n *= 2; return n; }"
+LAUNCH += " struct Bits { int low : 3; }; struct Elsewhere { int n; Elsewhere(int n); };"
+LAUNCH += " struct Changing { int n; void grow() { n += 1; } };\n"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,11 @@ LAUNCH = "__global__ void k(float* x, int n) {}\n"
         ("\nint n = 0; goto done; k<<<1, 2>>>(x, n); done: return;", "x.cu:3: not translated: goto statement"),
         ("static int n = 0; n += 1; k<<<1, 2>>>(x, n);", "x.cu:2: not translated: 'static'"),
         ("double d = 2; k<<<1, 2>>>(x, std::exp(1.0f));", "x.cu:2: check: std::exp(1.0f)"),
+        ("int n = 1, m = 2; (n > 1 ? n : m) += 5; k<<<1, 2>>>(x, m);", "x.cu:2: not translated: an assignment to"),
+        ("int n = 1; int m = twice(n) + n; k<<<1, 2>>>(x, m);", "a number that is written to by reference here"),
+        ("Bits b; b.low = 9; k<<<1, 2>>>(x, b.low);", "x.cu:2: not translated: the type Bits"),
+        ("Elsewhere e(3); k<<<1, 2>>>(x, e.n);", "x.cu:2: not translated: which constructor of Elsewhere is called"),
+        ("Changing c{3}; c.grow(); k<<<1, 2>>>(x, c.n);", "x.cu:2: not translated: the method grow of the struct"),
         ("auto m = f(); k<<<m / 2, 2>>>(x, 3);", "x.cu:2: not translated: the function f"),
     ],
 )

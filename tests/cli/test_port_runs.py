@@ -33,6 +33,17 @@ void fill(Params& p, at::Tensor x, int n) { p.x = x.data_ptr<float>(); p.by = n 
 Params made(at::Tensor x) { Params p = {.x = x.data_ptr<float>(), .sizes = {7, 3}}; return p; }
 void less(Params p) { p.by -= 0.5; p.sizes[0] = 9; use<<<1, 4>>>(p); }
 void other(Params& p) { Params q = p; q.low = 1; p = q; q.low = 5; }
+struct Shape { int rows, columns; __host__ __device__ int numel() const { return rows * columns; } };
+struct View {
+  float* data;
+  Shape shape;
+  int by[2];
+  View(at::Tensor x, int n) : data(x.data_ptr<float>()), by{n, 2 * n} { shape.rows = 2; shape.columns = x.numel() / 2; }
+  __host__ __device__ int last() const { return by[1]; }
+};
+__global__ void view(const View v) {
+  if (threadIdx.x < v.shape.numel()) v.data[threadIdx.x] += v.by[0] * 10 + v.last() * 100;
+}
 """
 LAUNCH = "add<<<1, 32>>>(x.data_ptr<float>(), %s, x.numel());"
 
@@ -163,6 +174,10 @@ FILLED = {
     "by a function": ("Params p{}; fill(p, x, n); for (int i = 0; i < 2; ++i) p.sizes[i]++; use<<<1, 4>>>(p);", 4.5),
     "handed on by value": ("Params p; fill(p, x, n); less(p); less(p); use<<<1, 4>>>(p);", 3 + 3 + 3.5),
     "copied": ("auto p = made(x); auto q = p; q.low = n; other(p); Params r; r = p; p.by = 40; use<<<1, 4>>>(r);", 13),
+    "by a constructor": ("View v(x, n); v.by[0] += 1; view<<<1, v.shape.numel()>>>(v);", 640),
+    "with a struct inside": (
+        "View v{x, n}; Shape s = v.shape; s.rows = 9; v.shape = s; v.shape.rows /= 4; view<<<1, v.shape.numel()>>>(v);", 630,
+    ),
     "by a reference": ("Params p = made(x); Params& q = p; q.low = n; p.by = q.low; use<<<1, 4>>>(p);", 36),
 }  # fmt: skip
 
@@ -323,7 +338,7 @@ def test_a_function_without_a_schema_is_no_operator(tmp_path):
     found = port([path], str(path))
     assert (
         found.operators == []
-        and "x.cu:27: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
+        and "x.cu:38: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
     )
     exec(compile(found.files["x.py"], "x.py", "exec"), {"__name__": "x"})
 

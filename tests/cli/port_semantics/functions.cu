@@ -1,7 +1,11 @@
 // Host functions in which C++ means something else than Python's text would: `record.py` runs them with a C++ compiler.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #define TWO_AND_THREE 2 + 3
 #define NEGATIVE -4
@@ -126,8 +130,14 @@ int inner_scope(int a) {
 }
 int twice_scoped(int a) {
   int found = 0;
-  { int b = a; found += b; }
-  { float b = a * 0.5f; found += b; }
+  {
+    int b = a;
+    found += b;
+  }
+  {
+    float b = a * 0.5f;
+    found += b;
+  }
   return found;
 }
 int limit_changes(int n) {
@@ -166,7 +176,10 @@ int called_at_once(int n, int by) {
     if (n > by) return n;
     return by * 2;
   }();
-  auto more = [&](int k) { s += k--; return s * k; };
+  auto more = [&](int k) {
+    s += k--;
+    return s * k;
+  };
   for (int i = 0; i < s && i < 5; ++i) more(i);
   return s * 10 + more(by);
 }
@@ -221,7 +234,9 @@ int whiles(int n) {
     if (s % 2) continue;
     s += 1;
   } while (s < 20);
-  do { s *= 2; } while (0);
+  do {
+    s *= 2;
+  } while (0);
   return s;
 }
 int switched(int n) {
@@ -296,7 +311,8 @@ inline T half_of(T a) {
   return a / 2;
 }
 int instances(int a, float b, unsigned c) {
-  return ceil_of(a, 4) * 100 + static_cast<int>(half_of(b) * 8) + half_of(a) + (half_of(c - 5) > 1000) + half_of<int>(a * 3);
+  return ceil_of(a, 4) * 100 + static_cast<int>(half_of(b) * 8) + half_of(a) + (half_of(c - 5) > 1000) +
+         half_of<int>(a * 3);
 }
 int overloaded(int a) { return a + 1; }
 int overloaded(float a) { return static_cast<int>(a * 4); }
@@ -318,6 +334,438 @@ int lucky(int n) {
   if (n % 2 == 0) return 64;
   else if (n > 5) return -n;
   return 0;
+}
+
+struct Pair {
+  int a;
+  int b;
+};
+enum class Mode { A = 2, B, C = 7 };
+enum Flags { F1 = 1 << 1, F2 = F1 | 8, F3 };
+#define INC(x) (x)++
+struct Inner {
+  int a;
+  float f;
+  int twice() const { return a * 2; }
+};
+struct Outer {
+  Inner inn;
+  int n;
+  int sum() const { return inn.a + n; }
+  int plus(int k) const { return n + k * inn.a; }
+};
+struct Made {
+  int a;
+  int b;
+  float c;
+  Made(int x, int y) : a(x + 1), b(y) { c = a * 0.5f; }
+  int area() const { return a * b; }
+};
+struct Two {
+  int a;
+  int b;
+  Two() : a(3), b(4) {}
+  Two(int x) : a(x), b{x * 2} {}
+};
+struct Valued {
+  int a = 7;
+  int b = 2 * 3;
+  bool on = true;
+};
+struct Nest {
+  struct Deep { int q; };
+  Deep d;
+  int r;
+};
+struct Self {
+  int a;
+  Self(int a) : a(a) { this->a += 1; }
+  int get(int a) const { return this->a * 10 + a; }
+};
+constexpr int cdiv(int a, int b) { return (a + b - 1) / b; }
+int ternary_effects(int a, int b) {
+  int n = a;
+  int r = a > b ? n++ : n--;
+  return r * 100 + n;
+}
+int range_copy(int n) {
+  std::vector<int> v = {n, 2};
+  for (auto x : v) {
+    x += 1;
+    n += x;
+  }
+  return n * 100 + v[0] + v[1];
+}
+int range_array(int n) {
+  int v[3] = {1, n, 2};
+  int s = 0;
+  for (const int& x : v) s += x * x;
+  return s;
+}
+int binding_pair(int n) {
+  auto [a, b] = std::make_pair(n, n * 2);
+  a += 1;
+  return a * b;
+}
+int binding_tuple(int n) {
+  std::tuple<int, int, int> t{n, n + 1, n + 2};
+  auto [a, b, c] = t;
+  b = 9;
+  return a + b * c + std::get<1>(t);
+}
+int static_const(int n) {
+  static const int w = 32;
+  return cdiv(n, w);
+}
+int pre_index(int n) {
+  int v[4] = {5, 6, 7, n};
+  int i = 0;
+  v[++i] = n;
+  return v[0] + v[1] * 10 + i * 100;
+}
+int struct_pair(int n) {
+  Pair p{n, 2};
+  Pair q = p;
+  q.a += 1;
+  return p.a * 100 + q.a * 10 + q.b;
+}
+int struct_assign(int n) {
+  Pair p;
+  p.a = n;
+  p.b = 3;
+  Pair q;
+  q = p;
+  q.b = 9;
+  return p.a + p.b * 10 + q.b * 100;
+}
+int struct_ref(int n) {
+  Pair p{n, 1};
+  Pair& q = p;
+  q.a = 4;
+  return p.a * 10 + p.b;
+}
+int enum_class(int n) {
+  Mode m = n > 2 ? Mode::B : Mode::C;
+  return m == Mode::B ? 1 : static_cast<int>(m);
+}
+int enum_switch(int n) {
+  switch (static_cast<Mode>(n)) {
+    case Mode::A:
+      return 20;
+    case Mode::B:
+      return 30;
+    default:
+      break;
+  }
+  return n;
+}
+int short_circuit(int a, int b) {
+  int n = 0;
+  bool r = a > 0 && (n += 5) > b;
+  bool q = a > 0 || (n += 7) > 3;
+  return n * 4 + r * 2 + q;
+}
+int assign_chain(int a) {
+  int x, y, z;
+  x = y = z = a + 1;
+  y += 1;
+  return x + y * 10 + z * 100;
+}
+int assign_chain_types(float a) {
+  int x;
+  float y;
+  y = x = a;
+  return (int)(y * 10) + x;
+}
+int int_of_char(int a) {
+  char c = 'a' + a;
+  return c;
+}
+int u8_arith(int a) {
+  uint8_t x = a, y = 200;
+  uint8_t z = x + y;
+  return z + (x + y);
+}
+int u16_shift(int a) {
+  uint16_t x = a;
+  x <<= 4;
+  return x;
+}
+int i8_neg(int a) {
+  int8_t x = a;
+  x = -x;
+  return x;
+}
+int bool_arith(int a) {
+  bool b = a;
+  b += 2;
+  return b + b;
+}
+int bool_not(int a) { return !a + !!a * 2 + ~a; }
+int macro_inc(int a) {
+  int b = INC(a);
+  return a * 10 + b;
+}
+int nested_break(int n) {
+  int s = 0;
+  for (int i = 0; i < n; i++) {
+    for (int j = 0; j < n; j++) {
+      if (j > i) break;
+      if (j == 1) continue;
+      s += j + 1;
+    }
+  }
+  return s;
+}
+int switch_fall(int n) {
+  int s = 0;
+  switch (n % 5) {
+    case 0:
+      s += 1;
+    case 1:
+      s += 10;
+    case 2:
+      s += 100;
+      break;
+    case 3: {
+      s += 5;
+    }
+    default:
+      s += 1000;
+  }
+  return s;
+}
+int shadow_for(int i) {
+  for (int i = 0; i < 4; i++) {
+  }
+  return i;
+}
+int else_if(int n) {
+  if (n < 0) return 1;
+  else if (n == 0) {
+    n = 5;
+  } else if (n < 3) n += 10;
+  else {
+    n = -n;
+  }
+  return n;
+}
+int dangling(int a, int b) {
+  int r = 0;
+  if (a)
+    if (b) r = 1;
+    else r = 2;
+  return r;
+}
+int vec_copy(int n) {
+  std::vector<int> v{1, n};
+  auto w = v;
+  w[0] = 9;
+  return v[0] * 10 + w[0] + v[1];
+}
+int vec_ref(int n) {
+  std::vector<int> v{1, n};
+  auto& w = v;
+  w[0] = 9;
+  return v[0] * 10 + w[0] + v[1];
+}
+int arr_std(int n) {
+  std::array<int, 3> a = {n, 1, 2};
+  auto b = a;
+  b[0] = 5;
+  return a[0] * 10 + b[0] + a.size();
+}
+int lam_val(int n) {
+  int k = n;
+  auto f = [k](int x) { return x * k; };
+  return f(3) + f(2);
+}
+void take_vec(std::vector<int>& v, int n) {
+  v.push_back(n);
+  v[0] += n;
+}
+int out_vec(int a) {
+  std::vector<int> v{1};
+  take_vec(v, a);
+  return v[0] * 100 + v[1] + v.size();
+}
+void take_copy(std::vector<int> v, int n) { v[0] += n; }
+int out_copy(int a) {
+  std::vector<int> v{1};
+  take_copy(v, a);
+  return v[0];
+}
+void take_pair(Pair& p) { p.a += 5; }
+void take_pair_copy(Pair p) { p.a += 50; }
+int out_pair(int a) {
+  Pair p{a, 1};
+  take_pair(p);
+  take_pair_copy(p);
+  return p.a;
+}
+template <int N> int tmpl_int(int a) { return a * N; }
+int tmpl_use(int a) { return tmpl_int<3>(a) + tmpl_int<4>(a); }
+int ov(int a) { return 1; }
+int ov(unsigned a) { return 2; }
+int ov(double a) { return 3; }
+int ov_use(int a, float b) { return ov(a) * 100 + ov((unsigned)a) * 10 + ov(b); }
+int cond_prec(int a, int b) { return a > 1 || b > 1 && a < 0 ? 1 : 2; }
+int cmp_prec(int a, int b) { return a << 1 < b; }
+int bit_prec(int a, int b) { return a & 3 + b | 4 ^ 1; }
+int not_prec(int a, int b) { return !(a & b) + ~a * b; }
+int compound_bits(int a) {
+  a |= 6;
+  a &= ~2;
+  a ^= 9;
+  a <<= 1;
+  a >>= 2;
+  return a;
+}
+int compound_mixed(int a) {
+  a /= 0.3;
+  a -= 2.5;
+  return a;
+}
+unsigned compound_u(unsigned a) {
+  a -= 10;
+  a /= 3;
+  a %= 1000;
+  return a;
+}
+size_t size_minus(int n) {
+  std::vector<int> v(n & 3);
+  return v.size() - 1;
+}
+int size_loop(int n) {
+  std::vector<int> v(n & 3);
+  int s = 0;
+  for (size_t i = 0; i + 1 < v.size(); ++i) s++;
+  return s;
+}
+int int_vs_size(int a) {
+  std::vector<int> v(2);
+  return a < v.size();
+}
+unsigned lit_u(int a) { return a - 1u; }
+int hex_neg(int a) { return (int)0xFFFFFFFF + a; }
+int using_alias(int a) {
+  using T = float;
+  T x = a;
+  x /= 2;
+  return x * 10;
+}
+int auto_types(int a) {
+  auto x = a / 2;
+  auto y = a / 2.0;
+  auto z = 3u - a;
+  return x * 100 + (int)(y * 10) + (z > 10);
+}
+int const_expr(int a) {
+  constexpr int k = 3 * 4;
+  const auto m = k / 5;
+  return a * m + k;
+}
+int if_constexpr(int a) {
+  if constexpr (sizeof(int) == 4) {
+    a += 1;
+  } else {
+    a += 100;
+  }
+  return a;
+}
+int s_nested(int n) {
+  Outer o;
+  o.inn.a = n;
+  o.inn.f = 1.5f;
+  o.n = 2;
+  Outer p = o;
+  p.inn.a += 5;
+  return o.inn.a * 100 + p.inn.a + o.n;
+}
+int s_methods(int n) {
+  Outer o;
+  o.inn.a = n;
+  o.n = 2;
+  return o.sum() * 100 + o.inn.twice() + o.plus(3);
+}
+int s_assign(int n) {
+  Inner i;
+  i.a = n;
+  Outer o;
+  o.inn = i;
+  i.a = 9;
+  o.n = 1;
+  return o.inn.a + i.a * 10;
+}
+int s_copy_inner(int n) {
+  Outer o;
+  o.n = 1;
+  o.inn.a = n;
+  Inner i = o.inn;
+  i.a += 3;
+  return o.inn.a * 10 + i.a;
+}
+int s_auto_inner(int n) {
+  Outer o;
+  o.n = 1;
+  o.inn.a = n;
+  auto i = o.inn;
+  i.a += 3;
+  return o.inn.a * 10 + i.a;
+}
+int s_made(int n) {
+  Made m(n, n * 3);
+  return m.area() * 10 + (int)(m.c * 4);
+}
+int s_made2(int n) {
+  Made m{n, 5};
+  m.a = 2;
+  return m.area() + m.b;
+}
+int s_made3(int a) {
+  int x = 2, y = a;
+  Made m(y, x);
+  return m.a * 100 + m.b;
+}
+int s_two(int n) {
+  Two t;
+  Two u(n);
+  return t.a + t.b * 10 + u.a * 100 + u.b * 1000;
+}
+int s_valued(int n) {
+  Valued v;
+  v.a += n;
+  return v.a + v.b * 10 + v.on * 100;
+}
+int s_valued2(int n) {
+  Valued v{n};
+  return v.a + v.b * 10;
+}
+int s_valued3(int n) {
+  Valued v{};
+  return v.a + n;
+}
+int s_deep(int n) {
+  Nest k;
+  k.d.q = n;
+  k.r = 4;
+  return k.d.q * 10 + k.r;
+}
+int s_self(int n) {
+  Self s(n);
+  return s.get(n + 1) + s.get(4);
+}
+int s_self2(int n) {
+  Self s(n);
+  Self t(s);
+  t.a = 1;
+  return s.a * 10 + t.a;
+}
+int s_arr(int n) {
+  Made m(n, n + 1);
+  Made k = m;
+  k.a += m.area();
+  return k.a + k.area() * 2;
 }
 
 #ifdef __CUDACC__
