@@ -103,7 +103,9 @@ def placed(model: nn.Module, way: str, kind: str, mesh: DeviceMesh) -> nn.Module
             layer.compile(backend="cupyops")
         if way == FSDP:
             fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh) if way == FSDP else model
+    if way == FSDP:
+        fully_shard(model, mesh=mesh)
+    return model
 
 
 def optimizer_of(model: nn.Module, kind: str, device: torch.device) -> Any:
@@ -289,7 +291,9 @@ def main(
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     rows, context, images, steps = (2 * mesh.size(), 16, 4, 1) if tiny else (rows, context, images, steps)
     source = torch.Generator().manual_seed(1)
-    tokens = [(torch.randint(0, 256, (rows, context), generator=source).to(device),) for _ in range(4)]
+    tokens: list[tuple[Tensor, ...]] = [
+        (torch.randint(0, 256, (rows, context), generator=source).to(device),) for _ in range(4)
+    ]
     side = 32 if tiny else 224
     pixels = [(torch.randn(images, 3, side, side, generator=source), torch.arange(images) % 10) for _ in range(4)]
     found: list[Row] = []
@@ -308,9 +312,9 @@ def main(
         told([measured(placed(copy.deepcopy(first).to(device), way, kind, mesh), tokens, way, kind, mesh, steps)])
     for kind in MODELS if "resumed" in only else ():
         told(resumed(first, tokens, kind, mesh))
-    batches = [tuple(one.to(device) for one in pair) for pair in pixels]
+    batches: list[tuple[Tensor, ...]] = [tuple(one.to(device) for one in pair) for pair in pixels]
     for kind in MODELS if "resnet" in only else ():
-        model = placed(resnet(tiny).to(device, memory_format=torch.channels_last), DATA, kind, mesh)
+        model = placed(resnet(tiny).to(device).to(memory_format=torch.channels_last), DATA, kind, mesh)  # type: ignore[call-overload]
         told([measured(model, batches, DATA, kind, mesh, steps)])
     if "vocabulary" in only:
         told(vocabulary(tiny, device, mesh))

@@ -387,10 +387,11 @@ def _scaled(m: Make, form: scaled.Scaled, types: tuple[torch.dtype, torch.dtype]
 
 def _tiled(call: Callable[[Make, int], Any]) -> list[Call]:
     """A call by each tile that there is for the dtype."""
-    return [
-        lambda m, tile=tile: tile in gemm.tiles_for(m.dtype, wide=True) and call(m, tile)
-        for tile in (*gemm.tiles_for(torch.float16, wide=True), *gemm.tiles_for(torch.float32))
-    ]
+
+    def of(tile: int) -> Call:
+        return lambda m: tile in gemm.tiles_for(m.dtype, wide=True) and call(m, tile)
+
+    return [of(tile) for tile in (*gemm.tiles_for(torch.float16, wide=True), *gemm.tiles_for(torch.float32))]
 
 
 # the contracts that reach the kernels of a file which is not of one operator alone
@@ -447,8 +448,8 @@ _FURTHER: dict[str, list[Call]] = {
         *_tiled(lambda m, tile: (cupyops.linear, m(136, 72), m(136, 72), {"tile": tile})),
     ],
     "softmax": [
-        lambda m, size=size: m.half and (cupyops.softmax, m(3, size), 1, {"dtype": torch.float32})
-        for size in (320, 32776)
+        lambda m: m.half and (cupyops.softmax, m(3, 320), 1, {"dtype": torch.float32}),
+        lambda m: m.half and (cupyops.softmax, m(3, 32776), 1, {"dtype": torch.float32}),
     ],
     "cross_entropy": [lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width))],
     "max_pool2d": [lambda m: (cupyops.max_pool2d, _channels_last(m(2, 3, 9, 7)), 3, {"return_indices": True})],
