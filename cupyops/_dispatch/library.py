@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._kernel.graph import warming
 from .._kernel.launch.executors import executors
 from .._util import observed, torch_private, tracing
 from .._util.strides import is_dry
@@ -61,20 +60,6 @@ def at_once(tensor: Tensor) -> bool:
     if is_dynamo_compiling() or not tensor.is_cuda or observed.unplanned:
         return False
     return card.prefers_library and not _dispatch_modes()
-
-
-# Elements at most of which, where nothing is differentiated, the host's time decides: a module is PyTorch's own then.
-FEW = 2**20
-
-
-def of_few(tensor: Any) -> bool:
-    """Return True if a module is to call PyTorch's own function on a tensor at once, since the host's time decides.
-
-    That is on a GPU, without gradients, for few elements, outside of steps that `cupyops.graph` captures.
-    """
-    if torch.is_grad_enabled() or type(tensor) is not Tensor:
-        return False
-    return at_once(tensor) and tensor.numel() <= FEW and not warming()
 
 
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:

@@ -24,7 +24,7 @@ _NOT_THE_CALLER_S = (str(Path(torch.__file__).parent), str(Path(__file__).parent
 
 
 class _Thread(threading.local):
-    warming = False  # it makes a call before a capture, or captures
+    warming = False  # it makes a call before a capture
 
 
 _thread = _Thread()
@@ -36,7 +36,7 @@ def capturing() -> bool:
 
 
 def warming() -> bool:
-    """Return True while this thread captures a step, or makes one of the calls before, which launch what the graph will."""
+    """Return True while this thread makes one of the calls before a capture, which launch what the graph will."""
     return _thread.warming
 
 
@@ -101,21 +101,18 @@ class Graphed:
         """Record the step on inputs of its own, which hold what was given."""
         inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(inputs, spec)
-        graph, before = torch.cuda.CUDAGraph(), _thread.warming
+        graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(
             torch.cuda.current_stream()
         ):  # to be restored: a capture that fails leaves its own current
-            _thread.warming = True
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream(device)):
                     outputs = _detached(self.step(*args, **kwargs))
             except Exception as error:
                 _leave(self._stream(device))
                 raise _explained(error, self.step) from None
-            finally:
-                _thread.warming = before
         # A capture begins with writing, on its stream, where random numbers start: a replay writes there too, later.
         torch.cuda.current_stream().wait_stream(self._stream(device))
         captured.inputs = [one for one in inputs if isinstance(one, Tensor)]

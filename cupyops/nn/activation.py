@@ -89,8 +89,6 @@ class Softmax(Twin, torch.nn.Softmax):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if self.dim is not None and library.of_few(input):
-            return torch.softmax(input, self.dim)
         return softmax(input, self.dim)
 
 
@@ -105,8 +103,6 @@ class LogSoftmax(Twin, torch.nn.LogSoftmax):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if self.dim is not None and library.of_few(input):
-            return torch.log_softmax(input, self.dim)
         return log_softmax(input, self.dim)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, gemm, library
+from .._dispatch import convolution, library
 from .._util import torch_private, tracing
 from .._util.arguments import autocast_dtype
 from ..ops._conv2d import conv2d
@@ -33,8 +33,6 @@ class Conv2d(Twin, torch.nn.Conv2d):
         return self._conv_forward(input, parameter(self, "weight"), parameter(self, "bias"))
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if library.of_few(input) and input.dtype in gemm.HALF:
-            return super()._conv_forward(input, weight, bias)
         if _by_cudnn(input):
             if self.stride == self.kernel_size and _is_of_patches(self, input, weight):
                 return of_patches(input, weight, bias)
@@ -52,7 +50,7 @@ def _by_cudnn(input: Tensor) -> bool:
         return False
     if not library.is_wanted(input):
         return False
-    return input.dtype in gemm.HALF or torch.is_autocast_enabled("cuda")
+    return input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cuda")
 
 
 def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import library
 from ..ops._embedding import embedding
 from .twin import Twin, parameter
 
@@ -21,8 +20,7 @@ class Embedding(Twin, torch.nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        few = library.of_few(input) and input.numel() * self.embedding_dim <= library.FEW
-        return (torch.nn.functional.embedding if few else embedding)(
+        return embedding(
             input,
             parameter(self, "weight"),
             self.padding_idx,

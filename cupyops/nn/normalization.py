@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .._dispatch.library import of_few
 from .._kernel.kernel import HALF
 from .._util import arguments
 from ..ops._add_rms_norm import add_rms_norm
@@ -126,8 +124,6 @@ class GroupNorm(Twin, torch.nn.GroupNorm):
             memory = torch.preserve_format if keeps else torch.contiguous_format
             input = input.to(torch.float32, memory_format=memory)
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        if of_few(input) and input.is_contiguous():
-            return F.group_norm(input, self.num_groups, weight, bias, self.eps)
         return group_norm_alike(input, self.num_groups, weight, bias, self.eps)  # type: ignore[no-any-return]
 
 
@@ -142,10 +138,7 @@ class LayerNorm(Twin, torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        if of_few(input):
-            return torch.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
-        return layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        return layer_norm(input, self.normalized_shape, parameter(self, "weight"), parameter(self, "bias"), self.eps)
 
 
 class RMSNorm(Twin, torch.nn.RMSNorm):
@@ -159,8 +152,6 @@ class RMSNorm(Twin, torch.nn.RMSNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if of_few(input):
-            return torch.rms_norm(input, self.normalized_shape, parameter(self, "weight"), self.eps)
         return rms_norm(input, self.normalized_shape, parameter(self, "weight"), self.eps)
 
 
@@ -194,8 +185,6 @@ def over_batch(module: Any, input: Any, *residual: Any, function: Any = batch_no
         if module.momentum is None:  # the mean of all batches so far
             momentum = 1.0 / float(count)
     training = module.training or (mean is None and var is None)
-    if not training and function is batch_norm and of_few(input):
-        return F.batch_norm(input, mean, var, parameter(module, "weight"), parameter(module, "bias"), eps=module.eps)
     if module.training and not module.track_running_stats:
         mean = var = None
     if training and (moments := moments_of(input)) is not None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .._dispatch.library import of_few
 from ..ops._avg_pool2d import avg_pool2d
 from ..ops._max_pool2d import max_pool2d
 from .twin import Twin
@@ -23,7 +21,7 @@ class AvgPool2d(Twin, torch.nn.AvgPool2d):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        return (F.avg_pool2d if of_few(input) else avg_pool2d)(
+        return avg_pool2d(
             input,
             self.kernel_size,
             self.stride,
@@ -45,9 +43,6 @@ class MaxPool2d(Twin, torch.nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]  # with return_indices
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if not self.return_indices and of_few(input):
-            where = self.kernel_size, self.stride, self.padding, self.dilation
-            return torch.max_pool2d(input, *where, self.ceil_mode)
         return max_pool2d(
             input,
             self.kernel_size,

@@ -1,7 +1,5 @@
 """Modules that call PyTorch's own function at once, where it is as fast: when they do, and that it is the same function."""
 
-import math
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +12,8 @@ from cupyops import nn
 from cupyops._dispatch import library
 from cupyops._dispatch import linear as products
 from cupyops._dispatch.gpu import Gpu
-from cupyops.nn import activation, embedding, normalization
-from cupyops.nn._swap import activations, tables
+from cupyops.nn import activation
+from cupyops.nn._swap import activations
 
 H200 = Gpu(
     capability=9, multiprocessors=132, shared=232448, shared_total=233472, threads=2048, l2=50 << 20, library=True
@@ -159,100 +157,6 @@ class TestActivations:
         monkeypatch.setitem(activations.PYTORCHS, "silu", None)  # the class has taken PyTorch's already
         x = torch.linspace(-4, 4, 33)
         assert torch.equal(module(x), F.silu(x))
-
-
-LAYERS = {
-    "layer_norm": (lambda: torch.nn.LayerNorm(8), (2, 3, 8)),
-    "rms_norm": (lambda: torch.nn.RMSNorm(8), (2, 3, 8)),
-    "group_norm": (lambda: torch.nn.GroupNorm(2, 8), (2, 8, 5, 5)),
-    "batch_norm": (lambda: torch.nn.BatchNorm2d(8), (2, 8, 5, 5)),
-    "softmax": (lambda: torch.nn.Softmax(-1), (2, 8)),
-    "log_softmax": (lambda: torch.nn.LogSoftmax(1), (2, 8)),
-    "max_pool2d": (lambda: torch.nn.MaxPool2d(3, 2, 1, ceil_mode=True), (2, 8, 6, 6)),
-    "avg_pool2d": (lambda: torch.nn.AvgPool2d(2, count_include_pad=False, padding=1), (2, 8, 6, 6)),
-}
-
-
-class TestWithoutGradients:
-    """For few elements, PyTorch's own function where the host's time decides: `library.of_few`."""
-
-    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-    @pytest.mark.parametrize("name", LAYERS)
-    def test_layers(self, at_once, name, mode, monkeypatch):
-        """The bits of PyTorch's layer in a half type, without our function, which gradients and more elements have."""
-        make, size = LAYERS[name]
-        layer = make()
-        for at, parameter in enumerate([*layer.parameters(), *layer.buffers()]):
-            if parameter.is_floating_point():
-                parameter.data.copy_(torch.linspace(0.5, 1.5 + at, parameter.numel()))
-        layer = layer.eval().bfloat16()
-        x = torch.linspace(-3, 3, math.prod(size)).view(size).bfloat16()
-        expected = layer(x)
-        cupyops.swap(layer)
-        file = sys.modules[type(layer).__module__]
-        real, calls = getattr(file, "group_norm_alike" if name == "group_norm" else name), []
-        called = lambda *args, **kwargs: calls.append(name) or real(*args, **kwargs)
-        if name == "batch_norm":
-            monkeypatch.setitem(normalization.over_batch.__kwdefaults__, "function", called)
-        monkeypatch.setattr(file, real.__name__, called)
-        with mode():
-            assert torch.equal(layer(x), expected) and not calls
-            monkeypatch.setattr(library, "FEW", x.numel() - 1)
-            layer(x)
-            assert calls == [name]
-        monkeypatch.setattr(library, "FEW", x.numel())
-        layer(x)
-        assert calls == [name] * 2
-
-    def test_statistics_follow_in_training(self, at_once):
-        theirs, ours = torch.nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-        x = torch.linspace(-1, 2, 12).view(4, 3)
-        with torch.no_grad():
-            assert torch.allclose(ours(x), theirs(x))
-        for name, expected in theirs.state_dict().items():
-            assert torch.allclose(ours.state_dict()[name].double(), expected.double()), name
-
-    def test_tables_of_many_elements(self, at_once, monkeypatch):
-        """Rows are counted by what they hold, not by their numbers."""
-        layer, numbers, calls = nn.Embedding(9, 4), torch.tensor([[1, 8], [0, 3]]), []
-        real = embedding.embedding
-        monkeypatch.setattr(embedding, "embedding", lambda *args: calls.append(args) or real(*args))
-        with torch.no_grad():
-            assert torch.equal(layer(numbers), layer.weight[numbers]) and not calls
-            monkeypatch.setattr(library, "FEW", 15)
-            assert torch.equal(layer(numbers), layer.weight[numbers]) and len(calls) == 1
-
-    def test_steps_that_are_captured_have_our_kernels(self, at_once, monkeypatch):
-        with torch.no_grad():
-            assert library.of_few(torch.ones(2))
-            monkeypatch.setattr(library, "warming", lambda: True)
-            assert not library.of_few(torch.ones(2))
-
-    def test_attention_of_transformers(self, at_once, monkeypatch):
-        """As it is: with the mask that it is given, and nothing of ours around it."""
-        calls, x = [], torch.ones(1, 2, 3, 8)
-        monkeypatch.setattr(tables, "_their_attention", lambda: lambda *args, **kwargs: calls.append((args, kwargs)))
-        mask = torch.zeros(1, 1, 3, 3)
-        with torch.no_grad():
-            tables.attention(None, x, x, x, mask, scaling=0.5, sliding_window=7)
-            tables.attention(None, x, x, x, None)
-        assert calls == [
-            ((None, x, x, x, mask, 0.0, 0.5, None), {"sliding_window": 7}),
-            ((None, x, x, x, None, 0.0, None, None), {}),
-        ]
-
-    def test_a_wrong_number_of_dimensions_is_told(self, at_once):
-        with torch.no_grad(), pytest.raises(ValueError, match="expected 4D"):
-            nn.BatchNorm2d(3).eval()(torch.ones(2, 3))
-
-    def test_hooks_inside_of_a_sequence_are_called(self, at_once):
-        model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU()).eval()
-        x, seen = torch.linspace(-1, 1, 54).view(2, 3, 3, 3), []
-        expected = model(x)
-        cupyops.swap(model)
-        model[0].register_forward_hook(lambda module, args, y: seen.append(y))
-        with torch.no_grad():
-            assert torch.equal(model(x), expected) and len(seen) == 1
 
 
 class TestDropout:

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from ... import nn
 from ..._dispatch.batch_norm_act import why_apart
-from ..._dispatch.library import of_few
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof
@@ -109,7 +108,7 @@ def sequence(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[t
 
     @functools.wraps(before)
     def forward(self: Module, input: Any) -> Any:
-        if cls.forward is not before or of_few(input):
+        if cls.forward is not before:
             return cls.forward(self, input)
         norm = None
         modules = [*self._modules.values()]
@@ -246,7 +245,7 @@ def batch_norms(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tupl
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or of_few(args[0]) or not holds(self):
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not holds(self):
             return cls.forward(self, *args, **kwargs)
         return written(self, args[0])
 

@@ -18,7 +18,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from ..._dispatch.attention import taken_mask
-from ..._dispatch.library import of_few
 from . import experts, packed
 
 ATTENTION = "cupyops"
@@ -153,12 +152,11 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The attention of "sdpa" by `cupyops.scaled_dot_product_attention`; with a mask or dropout, or what "sdpa" may know
     beyond that, transformers' own function."""
-    few = of_few(query)
     # a cache of another length: which diagonal is meant, transformers knows
     extra = not _EXTRA.isdisjoint(kwargs) and any(kwargs.get(name) is not None for name in _EXTRA)
-    if attention_mask is not None and not few:
+    if attention_mask is not None:
         attention_mask = taken_mask(attention_mask)
-    if few or attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
+    if attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
         return _their_attention()(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
