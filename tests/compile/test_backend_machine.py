@@ -188,3 +188,23 @@ def _data_parallel(rank, size, store):
 def test_two_processes_of_data_parallel_training(tmp_path):
     """DDP with its buckets and FSDP2 with its hooks, around what is compiled and within it."""
     together(_data_parallel, [2], tmp_path, preloaded=("torch._dynamo", "cupyops._compile.backend"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_tensors_on_a_device_that_is_not_current(mode):
+    """Programs run where their tensors are, with and without CUDA graphs, and leave the current device as it was."""
+    torch._dynamo.reset()
+    for current, other in ((0, 1), (1, 0)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)).to(f"cuda:{other}")
+        fast, x = torch.compile(copy.deepcopy(model), backend="cupyops", mode=mode), torch.randn(16, 32)
+        with torch.cuda.device(current):
+            for _ in range(4):
+                both = []
+                for one in (model, fast):
+                    loss = one(x.to(f"cuda:{other}")).square().mean()
+                    both.append([loss, *torch.autograd.grad(loss, list(one.parameters()))])
+                torch.testing.assert_close(both[1], both[0])
+                assert torch.cuda.current_device() == current
