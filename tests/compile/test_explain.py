@@ -170,7 +170,7 @@ def test_the_command_without_a_gradient(command):
     [
         (("--model", "FILE:nothing"), "returned int, expected it to return a model"),
         (("--model", "FILE:wrong"), "returned (ReLU, Tensor)"),
-        (("--model", "FILE:absent"), "there is no 'absent'"),
+        (("--model", "FILE:absent"), "has no 'absent'"),
         (("relu", "--model", "FILE:net"), "give an operator, or --model"),
         ((), "give an operator, or --model"),
     ],
