@@ -42,6 +42,24 @@ def options_of(way, options):
     return options if way == "kernel" else {**options, "fused": None, "foreach": True}
 
 
+def stepped(dtype, device, **options):
+    """Two steps of every shape: within a unit of PyTorch's in fp32, and with masters theirs to the last place."""
+    ours = parameters(device, dtype, SHAPES)
+    theirs = [nn.Parameter(p.detach().float()) for p in ours]
+    optimizer = cupyops.optim.AdamW(ours, lr=0.01, **options)
+    known = {name: value for name, value in options.items() if name in ("weight_decay", "amsgrad")}
+    other = torch.optim.AdamW(theirs, lr=0.01, **known)
+    for step in range(2):
+        set_grads([ours, theirs], step)
+        optimizer.step()
+        other.step()
+    for p, q in zip(ours, theirs):
+        unit = torch.finfo(dtype).eps * q.detach().abs().clamp(min=torch.finfo(dtype).tiny)
+        assert ((p.detach().float() - q.detach()).abs() <= (3 * unit + 1e-6)).all()
+        if options.get("master_weights"):
+            torch.testing.assert_close(optimizer.state[p]["master"], q.detach(), rtol=2e-6, atol=2e-7)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "decay", "amsgrad"])
 @pytest.mark.parametrize("cls", ["Adam", "AdamW"])
 def test_master_is_pytorch_in_fp32(device, way, cls, options):
