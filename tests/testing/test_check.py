@@ -45,7 +45,7 @@ def test_an_unknown_hazard_is_told_with_those_of_like_names(option):
         InputError, match=f"^{option} is 'stride', expected one of strided, grad_strided, output_strides$"
     ):
         tried(torch.relu, [normal(3)], **{option: ["accuracy", "stride"]})
-    with pytest.raises(InputError, match=f"^{option} is 'nothing', expected one of cupyops.testing.hazards\\(\\), "):
+    with pytest.raises(InputError, match=f"^{option} is 'nothing', expected one of the names that cupyops"):
         tried(torch.relu, [normal(3)], **{option: "nothing"})
 
 
