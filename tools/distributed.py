@@ -138,7 +138,7 @@ def mean(loss: Tensor, way: str, mesh: DeviceMesh) -> float:
 
 
 def share(batches: list[tuple[Tensor, ...]], way: str, mesh: DeviceMesh) -> list[tuple[Tensor, ...]]:
-    """What this device sees of the batches."""
+    """Return the part of each batch that this device sees."""
     if way not in (FSDP, DATA):
         return batches
     return [tuple(one.chunk(mesh.size())[mesh.get_local_rank()] for one in batch) for batch in batches]

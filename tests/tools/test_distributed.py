@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_same_losses_and_collectives(tmp_path):
-    """As it is, after swap and compiled, on one device and on two; accumulated, saved and resumed; losses of parts."""
+    """Models as they are, swapped and compiled have the losses of one device, also accumulated, saved and resumed."""
     table = tmp_path / "rows.csv"
     torchrun(2, ROOT / "tools" / "distributed.py", "--tiny", "--csv", table, env=os.environ)
     lines = [line for line in table.read_text().splitlines() if not line.startswith("#")]
