@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from .patterns.resampling import decomposed, decomposed_backward
+
 aten = torch.ops.aten
 
 NAMES = """
@@ -25,6 +27,8 @@ NAMES = """
     unbind unsafe_chunk unsafe_split xlogy zero_
 """
 
+BIAS_APART = ("cuda",)  # devices where the bias of a convolution has a kernel of its own in eager too
+
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -32,6 +36,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(get_decompositions([getattr(aten, name) for name in NAMES.split() if hasattr(aten, name)]))
     table[aten.detach.default] = _detach
     table[aten.roll.default] = _roll
+    table[aten.convolution.default] = _convolution
+    table[aten.convolution_backward.default] = _convolution_backward
+    table[torch.ops.cupyops.interpolate.default] = decomposed
+    table[torch.ops.cupyops.interpolate_backward.default] = decomposed_backward
     return table
 
 
@@ -51,3 +59,24 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] | tuple[()] = ()) 
         if 0 < begin < size:
             y = torch.cat([y.narrow(dim, begin, size - begin), y.narrow(dim, 0, begin)], dim)
     return x.clone() if y is x else y
+
+
+def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any) -> Any:
+    """The bias apart, which cuDNN's caller adds by a kernel of its own: here it is part of what follows."""
+    if bias is None or x.device.type not in BIAS_APART:
+        return NotImplemented
+    return aten.convolution.default(x, weight, None, *geometry) + bias.view(-1, *(1,) * (x.dim() - 2))
+
+
+def _convolution_backward(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *rest: Any
+) -> Any:
+    """The gradient of the bias apart: a sum that joins other sums of the same tensor."""
+    *geometry, mask = rest
+    if not mask[2] or x.device.type not in BIAS_APART:
+        return NotImplemented
+    grad_bias = grad_y.sum([d for d in range(grad_y.dim()) if d != 1])
+    if not any(mask[:2]):
+        return None, None, grad_bias
+    found = aten.convolution_backward.default(grad_y, x, weight, None, *geometry, [*mask[:2], False])
+    return found[0], found[1], grad_bias

@@ -43,6 +43,7 @@ class Rendered:
         self._merge_loops()
         self.inner: Variable | None = self.order["c"][-1] if self.order["c"] else None
         self.outputs = [s for s in trace.stores if s.needed]
+        self.varying = self._varying()
         self._shape()
         self.text = self._text()
 
@@ -81,6 +82,25 @@ class Rendered:
             expression = Affine(terms, expression.const)
         return expression
 
+    def _varying(self) -> set[str]:
+        """Names of what differs between the columns that a thread has at a time; all else is computed once before them."""
+        found = {name for one, name in self.trace.reductions.items() if is_column(one)}
+
+        def varies(one: Any) -> bool:
+            if isinstance(one, str):
+                return not found.isdisjoint(re.findall(r"\w+", one))
+            if isinstance(one, Affine):
+                return any(v is self.inner or v.name in found for v in self._plain(one).terms)
+            return isinstance(one, tuple) and any(map(varies, one))
+
+        for code in self.trace.code.values():
+            for one in code:
+                made, *used = one.data if one.what != "expression" else one.data[1:]
+                name = getattr(made, "name", made)
+                if isinstance(name, str) and varies(tuple(used)):
+                    found.add(name)
+        return found
+
     def _shape(self) -> None:
         """Grid, block, and how many elements a thread has at a time."""
         trace = self.trace
@@ -99,10 +119,21 @@ class Rendered:
     def _shape_flat(self) -> None:
         columns = self.trace.columns
         self.threads, self.rows_of_block = 256, 1
+        if any(about(buffer.numel) >= 2 * about(columns) for buffer in self._gathered()):
+            self.vector = min(self.vector, 2)  # neighbouring threads read what lies near
         while self.threads > 64 and about(columns) < MULTIPROCESSORS * self.threads * self.vector:
             self.threads //= 2
         self.grid = (ceiling(columns, self.threads * self.vector) or 1, 1)
         self.block = self.threads
+
+    def _gathered(self) -> list[Buffer]:
+        """Buffers of which a thread reads an element for each of its columns, at a computed place."""
+        loads = [one.data for code in self.trace.code.values() for one in code if one.what == "load"]
+        return [
+            buffer
+            for _, buffer, offset, _ in loads
+            if any(v.kind == "o" and v.name in self.varying for v in offset.terms)
+        ]
 
     def _shape_rows(self) -> None:
         trace, rows = self.trace, about(self.trace.rows)
@@ -391,8 +422,7 @@ class Rendered:
         """Classify the access of a thread's columns to memory: "vector", "one" (the same element for all) or "each"."""
         plain, v, inner = self._plain(offset), self.vector, self.inner
         masks = [(self._plain(e), low, high) for e, low, high in mask]
-        computed = [t for e in (plain, *(m[0] for m in masks)) for t in e.terms if t.kind == "o"]
-        if any(self.trace.level_of[t] >= 2 for t in computed):
+        if any(t.kind == "o" and t.name in self.varying for e in (plain, *(m[0] for m in masks)) for t in e.terms):
             return "each"
         own = [m for m in masks if inner in m[0].terms]  # type: ignore[arg-type]
         if not all(self._same_for_all(*m) for m in own):
@@ -435,7 +465,8 @@ class Rendered:
             elif one.what == "accumulate":
                 inner.append(self._accumulate(one.data[0], one.data[1], live))
             else:
-                inner.append(self._statement(one, True))
+                varies = getattr(made := one.data[one.what == "expression"], "name", made) in self.varying
+                (inner if varies else loads).append(self._statement(one, varies))
         column = f" const {self.integer} cj = {self.inner.name} + j;" if self.inner is not None else ""
         lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}", *first]
         room, after = self._online(code)

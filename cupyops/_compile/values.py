@@ -355,10 +355,14 @@ def names_of(leaf: Buffer | Store) -> tuple[str, ...]:
 
 
 def cost(value: Value, elements: int) -> tuple[int, bool]:
-    """(number of tensors of at least half of `elements` that are read, whether something heavy is computed)."""
+    """(number of tensors of at least half of `elements` that are read, whether something heavy is computed).
+
+    A tensor that is read at several computed places counts as many times.
+    """
     large = [v for v in walked([value], lambda one: not is_read(one)) if about(v.numel) * 2 > elements]
     computed = [v for v in large if not is_read(v)]
-    return len(large) - len(computed), any(isinstance(v, Pointwise) and v.heavy for v in computed)
+    gathers = sum(isinstance(v, Gather) for v in computed)
+    return max(len(large) - len(computed), gathers), any(isinstance(v, Pointwise) and v.heavy for v in computed)
 
 
 def tensors(tree: Any) -> Iterator[Value]:

@@ -1,13 +1,14 @@
-"""interpolate, roll, and numbers that a graph computes on the CPU."""
+"""interpolate, roll, the bias of a convolution, and numbers that a graph computes on the CPU."""
 
 import pytest
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
-from compiled import compiled
+from compiled import assert_as_eager, compiled
 from torch._functorch.aot_autograd import aot_module_simplified
 
 import cupyops
-from cupyops._compile import fold
+from cupyops._compile import decompositions, fold
 from cupyops._compile.backend import programs
 
 CASES = [
@@ -17,6 +18,11 @@ CASES = [
     ((2, 3, 5, 4), {"mode": "nearest-exact", "size": (3, 9)}),
     ((2, 3, 5, 4), {"mode": "bilinear", "size": (8, 7)}),
     ((2, 3, 5, 4), {"mode": "bilinear", "scale_factor": (1.7, 2.2), "align_corners": True}),
+    ((2, 3, 5, 4), {"mode": "bilinear", "size": (2, 9)}),
+    ((2, 3, 2, 3), {"mode": "bilinear", "size": (9, 21), "align_corners": True}),
+    ((2, 17, 5, 4), {"mode": "bilinear", "scale_factor": 4}),
+    ((2, 3, 7, 1), {"mode": "nearest", "scale_factor": (0.37, 5.3)}),
+    ((2, 3, 1, 2), {"mode": "bilinear", "size": (33, 2)}),
     ((2, 3, 5, 4), {"mode": "bicubic", "scale_factor": 0.6, "align_corners": False}),
     ((1, 2, 3, 4, 2), {"mode": "trilinear", "size": (5, 4, 3)}),
 ]
@@ -34,7 +40,7 @@ def gradients(function, x):
     ("shape", "options"), CASES, ids=lambda value: value.get("mode", "") if isinstance(value, dict) else ""
 )
 def test_interpolate_with_a_gradient(shape, options, last):
-    """It stays one call of PyTorch's in each direction, which sums gradients without sorting."""
+    """Elements of the gradient gather what they are sums of; bicubic, and sums of many, stay one call in each direction."""
     if last and len(shape) != 4:
         shape = (2, 3, 5, 4)
         options = {"mode": "nearest", "size": (6, 6)}
@@ -46,7 +52,8 @@ def test_interpolate_with_a_gradient(shape, options, last):
     for one, want in zip(found, gradients(lambda x: F.interpolate(x.relu(), **options).sigmoid(), x.double())):
         torch.testing.assert_close(one.double(), want, rtol=1e-5, atol=1e-5)
     left = [str(node.target) for program in programs for node, _ in program.lowering.left]
-    assert left == ["cupyops.interpolate.default", "cupyops.interpolate_backward.default"]
+    whole = options["mode"] == "bicubic" or options.get("size") == (33, 2)
+    assert left == ["cupyops.interpolate.default", "cupyops.interpolate_backward.default"] * whole
 
 
 @pytest.mark.parametrize(
@@ -96,3 +103,33 @@ def test_numbers_of_the_cpu_are_constants(monkeypatch):
     (number,) = graph.graph.find_nodes(op="get_attr")
     assert number.meta["val"].device.type == "meta"
     assert not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sqrt.default)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["", "channels_last"])
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(8, 16, 3, padding=1), (2, 8, 6, 6)),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=8), (2, 8, 6, 6)),
+        (nn.Conv1d(4, 6, 3), (2, 4, 9)),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2), (2, 8, 5, 5)),
+    ],
+    ids=["conv2d", "depthwise", "conv1d", "transposed"],
+)
+def test_the_bias_of_a_convolution_is_part_of_kernels(module, shape, last, monkeypatch):
+    """It is added where the result is used, and its gradient is a sum beside others."""
+    monkeypatch.setattr(decompositions, "BIAS_APART", ("cpu",))
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    if last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    parameters = [one.detach().requires_grad_() for one in module.parameters()]
+
+    def function(x, weight, bias):
+        return F.gelu(torch.func.functional_call(module, {"weight": weight, "bias": bias}, (x,)))
+
+    forward, backward = assert_as_eager(function, [x.requires_grad_(), *parameters], dynamo=False)
+    (node,) = [node for node, _ in forward.lowering.left]
+    assert node.args[2] is None
+    (node,) = [node for node, _ in backward.lowering.left]
+    assert node.args[-1] == [True, True, False]
