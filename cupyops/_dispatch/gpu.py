@@ -52,14 +52,12 @@ class Gpu:
 _SIMULATED = Gpu(capability=0, multiprocessors=64, shared=101376, shared_total=102400, threads=2048, l2=32 << 20)
 
 _assumed: dict[str, Any] = {}
-prefers_library = True
-"""True if PyTorch's own functions may be taken where they are faster: see `never_slower`."""
 
 
 def gpu(device: torch.device) -> Gpu:
     """The GPU that launches on tensors of `device` are planned for."""
     found = _card(device) if device.type == "cuda" else _simulated(capability(device))
-    if found.library and not prefers_library:
+    if found.library and not observed.prefers_library:
         found = replace(found, library=False)
     return replace(found, **_assumed) if _assumed else found
 
@@ -98,13 +96,12 @@ def never_slower(enabled: bool = True) -> Iterator[None]:
         >>> with cupyops.never_slower(False):
         ...     y = cupyops.linear(torch.randn(8, 64), torch.randn(32, 64))
     """
-    global prefers_library
-    before, prefers_library = prefers_library, enabled
+    before, observed.prefers_library = observed.prefers_library, enabled
     observed.settings_changed()
     try:
         yield
     finally:
-        prefers_library = before
+        observed.prefers_library = before
         observed.settings_changed()
 
 

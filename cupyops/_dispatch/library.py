@@ -12,7 +12,6 @@ from torch.compiler import is_dynamo_compiling
 from .._kernel.launch.executors import executors
 from .._util import observed, torch_private, tracing
 from .._util.strides import is_dry
-from . import gpu as card
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
@@ -59,7 +58,7 @@ def at_once(tensor: Tensor) -> bool:
     """
     if is_dynamo_compiling() or not tensor.is_cuda or observed.unplanned:
         return False
-    return card.prefers_library and not _dispatch_modes()
+    return observed.prefers_library and not _dispatch_modes()
 
 
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 watching = 0  # open traces and recordings: launches take the full path, which tells them
 unplanned = 0  # these, and whoever asked for calls made the plain way: no recorded plan is replayed
+prefers_library = True  # where no kernel is measured as fast, PyTorch's own function runs: see `never_slower`
 _changing = threading.Lock()
 _thread = threading.local()  # .recorder, of the recording that this thread has under way
 
@@ -26,6 +29,13 @@ def go_plainly(by: int = 1) -> None:
     global unplanned
     with _changing:
         unplanned += by
+
+
+def is_left_to_compilers(x: Any) -> bool:
+    """Return True if torch.compile traces, and is to see PyTorch's functions; a graph of torch.export has our operators."""
+    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+        return False
+    return isinstance(x, torch.Tensor) and x.is_cuda and prefers_library
 
 
 _when_settings_change: list[Callable[[], None]] = []

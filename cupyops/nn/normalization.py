@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import HALF
-from .._util import arguments
+from .._util import arguments, observed
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
 from ..ops._batch_norm_act import batch_norm_act
@@ -115,7 +115,7 @@ class GroupNorm(Twin, torch.nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (node := self._cupyops_leaf(input)) is not None:
             return node  # type: ignore[no-any-return]
-        if type(input) is not Tensor:  # a subclass, or a stand-in that traces
+        if type(input) is not Tensor or observed.is_left_to_compilers(input):  # a subclass, or a stand-in that traces
             return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
         if input.is_cuda and input.dtype in HALF and torch.is_autocast_enabled("cuda"):
             # what autocast would cast and the kernels would lay out anew, at once; channels_last they read as it lies

@@ -7,10 +7,12 @@ import copy
 
 import architectures
 import pytest
+import torch
 import walk
 from compiled import compiled
 
 import cupyops
+from cupyops._util import observed
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compile")
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # of transformers, about its own configurations
@@ -46,3 +48,32 @@ def test_a_model_by_its_kernels(name, monkeypatch):
 def test_a_model_by_its_graph(name):
     expected, step = steps(name, fullgraph=name not in BROKEN)
     walk.near(step(), expected, 1e-4, name)
+
+
+@pytest.mark.parametrize("name", ["llama CausalLM", "bert MaskedLM", "vit ImageClassification", *BY_KERNELS[1:]])
+def test_a_swapped_model_is_compiled_as_it_was(name, monkeypatch):
+    """On a GPU, where a registered operator would be a border for fusion; `never_slower(False)`, as in all tests, keeps our operators."""
+
+    def seen(x):  # as if tensors were on a GPU
+        return isinstance(x, torch.Tensor) and torch.compiler.is_dynamo_compiling() and observed.prefers_library
+
+    monkeypatch.setattr(observed, "is_left_to_compilers", seen)
+    model = architectures.build(name)
+    batch = architectures.inputs(model, name)
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    def compile_anew():
+        torch._dynamo.reset()
+        graphs.clear()
+        architectures.step(torch.compile(model, backend=keep), batch)
+        return len(graphs), sum(target.startswith("cupyops.") for graph in graphs for target in graph)
+
+    with cupyops.never_slower():
+        plain, _ = compile_anew()
+        cupyops.swap(model)
+        assert compile_anew() == (plain, 0)
+    assert compile_anew()[1] > 0

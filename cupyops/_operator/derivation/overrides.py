@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 from torch.nn import Parameter
 
-from ..._util import torch_private
+from ..._util import observed, torch_private
 from .distributed import is_spread
 
 _PLAIN = frozenset((Tensor, Parameter, bool, int, float, str, tuple, list, torch.Size, torch.dtype, type(None)))
@@ -80,13 +80,23 @@ def node(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def asking(
     function: Callable[..., Any], twin: Callable[..., Any] | None, shown: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`function`, but where an argument or a mode has a say: then `twin`, or a node of `shown` in a graph of torch.fx."""
+    """`function`, but where an argument or a mode has a say: then `twin`, or a node of `shown` in a graph of torch.fx.
+
+    torch.compile is shown the twin on a GPU: it fuses that, while a registered operator is a border for it, and costs the
+    host more at each call than its kernel gains.
+    """
+    fuses = twin is not None and getattr(torch.nn.functional, twin.__name__, None) is twin
+    parameters = list(inspect.signature(shown).parameters.values())
+    required = sum(one.default is one.empty for one in parameters)
+    optional = [one.name for one in parameters[required:]]
 
     def ask(*args: Any, **kwargs: Any) -> Any:
         if (found := node(shown, args, kwargs)) is not None:
             return found
         if twin is None:
             return function(*args, **kwargs)
+        if fuses and observed.is_left_to_compilers(args[0]) and "axis" not in kwargs:
+            return twin(*args[:required], **dict(zip(optional, args[required:])), **kwargs)
         values = (*args, *kwargs.values())
         asked: Any = of_functions(values) or of_layout(values) or of_dispatch(values)
         if not asked and not is_dynamo_compiling() and torch_private.function_mode_enabled():

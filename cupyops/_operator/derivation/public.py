@@ -23,8 +23,6 @@ def public(
 ) -> Any:
     """`function` with plans in front of it; `in_full` is called where there is none, with arrays and `axis` too, or `twin`,
     where an argument is to see a function of PyTorch.
-
-    Nothing is looked at before the first call: until then its code only knows how to be written.
     """
     scope: dict[str, Any] = {
         "__builtins__": __builtins__,
@@ -32,24 +30,12 @@ def public(
         "_author": function,
     }
     # a code object of its own: by that torch.compile tells two functions apart
-    code = _not_written.__code__.replace(co_name=function.__name__)
+    code = _always_in_full.__code__.replace(co_name=function.__name__)
     shown = types.FunctionType(code, scope, function.__name__)
     functools.update_wrapper(shown, function)
     scope["_full"] = in_full = asking(in_full, twin, shown)
-
-    def write() -> None:
-        _write(shown, scope, function, in_full, name, twin)
-
-    write._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run, and not traced
-    scope |= {"_write_now": write, "_shown": shown}
+    _write(shown, scope, function, in_full, name, twin)
     return shown
-
-
-def _not_written(*args: Any, **kwargs: Any) -> Any:
-    """Written before torch.compile looks as well: it tells numbers that are defaults apart by where it has found them, and
-    those of `_shown` alone have a name that lasts."""
-    _write_now()  # type: ignore[name-defined]  # noqa: F821
-    return _shown(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def _write(
@@ -68,7 +54,6 @@ def _write(
     others = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     parameters = parameters[:-1] if others else parameters
     if not parameters or any(one.kind not in _FIXED for one in parameters):
-        shown.__code__ = _always_in_full.__code__.replace(co_name=function.__name__)
         return
     names = [one.name for one in parameters]
     by_name = frozenset(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)

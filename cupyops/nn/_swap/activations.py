@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from ... import nn
 from ..._dispatch import epilogues
+from ..._util import observed
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu
 from ...ops._gelu import gelu
@@ -118,7 +119,7 @@ def projected(act: Module, gate: Module, up: Module, first: int | None, x: Tenso
 
     is_last: whether the module calls `gate` after `up`.
     """
-    name = name_of_activation(act, x.dtype)
+    name = None if observed.is_left_to_compilers(x) else name_of_activation(act, x.dtype)
     if name in GATED and _are_joined(gate, up, first, x, name):
         return gated_linear(x, gate.weight, None if gate is up else up.weight, name)  # type: ignore[arg-type]
     if first is not None:
@@ -129,7 +130,7 @@ def projected(act: Module, gate: Module, up: Module, first: int | None, x: Tenso
         gated = gate(x)
     else:
         gated, other = gate(x), up(x)
-    if gated.dtype is not x.dtype:  # under autocast
+    if name is not None and gated.dtype is not x.dtype:  # under autocast
         name = name_of_activation(act, gated.dtype)
     if name not in GATED or gated.dtype is not other.dtype or gated.shape != other.shape:
         return act(gated) * other  # type: ignore[no-any-return]

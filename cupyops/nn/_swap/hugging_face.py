@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..._util import observed
 from ...ops._cross_entropy import cross_entropy_fp32
 from . import calls, classes, heads, proof
 from .experts import EXPERTS
@@ -62,6 +63,10 @@ def _of_tables(models: Iterable[Module]) -> list[str]:
 # --- the loss -------------------------------------------------------------------------------------------------------
 
 
+def _of_floats(logits: Tensor, labels: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
+    return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=ignore_index, reduction=reduction)
+
+
 def _masked(
     logits: Tensor,
     labels: Tensor,
@@ -73,7 +78,9 @@ def _masked(
     """`ForMaskedLMLoss`, without its copy of the logits in fp32, and without the logits where a head gives none."""
     labels = labels.view(-1).to(logits.device)
     loss = heads.loss_of(logits, vocab_size)
-    if loss is None:
+    if loss is None and observed.is_left_to_compilers(logits):
+        loss = functools.partial(_of_floats, logits.view(-1, vocab_size))
+    elif loss is None:
         loss = functools.partial(cross_entropy_fp32, logits.view(-1, vocab_size))
     if num_items_in_batch is None:
         return loss(labels, ignore_index)

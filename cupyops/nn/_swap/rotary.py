@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
+from ..._util import observed
 from ...ops._rope import rope
 from . import proof, tracing
 from .classes import Class, Recipe, kind
@@ -166,9 +167,10 @@ def of_known_tables(function: Callable[..., Any], ours: Callable[..., Any]) -> C
 
     @functools.wraps(function)
     def run(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        known = is_dynamo_compiling() or (
-            getattr(cos, _MARK, None) == cos._version and getattr(sin, _MARK, None) == sin._version
-        )
+        if is_dynamo_compiling():
+            known = not observed.is_left_to_compilers(q)
+        else:
+            known = getattr(cos, _MARK, None) == cos._version and getattr(sin, _MARK, None) == sin._version
         return (ours if known else function)(q, k, cos, sin, *args, **kwargs)
 
     return run
