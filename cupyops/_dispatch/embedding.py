@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .forms import Form, Forms, Launch
-from .gpu import Gpu
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu
 
 THREADS = 256  # of a block, at most
 LOADS = 4  # of a thread of forward, about, where there are more threads than half of what the GPU holds

@@ -14,13 +14,13 @@ from torch import Tensor
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
 from .._util.strides import is_dry, restride
-from .activations import FUNCTIONS
-from .broadcast import empty_output
-from .elementwise import UP_TO_FLOAT32, why_not_size
-from .forms import Form, Forms, Launch
-from .gpu import Gpu, gpu
-from .rows import SMALL_ROWS
-from .strided_rows import BLOCK, row_stride, spans
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu, gpu
+from .core.rows import SMALL_ROWS
+from .elementwise.activations import FUNCTIONS
+from .elementwise.broadcast import empty_output
+from .elementwise.elementwise import UP_TO_FLOAT32, why_not_size
+from .elementwise.strided_rows import BLOCK, row_stride, spans
 
 AT_ONCE = 8  # rows of a thread whose loads are under way, by way of shared memory
 EACH = {2: 16, 4: 8}  # rows of a thread there, by the size of an element: whole vectors, and whole AT_ONCE

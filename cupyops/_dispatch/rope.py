@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .broadcast import merged, packed_layout
-from .forms import Form, Forms, Launch
-from .gpu import Gpu
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu
+from .elementwise.broadcast import merged, packed_layout
 
 BLOCK = 128
 CHUNK = 8  # heads of a thread, at most

@@ -13,10 +13,10 @@ from torch import Tensor
 from .._kernel.kernel import FLOATING, Kernel
 from .._util import arguments
 from .._util.strides import aligned, is_dry
-from . import persistent
-from .forms import Form, Forms, Launch
-from .gpu import Gpu, gpu
-from .rows import PACKS, SMALL_ROWS, WIDEST, Share, grid, power_of_two, share, split
+from .core import persistent
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu, gpu
+from .core.rows import PACKS, SMALL_ROWS, WIDEST, Share, grid, power_of_two, share, split
 
 FILE = "softmax.cu"
 HALF = (torch.float16, torch.bfloat16)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .._dispatch import shardings
-from .._dispatch.broadcast import empty_output, expanded, launched
+from .._dispatch.core import shardings
+from .._dispatch.elementwise.broadcast import empty_output, expanded, launched
 from .._kernel.kernel import Kernel
 from .._operator.floating import operator
 from .._operator.operator import Operator

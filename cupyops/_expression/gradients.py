@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import Broadcast, Strided, laid_out_as_output, launched
-from .._dispatch.forms import Forms, Launch
-from .._dispatch.gpu import Gpu
+from .._dispatch.core.forms import Forms, Launch
+from .._dispatch.core.gpu import Gpu
+from .._dispatch.elementwise.broadcast import Broadcast, Strided, laid_out_as_output, launched
 from .._kernel.kernel import Kernel
 from .._util.strides import is_dry
 from . import python

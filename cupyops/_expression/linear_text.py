@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from .._dispatch.epilogues import COMPUTED
+from .._dispatch.gemm.epilogues import COMPUTED
 from .._kernel.kernel import HALF
 from . import kernels
 from .declaration import Declaration, Parameter

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import shardings
-from .._dispatch.broadcast import empty_output, expanded
-from .._dispatch.forms import Forms
-from .._dispatch.reduction import finalizing_block, fold_forms, launched
+from .._dispatch.core import shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.elementwise.broadcast import empty_output, expanded
+from .._dispatch.reduce.reduction import finalizing_block, fold_forms, launched
 from .._kernel.kernel import Kernel, ceil_div
 from .._operator.floating import operator
 from .._operator.operator import Operator

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch.attention_map import Maps, Masked
-from .._dispatch.forms import Launch
+from .._dispatch.attention.map import Maps, Masked
+from .._dispatch.core.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments

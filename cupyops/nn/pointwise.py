@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._dispatch import gemm, library
-from .._dispatch.forms import Launch
-from .._dispatch.gpu import gpu
-from .._dispatch.pointwise_fused import ADDED, MOMENTS, add, measure, problem_of
+from .._dispatch.conv.pointwise_fused import ADDED, MOMENTS, add, measure, problem_of
+from .._dispatch.core import library
+from .._dispatch.core.forms import Launch
+from .._dispatch.core.gpu import gpu
+from .._dispatch.gemm import gemm
 from .._kernel.graph import warming
 from .._kernel.kernel import executors
 from .._util import torch_private

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, gemm, library, pointwise, shardings, small_conv
-from .._dispatch.forms import Forms
-from .._dispatch.gpu import gpu
-from .._dispatch.implicit_gemm import TILED, Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
-from .._dispatch.library import Library
-from .._dispatch.rows import is_symbolic
-from .._dispatch.small_conv import Fma, FmaWeight
+from .._dispatch.conv import convolution, pointwise, small_conv
+from .._dispatch.conv.implicit_gemm import TILED, Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
+from .._dispatch.conv.small_conv import Fma, FmaWeight
+from .._dispatch.core import library, shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.library import Library
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm import gemm
 from .._kernel.kernel import Kernel, ceil_div
 from .._operator.floating import operator
 from .._util.strides import is_dry

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import Broadcast, is_dense, packed_layout
-from .._dispatch.elementwise import UP_TO_FLOAT32, why_not_size
-from .._dispatch.forms import Form, Forms, Launch
-from .._dispatch.gpu import Gpu, gpu
+from .._dispatch.core.forms import Form, Forms, Launch
+from .._dispatch.core.gpu import Gpu, gpu
+from .._dispatch.elementwise.broadcast import Broadcast, is_dense, packed_layout
+from .._dispatch.elementwise.elementwise import UP_TO_FLOAT32, why_not_size
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.derivation import distributed

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import library
-from .._dispatch.gpu import gpu
-from .._dispatch.linear import PRODUCT, multiply, problem, rows_of, too_large
-from .._dispatch.rows import is_symbolic
-from .._dispatch.sum_var import total
+from .._dispatch.core import library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm.linear import PRODUCT, multiply, problem, rows_of, too_large
+from .._dispatch.reduce.sum_var import total
 from .._operator.floating import operator
 from .._util.strides import is_dry
 

@@ -8,12 +8,13 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import few_rows, gemm, library, shardings, wgmma
-from .._dispatch.broadcast import broadcast_shapes
-from .._dispatch.forms import Forms
-from .._dispatch.gemm import Layout, Problem
-from .._dispatch.gpu import gpu
-from .._dispatch.rows import is_symbolic
+from .._dispatch.core import library, shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.elementwise.broadcast import broadcast_shapes
+from .._dispatch.gemm import few_rows, gemm, wgmma
+from .._dispatch.gemm.gemm import Layout, Problem
 from .._kernel.kernel import ceil_div
 from .._operator.floating import operator
 from .._util import arguments

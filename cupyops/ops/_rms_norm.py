@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments, shardings
-from .._dispatch.norm_forms import acc
+from .._dispatch.core import shardings
+from .._dispatch.norm import arguments as norm_arguments
+from .._dispatch.norm import norm
+from .._dispatch.norm.forms import acc
 from .._operator.floating import operator
 from .._util import torch_private
 

@@ -7,8 +7,8 @@ import torch
 from form_walk import by_form
 
 import cupyops
-from cupyops._dispatch.gpu import gpu
-from cupyops._dispatch.reduction import BLOCKS, COLUMN_THREADS, ENOUGH_BLOCKS, ROW_BLOCKS, Reduction
+from cupyops._dispatch.core.gpu import gpu
+from cupyops._dispatch.reduce.reduction import BLOCKS, COLUMN_THREADS, ENOUGH_BLOCKS, ROW_BLOCKS, Reduction
 from cupyops._expression.declaration import namespace_of
 from cupyops._expression.reduction import FORWARD
 from cupyops._kernel.kernel import FLOATING

@@ -9,9 +9,9 @@ from contract import Make, OperatorContract, Sample
 from selection import slow
 
 import cupyops
-from cupyops._dispatch import attention as kernels
-from cupyops._dispatch.attention_wgmma import WgmmaForward
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.attention import attention as kernels
+from cupyops._dispatch.attention.wgmma import WgmmaForward
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
 from cupyops.testing import check
 
 

@@ -7,12 +7,11 @@ from byte_products import HOPPER, by_torch, of_numbers, of_numbers_by_torch, ope
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch import gpu as gpus
-from cupyops._dispatch import scaled
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu, gpu
-from cupyops._dispatch.library import Library
-from cupyops._dispatch.scaled import E4M3, E5M2, PAIRS
+from cupyops._dispatch.core import gpu as gpus
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
+from cupyops._dispatch.core.library import Library
+from cupyops._dispatch.gemm import scaled
+from cupyops._dispatch.gemm.scaled import E4M3, E5M2, PAIRS
 from cupyops._operator.derivation.public import plans_of
 
 RESULTS = [torch.bfloat16, torch.float16, torch.float32]
@@ -281,7 +280,7 @@ def test_many_tiles_of_each_block(fast):
     for form in scaled.TILES:
         if form.split > 1:
             continue
-        with use_form(f"scaled_mm:{form.name}"):
+        with cupyops.use_form(f"scaled_mm:{form.name}"):
             found = [cupyops.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast) for _ in range(2)]
         assert torch.equal(*found)
         ours, known = ((y.double() - truth).norm() for y in (found[0], theirs))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..._dispatch import library
-from ..._dispatch.gpu import gpu
-from ..._dispatch.pointwise_fused import ADDED, MOMENTS, conv2d_add, conv2d_moments, problem_of
+from ..._dispatch.conv.pointwise_fused import ADDED, MOMENTS, conv2d_add, conv2d_moments, problem_of
+from ..._dispatch.core import library
+from ..._dispatch.core.gpu import gpu
 from ..._kernel.kernel import HALF
 from ...nn.blocks import STEP, conv2d_blocks, conv2d_blocks_weight, is_faster
 from ...ops._batch_norm_act import _batch_norm_act
