@@ -265,7 +265,8 @@ def _with_moments(x: Tensor, weight: Tensor) -> Tensor:
     shape = x.shape[0], weight.shape[0], *x.shape[2:]
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     grad_x, card, filters = torch.empty_like(x), gpu(x.device), weight.shape[0]
-    moments, added = (forms.list[0] for forms in (pointwise_fused.MOMENTS, pointwise_fused.ADDED))
+    lists: tuple[Any, ...] = pointwise_fused.MOMENTS, pointwise_fused.ADDED
+    moments, added = (forms.list[0] for forms in lists)
     found, _ = pointwise_fused.measure(
         moments.launch(pointwise_fused.problem_of(x, filters, False), card), x, weight, y
     )

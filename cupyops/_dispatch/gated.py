@@ -65,7 +65,7 @@ class SharedMemory(Form[Gated]):
         each = EACH[problem.itemsize] * at_once
         packed = np.frombuffer(struct.pack("=q4i", problem.rows, problem.cols, each, at_once, 0), np.uint8)
         shared = 3 * each * problem.cols * problem.itemsize
-        return Launch(self.kernel, ceil_div(problem.rows, each), SMALL_ROWS, shared, extra={"rows": packed})
+        return Launch(self.kernel, ceil_div(problem.rows, each), SMALL_ROWS, shared, named={"rows": packed})
 
 
 class StridedRows(Form[Gated]):
@@ -81,8 +81,8 @@ class StridedRows(Form[Gated]):
         rows, cols, itemsize, gate_stride, up_stride, packed = problem
         overlap = self.overlaps and packed and cols * itemsize % 16 != 0
         grid, shape = spans(rows, cols, itemsize, overlap)
-        extra = {"shape": shape, "gate_stride": gate_stride, "up_stride": up_stride}
-        return Launch(self.kernel, grid, BLOCK, extra=extra)
+        named = {"shape": shape, "gate_stride": gate_stride, "up_stride": up_stride}
+        return Launch(self.kernel, grid, BLOCK, named=named)
 
 
 def _kernel(name: str, dtypes: tuple[torch.dtype, ...]) -> Kernel:
@@ -122,7 +122,7 @@ def forward(forms: Forms[Gated], gate: Tensor, up: Tensor | None, f: str) -> Ten
         y = empty_output(gate, up)
     if not is_dry(y) and y.numel():
         launch, inputs = _launched(forms, y, gate, up)
-        launch(*inputs, y, *launch.extra.values(), FUNCTIONS.index(f), T=y.dtype)
+        launch(*inputs, y, function=FUNCTIONS.index(f), T=y.dtype)
     return y
 
 
@@ -140,7 +140,7 @@ def backward(
     if not is_dry(grad_y) and grad_y.numel():
         launch, inputs = _launched(forms, grad_y, gate, up)
         grads = (grad_gate, grad_up)[: len(inputs)]
-        launch(grad_y, *inputs, *grads, *launch.extra.values(), FUNCTIONS.index(f), T=grad_y.dtype)
+        launch(grad_y, *inputs, *grads, function=FUNCTIONS.index(f), T=grad_y.dtype)
     return grad_gate, grad_up
 
 

@@ -166,11 +166,7 @@ class Even(Rows):
 
 
 class Staged(Form[Problem]):
-    """Dense rows that are no whole vectors, in shared memory.
-
-    Args:
-        blocks: from which on a block has several runs.
-    """
+    """Dense rows that are no whole vectors, in shared memory."""
 
     name = "staged"
     summary = "a block copies its rows to shared memory, turns them there, and stores them in vectors"

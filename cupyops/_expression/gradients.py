@@ -118,7 +118,7 @@ class Gradient:
         if not is_dry(like) and like.numel():
             launch, inputs = launched(BACKWARD, like, expanded, dtype.itemsize)
             scalars = [values[one.name] for one in self.scalars]
-            launch.by(kernel)(*inputs, *found, *scalars, wide, *launch.extra.values(), like.numel(), T=dtype)
+            launch.by(kernel)(*inputs, *found, *scalars, wide, T=dtype)
         summed = {
             one.name: _summed(gradient, values.get(one.name), dtype)
             for one, gradient in zip(self.declaration.differentiable, found)

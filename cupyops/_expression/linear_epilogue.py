@@ -216,7 +216,7 @@ class Layer:
             multiply(rows, weight, bias, z, turn_b=True)
             if not is_dry(y) and y.numel():
                 launch, walked = launched(FORWARD, y, expanded(z, *call.captured))
-                launch.by(self._apart)(*walked, y, *call.scalars, *launch.extra.values(), y.numel(), T=y.dtype)
+                launch.by(self._apart)(*walked, y, *call.scalars, T=y.dtype)
         return y, () if kept is None else (kept,)
 
     def _is_measured(self, k: int, lies: Sequence[tuple[bool, str]]) -> bool:

@@ -156,9 +156,9 @@ def _forward(declaration: Declaration, fold: Kernel, finish: Kernel) -> Callable
             return y, ()
         strides = tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
         found, inputs = launched(FORWARD, inputs, dims, strides, dtype.itemsize)
-        slabs, structs, results = (found.extra[name] for name in ("slabs", "structs", "results"))
+        slabs: int = found.extra
         partial = y.new_empty((slabs, y.numel()), dtype=computed_in(dtype)) if slabs else None
-        found.by(fold)(*inputs, y, partial, *scalars, n, *structs, results, T=dtype)
+        found.by(fold)(*inputs, y, partial, *scalars, n, T=dtype)
         if partial is not None:
             _finish(finish, partial, y, scalars, n, slabs, dtype)
         return y, ()

@@ -86,7 +86,7 @@ def test_large_ones_are_cut_into_slabs():
         blocks, fewest = math.prod(found.grid), BLOCKS // 2 if form == "kContiguous" else ENOUGH_BLOCKS
         assert form in ("kContiguous", "kColumns") and fewest <= blocks <= ROW_BLOCKS
         assert blocks * math.prod(found.block) >= COLUMN_THREADS
-    assert launch((1 << 20, 64), (1,), (1,)).extra["slabs"] == 0
+    assert launch((1 << 20, 64), (1,), (1,)).extra == 0
 
 
 @pytest.mark.parametrize("odd", [0, 1])

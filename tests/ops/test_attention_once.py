@@ -130,7 +130,7 @@ def test_where_wide_rows_take_it(widths, rows, bounds, expected):
         assert form.why_not(problem, card) is None and (form.why_slower(problem, card) is None) is expected
         launch = form.launch(problem, card)
     share = 4 if widths == (96, 96) else 2
-    assert launch.extra["share"] == share and launch.template["BOUNDS"] == 2
+    assert launch.extra.share == share and launch.template["BOUNDS"] == 2
     assert launch.grid == -(-rows // launch.template["TILE"]) * 4 // share
 
 
@@ -214,7 +214,7 @@ def test_shapes_by_mma(card, capability, width, expected):
         launch = FORM.launch(problem, on)
     tile, panel, shared = expected
     assert (launch.grid, launch.shared) == (2 * 1024 // tile, shared)
-    assert (launch.template["BN"], launch.extra["blocks"].rows) == (panel, tile)
+    assert (launch.template["BN"], launch.extra.blocks.rows) == (panel, tile)
 
 
 def test_where_it_is_taken_by_mma():

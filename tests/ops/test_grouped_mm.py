@@ -215,12 +215,12 @@ def test_as_pytorch_s(dtype):
 def test_pytorch_s_is_taken_where_it_may_be():
     """Nothing is measured to be faster yet: the forms choose PyTorch's function, and say why."""
     from cupyops._dispatch.core.gpu import gpu
-    from cupyops._dispatch.core.library import Library
+    from cupyops._dispatch.core.library import ByPyTorch
     from cupyops._dispatch.gemm import grouped
 
     problem = grouped.rows_problem(torch.randn(64, 16).half(), torch.randn(2, 16, 8).half())
     with assume_gpu(capability=9, shared=232448, library=True):
-        assert isinstance(grouped.ROWS.choose(problem, gpu(torch.device("cpu"))), Library)
+        assert isinstance(grouped.ROWS.choose(problem, gpu(torch.device("cpu"))), ByPyTorch)
     with assume_gpu(capability=9, shared=232448):
         assert isinstance(grouped.ROWS.choose(problem, gpu(torch.device("cpu"))), grouped.Rows)
 

@@ -9,7 +9,7 @@ from contract import Make, OperatorContract, Sample
 import cupyops
 from cupyops._dispatch.core import gpu as gpus
 from cupyops._dispatch.core.gpu import assume_gpu, gpu
-from cupyops._dispatch.core.library import Library
+from cupyops._dispatch.core.library import ByPyTorch
 from cupyops._dispatch.gemm import scaled
 from cupyops._dispatch.gemm.scaled import E4M3, E5M2, PAIRS
 from cupyops._operator.derivation.public import plans_of
@@ -212,7 +212,7 @@ def test_which_form():
     assert chosen(128).name == chosen(256, fast=True).name == "wgmma_64x128"
     assert chosen(4096).name == "wgmma_256x128" and chosen(4096, why="of another dtype", by_row=False).name[0] == "w"
     for other in (chosen(4096, by_row=False), chosen(4096, out=torch.float32), chosen(384), chosen(4096, fast=True)):
-        assert isinstance(other, Library)
+        assert isinstance(other, ByPyTorch)
 
 
 def test_pytorch_is_not_given_what_it_takes_otherwise():

@@ -111,6 +111,31 @@ class Blocks(NamedTuple):
     cell: tuple[int, int]
 
 
+class Parts(NamedTuple):
+    """Form that runs a launch, and what it needs besides.
+
+    packed: of sequences. draws: blocks draw tiles one after the other. map: lists of the panels that a mask leaves. queries,
+    values: launches of other roles, backward. collects: what rounds the sums of one pass, of `columns` columns.
+    """
+
+    form: Any
+    blocks: Blocks
+    packed: bool = False
+    draws: bool = False
+    map: Tensor | None = None
+    prepare: Launch[None] | None = None
+    queries: Launch[Any] | None = None
+    values: Launch[Any] | None = None
+    collects: tuple[Launch[None], ...] = ()
+    columns: int = 0
+    share: int = 1  # heads of a group that a block has, of one pass
+
+    @property
+    def launches(self) -> list[Launch[Any]]:
+        """The other launches."""
+        return [one for one in (self.prepare, self.queries, self.values, *self.collects) if one is not None]
+
+
 class Problem(NamedTuple):
     """Sizes, strides in elements of (batch, head, row), and which keys a query sees.
 
@@ -299,11 +324,11 @@ class Gradients(NamedTuple):
 
 
 class Forward(Form[Problem]):
-    """A way to compute y and the log-sum-exp of each row; its launch has it as `extra["form"]`, to be run."""
+    """A way to compute y and the log-sum-exp of each row; the `extra` of its launch has it, to be run."""
 
     def run(
         self,
-        launch: Launch,
+        launch: Launch[Parts],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -329,7 +354,7 @@ class MmaForward(Forward):
     summary = "a block owns 128 queries, by which panels of 64 keys pass, or 32 where wide rows leave no room, by MMA"
     uses = (attention_fwd_mma,)
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Parts]:
         """A block for each tile of each head."""
         p, tile = problem, self.tile(problem, gpu)
         section = section_of(p, gpu, p.heads, p.keys, p.group)
@@ -347,7 +372,7 @@ class MmaForward(Forward):
                 "STAGES": tile.stages,
                 "BOUNDS": p.bounds,
             },
-            extra={"form": self, "blocks": Blocks(TILE, tile.panel, False, CELL)},
+            extra=Parts(self, Blocks(TILE, tile.panel, False, CELL)),
             args=(
                 *(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)),
                 p.sizes(p.tokens or 0, section),
@@ -372,13 +397,12 @@ class Backward(Form[Problem]):
         """Rows of lse2 and delta of a head; of packed sequences the last tile may begin anywhere."""
         return ceil_div(p.queries if p.tokens is None else p.tokens + TILE, TILE) * TILE
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Parts]:
         """Launch of the keys' role; `extra` has the launches of the queries' role and of the preparation."""
         keys, queries = self.role(problem, gpu, True), self.role(problem, gpu, False)
-        extra = {"form": self, **keys.extra, "queries": queries, "prepare": self.prepare(problem)}
-        return replace(keys, extra=extra)
+        return replace(keys, extra=keys.extra._replace(queries=queries, prepare=self.prepare(problem)))
 
-    def prepare(self, p: Problem) -> Launch:
+    def prepare(self, p: Problem) -> Launch[None]:
         """A few threads for each row."""
         lanes, padded = p.d // VECTOR, self.padded(p)
         p = p if p.tokens is None else p._replace(batches=1, queries=p.tokens)
@@ -392,36 +416,37 @@ class Backward(Form[Problem]):
             args=(np.array(p.y, dtype=np.int64), p.sizes(padded)),
         )
 
-    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
+    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch[Parts]:
         """The launch of one role."""
         raise NotImplementedError
 
     def run_prepare(
-        self, p: Problem, launch: Launch, of: Gradients, sums: Tensor | None, columns: int
+        self, p: Problem, launch: Launch[Parts], of: Gradients, sums: Tensor | None, columns: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Launch the preparation; return lse2 and delta of each row, and what it adds to the gradient of its sink."""
         found = of.lse.new_empty((2 + (of.sinks is not None), *of.lse.shape[:2], self.padded(p)))
         lse2, delta, *of_sinks = found
         given = of.y, of.grad_y, of.lse, of.grad_lse, of.sinks, *(of_sinks or [None])
-        launch.extra["prepare"](*given, delta, lse2, sums, columns)
+        assert launch.extra.prepare is not None
+        launch.extra.prepare(*given, delta, lse2, sums, columns)
         return lse2, delta, *(of_sinks or [None])
 
-    def run(self, p: Problem, launch: Launch, of: Gradients) -> Tensor | None:
+    def run(self, p: Problem, launch: Launch[Parts], of: Gradients) -> Tensor | None:
         """Launch the roles that are wanted; return what each row adds to the gradient of its sink."""
         lse2, delta, of_sinks = self.run_prepare(p, launch, of, None, 0)
         if of.grad_k is not None and of.grad_v is not None:
             self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
-        if of.grad_q is not None:
+        if of.grad_q is not None and launch.extra.queries is not None:
             six = (of.q, of.grad_y, of.k, of.v, of.grad_q, None)
-            self.run_role(launch.extra["queries"], six, lse2, delta, of.scale)
+            self.run_role(launch.extra.queries, six, lse2, delta, of.scale)
         return of_sinks
 
-    def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
+    def run_role(self, launch: Launch[Parts], six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
         """Launch one role on six tensors: those that a block owns, those that pass, and the gradients written."""
         launch(*six, lse2, delta, scale)
 
 
-def collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch:
+def collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launch[None]:
     """Launch that rounds the sums of `columns` columns for each of the `padded` rows of the heads of `p` (sums.cuh)."""
     across = ceil_div(columns, 64)
     blocks = p.batches * p.heads * padded // 64 * across
@@ -430,11 +455,7 @@ def collect(p: Problem, to: tuple[int, ...], columns: int, padded: int) -> Launc
 
 
 class MmaBackward(Backward):
-    """A block owns rows of one side, by which panels of the other side pass.
-
-    Args:
-        panel: rows of a panel; of the most that fit in shared memory fewer are copied and read.
-    """
+    """A block owns rows of one side, by which panels of the other side pass."""
 
     uses = (attention_bwd_prepare, attention_bwd_mma)
 
@@ -456,7 +477,7 @@ class MmaBackward(Backward):
         """Bytes: two tiles, and two panels twice."""
         return (2 * self.tile + 4 * self.panel) * p.d * 2
 
-    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
+    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch[Parts]:
         """Launch of one role, with a block for each tile of rows that it owns and each head."""
         grad_q, grad_k, grad_v = p.grads
         six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
@@ -469,6 +490,6 @@ class MmaBackward(Backward):
             2 * self.tile,
             self.shared(p),
             {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": self.tile // 16, "KEYS": keys, "BOUNDS": p.bounds},
-            extra={"blocks": Blocks(self.tile, self.panel, keys, CELL)},
+            extra=Parts(self, Blocks(self.tile, self.panel, keys, CELL)),
             args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p), section)),
         )

@@ -14,9 +14,9 @@ from ..._kernel.kernel import Kernel, ceil_div
 from ..._kernel.launch.executors import executors
 from ..._util.strides import aligned, is_dry
 from ..core import library
-from ..core.forms import Form, Forms, Launch
+from ..core.forms import Form, Forms, Launch, Library
 from ..core.gpu import Gpu, gpu
-from ..core.library import Library
+from ..core.library import ByPyTorch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (64, 128, 256)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
@@ -109,6 +109,13 @@ class Problem(NamedTuple):
         return np.array((*counts, self.rows, self.window, splits, *paged), dtype=np.int32)
 
 
+class Splits(NamedTuple):
+    """Number of parts that keys are divided into, and the launch that adds them up."""
+
+    splits: int
+    combine: Launch[None]
+
+
 class Decode(Form[Problem]):
     """Blocks with the same rows share the keys of a sequence among them; each reads its part once for all its rows.
 
@@ -178,7 +185,7 @@ class Decode(Form[Problem]):
         lanes = p.d // 4
         stages, blocks, shared = self.tuning(p.d, gpu)
         strides = p.q, p.k, p.v, (*(p.mask or (0, 0)), 0)
-        combine = Launch(
+        combine: Launch[None] = Launch(
             decode_attention_combine,
             rows,
             ceil_div(min(256, lanes * splits), 32) * 32,
@@ -194,7 +201,7 @@ class Decode(Form[Problem]):
             {"T": p.dtype, "D": p.d, "WARPS": self.warps, "STAGES": stages, "BLOCKS": blocks}
             | ({"ROWS": self.tile} if self.by_mma else {})
             | {"MASKED": p.mask is not None},
-            extra={"splits": splits, "combine": combine},
+            extra=Splits(splits, combine),
             args=(*(np.array(stride, dtype=np.int64) for stride in strides), p.sizes(splits)),
         )
 
@@ -213,7 +220,7 @@ FORWARD = Forms(
     "decode_attention",
     "forward",
     [
-        Library(_why_ours),
+        ByPyTorch(_why_ours),
         Decode("mma_32", decode_attention_fwd_mma, 32, DTYPES[:2]),
         Decode("mma", decode_attention_fwd_mma, 16, DTYPES[:2]),
         Decode("fma", decode_attention_fwd_fma, 4, DTYPES[2:]),
@@ -267,8 +274,7 @@ def by_pytorch(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor |
         or q.shape[3] > WIDTHS[-1]
     ):
         return None
-    launch = FORWARD.launch(_problem(q, k, v, whole=True), gpu(q.device))
-    if not library.serves(launch):
+    if not isinstance(FORWARD.plan(_problem(q, k, v, whole=True), gpu(q.device)), Library):
         return None
     y = torch.empty(())
 
@@ -333,7 +339,7 @@ def forward(
     if mask is not None and mask.stride(2) != 1:
         mask = mask.contiguous()
     launch = FORWARD.launch(_problem(q, k, v, window, table, mask), gpu(q.device))
-    splits = launch.extra["splits"]
+    splits, combine = launch.extra
     given = q, k, v, lengths, table, mask, y, lse
     if splits == 1:
         launch(*given, None, None, scale, softcap or 0.0)
@@ -341,7 +347,7 @@ def forward(
     partial_y = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     launch(*given, partial_y, partial_lse, scale, softcap or 0.0)
-    launch.extra["combine"](partial_y, partial_lse, y, lse)
+    combine(partial_y, partial_lse, y, lse)
     return y, lse
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,16 +36,16 @@ class Variant(NamedTuple):
     queries, and of keys, begin, and where the last ends. masked: what makes maps. drops: weights are dropped at random.
     """
 
-    of: Callable[[Launch, Maps | None], Launch]
+    of: Callable[[Launch[Any], Maps | None], Launch[Any]]
     packed: tuple[int, int, int] | None = None
     starts: tuple[Tensor, ...] = ()
     masked: Masked | None = None
     drops: bool = False
 
-    def launch(self, launch: Launch, problem: attention.Problem, device: torch.device) -> Launch:
+    def launch(self, launch: Launch[Any], problem: attention.Problem, device: torch.device) -> Launch[Any]:
         """Return the variant's launch in place of the plain kernel's."""
         maps = None
-        if self.masked is not None and fits(problem, self.masked, launch.extra["blocks"]):
+        if self.masked is not None and fits(problem, self.masked, launch.extra.blocks):
             maps = Maps(problem, self.masked, device)
         return self.of(launch, maps)
 
@@ -75,7 +75,7 @@ def forward(
         ahead.compile_beside(_of_backward(problem, needs, card), ahead.arch_of(q.device))
     launch = FORWARD.launch(problem, card)
     launch = launch if variant is None else variant.launch(launch, problem, q.device)
-    launch.extra["form"].run(launch, q, k, v, y, lse, sinks, attention.scale_of(q, scale))
+    launch.extra.form.run(launch, q, k, v, y, lse, sinks, attention.scale_of(q, scale))
     return y, lse
 
 
@@ -84,8 +84,7 @@ def _of_backward(problem: attention.Problem, needs: tuple[bool, bool, bool], car
     grads = problem.q, problem.k, problem.v
     problem = problem._replace(grads=grads, in_order=_in_order(problem, needs, None, card))
     launch = BACKWARD.launch(problem, card)
-    others = (one if isinstance(one, tuple) else (one,) for one in launch.extra.values())
-    return [launch, *(one for some in others for one in some if isinstance(one, Launch))]
+    return [launch, *launch.extra.launches]
 
 
 def backward(
@@ -129,7 +128,7 @@ def backward(
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale), beside)
         launch = BACKWARD.launch(problem, card)
         launch = launch if variant is None else variant.launch(launch, problem, q.device)
-        of_rows = launch.extra["form"].run(problem, launch, of)
+        of_rows = launch.extra.form.run(problem, launch, of)
         if sinks is not None:
             grad_sinks = of_rows.sum((0, 2)).to(sinks.dtype)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None, grad_sinks

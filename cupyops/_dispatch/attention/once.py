@@ -139,7 +139,7 @@ class OnePass(attention.Backward):
         least = math.inf if shape is None else FASTER[shape.d][_kind(p)]
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
-    def launch(self, problem: attention.Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: attention.Problem, gpu: Gpu) -> Launch[attention.Parts]:
         """Launch of the pass; `extra` has the launches of the preparation and of the rounding of the sums."""
         p, padded, shape = problem, self.padded(problem), shape_of(problem)
         assert shape is not None
@@ -160,20 +160,20 @@ class OnePass(attention.Backward):
             3 * 128,
             shape.shared(bulk),
             {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
-            extra={
-                "form": self,
-                "prepare": self.prepare(p),
-                "collects": collects,
-                "shape": shape,
-                "share": share,
-                "blocks": attention.Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
-            },
+            extra=attention.Parts(
+                self,
+                attention.Blocks(shape.tile, shape.panel, True, CELLS[p.d]),
+                prepare=self.prepare(p),
+                collects=collects,
+                share=share,
+            ),
             args=(p.sizes(padded, _section(p, shape, share)),),
         )
 
-    def run(self, p: attention.Problem, launch: Launch, of: attention.Gradients) -> Tensor | None:
+    def run(self, p: attention.Problem, launch: Launch[attention.Parts], of: attention.Gradients) -> Tensor | None:
         """Three launches; gradients that are not wanted are computed all the same."""
-        padded, shape, share = self.padded(p), launch.extra["shape"], launch.extra["share"]
+        padded, shape, share = self.padded(p), shape_of(p), launch.extra.share
+        assert shape is not None
         columns, of_values, heads = 64 * ceil_div(shape.d, 64), 64 * ceil_div(shape.values, 64), of.lse.shape[:2]
         sums = of.lse.new_empty((*heads, padded, columns))
         lse2, delta, of_sinks = self.run_prepare(p, launch, of, sums, columns)
@@ -187,7 +187,7 @@ class OnePass(attention.Backward):
             attention.empty(of.v) if of.grad_v is None else of.grad_v,
         )
         launch(*given, *(box_map(x, 64, written=True) for x in found), lse2, delta, sums, shared, share, of.scale)
-        of_queries, of_keys, last = launch.extra["collects"]
+        of_queries, of_keys, last = launch.extra.collects
         if of.grad_q is not None:
             of_queries(sums, of.grad_q, of.scale)
         if shared is not None:

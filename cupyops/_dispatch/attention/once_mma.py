@@ -84,7 +84,7 @@ class MmaOnce(attention.Backward):
         least = FASTER if p.low is None else WITH_WINDOW
         return p.in_order or ("two passes are about as fast" if min(p.queries, p.keys) < least else None)
 
-    def launch(self, problem: attention.Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: attention.Problem, gpu: Gpu) -> Launch[attention.Parts]:
         """Launch of the pass; `extra` has the launches of the preparation and of the rounding of the sums."""
         p, padded, shape = problem, self.padded(problem), shape_of(problem, gpu)
         assert shape is not None
@@ -100,27 +100,27 @@ class MmaOnce(attention.Backward):
             THREADS,
             shape.shared,
             {"T": p.dtype, "D": shape.d, "BN": shape.panel, "M": shape.keys},
-            extra={
-                "form": self,
-                "prepare": self.prepare(p),
-                "collect": attention.collect(p, grad_q, shape.d, padded),
-                "columns": 64 * ceil_div(shape.d, 64),
-                "blocks": attention.Blocks(shape.tile, shape.panel, True, attention.CELL),
-            },
+            extra=attention.Parts(
+                self,
+                attention.Blocks(shape.tile, shape.panel, True, attention.CELL),
+                prepare=self.prepare(p),
+                collects=(attention.collect(p, grad_q, shape.d, padded),),
+                columns=64 * ceil_div(shape.d, 64),
+            ),
             args=(
                 np.array(six, dtype=np.int64).ravel(),
                 p.sizes(padded, attention.section_of(p, gpu, p.kv_heads, p.queries * p.group)),
             ),
         )
 
-    def run(self, p: attention.Problem, launch: Launch, of: attention.Gradients) -> Tensor | None:
+    def run(self, p: attention.Problem, launch: Launch[attention.Parts], of: attention.Gradients) -> Tensor | None:
         """Three launches; gradients that are not wanted are computed all the same."""
-        columns, heads = launch.extra["columns"], of.lse.shape[:2]
+        columns, heads = launch.extra.columns, of.lse.shape[:2]
         sums = of.lse.new_empty((*heads, self.padded(p), columns))
         lse2, delta, of_sinks = self.run_prepare(p, launch, of, sums, columns)
         wanted = (of.k, of.grad_k), (of.v, of.grad_v)
         found = [x.new_empty(x.shape) if grad is None else grad for x, grad in wanted]
         launch(of.k, of.v, of.q, of.grad_y, *found, lse2, delta, sums, of.scale)
         if of.grad_q is not None:
-            launch.extra["collect"](sums, of.grad_q, of.scale)
+            launch.extra.collects[0](sums, of.grad_q, of.scale)
         return of_sinks

@@ -14,7 +14,7 @@ from ..._kernel.kernel import Kernel, ceil_div
 from ..._kernel.launch.tensor_map import segment_map, tensor_map
 from ..core.forms import Launch
 from ..core.gpu import Gpu
-from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Forward, Problem, attention_bwd_prepare
+from .attention import BOUNDS, HALF, TILE, WIDE, Backward, Blocks, Forward, Parts, Problem, attention_bwd_prepare
 
 PANEL = 64  # elements of a row, that TMA copies at once: as long as the swizzle
 SPARE = 2048  # bytes of shared memory for barriers, and to begin at a multiple of 1024
@@ -126,10 +126,6 @@ def roles_of(p: Problem) -> Roles:
     return next(one for one in BACKWARD if p.width <= one.d and p.value_width <= one.values)
 
 
-def _is_forward(D: int, DV: int, BN: int, CONSUMERS: int, STAGES: int, BOUNDS: int, **_: Any) -> bool:
-    return any((*one, one.stages) == (D, DV, BN, CONSUMERS, STAGES) and BOUNDS in one.bounds for one in FORWARD)
-
-
 def _is_backward(D: int, DV: int, BN: int, STAGES: int, KEYS: bool, PART: int, BOUNDS: int, **_: Any) -> bool:
     roles = next((one for one in BACKWARD if one[:2] == (D, DV)), None)
     if roles is None or PART not in roles.parts(KEYS) or BOUNDS not in roles.bounds:
@@ -148,7 +144,9 @@ attention_fwd_wgmma = Kernel(
     CONSUMERS=(2, 3),
     STAGES=(2, 4),
     BOUNDS=BOUNDS,
-    where=_is_forward,
+    where=lambda D, DV, BN, CONSUMERS, STAGES, BOUNDS, **_: any(
+        (*one, one.stages) == (D, DV, BN, CONSUMERS, STAGES) and BOUNDS in one.bounds for one in FORWARD
+    ),
 )
 attention_bwd_wgmma = Kernel(
     "attention_wgmma.cu",
@@ -207,7 +205,7 @@ class WgmmaForward(Forward):
         """Bytes: tiles, in whose place results leave, the ring of panels, the barriers."""
         return shape.tiles + shape.stages * shape.panels + SPARE
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Parts]:
         """Launch as many blocks as run at once; where tiles differ in length, the blocks draw them one after the other."""
         p, shape = problem, shape_of(problem)
         tiles = ceil_div(p.queries, shape.rows) * p.heads * p.batches
@@ -222,18 +220,18 @@ class WgmmaForward(Forward):
             128 * (shape.consumers + 1),
             self.shared(shape),
             {"T": p.dtype, "D": shape.d, "DV": shape.values, **fixed},
-            extra={
-                "form": self,
-                "draws": (bounded or p.tokens is not None) and tiles > blocks,
-                "packed": p.tokens is not None,
-                "blocks": Blocks(shape.rows, shape.keys, False, (64, shape.keys)),
-            },
+            extra=Parts(
+                self,
+                Blocks(shape.rows, shape.keys, False, (64, shape.keys)),
+                packed=p.tokens is not None,
+                draws=(bounded or p.tokens is not None) and tiles > blocks,
+            ),
             args=(np.array(p.y, dtype=np.int64), p.sizes(p.tokens or 0, min(section, p.heads * p.batches))),
         )
 
     def run(
         self,
-        launch: Launch,
+        launch: Launch[Parts],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -244,9 +242,9 @@ class WgmmaForward(Forward):
     ) -> None:
         """Launch with a counter of tiles for this call alone, so that streams and graphs side by side share none."""
         keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
-        draws = launch.extra["draws"] or "map" in launch.extra  # by a map tiles differ too
+        draws = launch.extra.draws or launch.extra.map is not None  # by a map tiles differ too
         counter = torch.zeros(1, dtype=torch.int32, device=q.device) if draws else None
-        packed = launch.extra["packed"]
+        packed = launch.extra.packed
         maps = (*(box_map(x, rows, packed=packed) for x, rows in ((q, 64 * consumers), (k, keys), (v, keys))),)
         maps = *maps, box_map(y, 64, written=True, packed=packed)
         launch(*maps, y, lse, sinks, counter, scale)
@@ -264,19 +262,19 @@ class WgmmaBackward(Backward):
         roles = roles_of(problem)
         return why_not_by_tma(problem, gpu, max(roles.shared(keys, ALL) for keys in (False, True)))
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Parts]:
         """Launch of the keys' role; `extra` has the queries' role, the preparation and, for wide rows, the values' part."""
         found = super().launch(problem, gpu)
         if len(roles_of(problem).parts(True)) == 1:
             return found
-        return replace(found, extra={**found.extra, "values": self.role(problem, gpu, True, OF_VALUES)})
+        return replace(found, extra=found.extra._replace(values=self.role(problem, gpu, True, OF_VALUES)))
 
     def padded(self, p: Problem) -> int:
         """Whole tiles, and whole panels; of packed sequences the last ones may begin anywhere."""
         unit = math.lcm(TILE, roles_of(p).of_keys)
         return ceil_div(p.queries if p.tokens is None else p.tokens + unit, unit) * unit
 
-    def role(self, p: Problem, gpu: Gpu, keys: bool, part: int = ALL) -> Launch:
+    def role(self, p: Problem, gpu: Gpu, keys: bool, part: int = ALL) -> Launch[Parts]:
         """Launch of one role: a block for each tile that it owns and each head; wide rows have a part for each result."""
         roles = roles_of(p)
         part = max(part, roles.parts(keys)[0])
@@ -297,16 +295,16 @@ class WgmmaBackward(Backward):
             3 * 128,
             roles.shared(keys, part),
             {"T": p.dtype, "D": roles.d, "DV": roles.values, **fixed, "BOUNDS": bounds},
-            extra={"blocks": Blocks(TILE, panel, keys, CELLS[p.d]), "packed": p.tokens is not None},
+            extra=Parts(self, Blocks(TILE, panel, keys, CELLS[p.d]), packed=p.tokens is not None),
             args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
         )
 
-    def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
+    def run_role(self, launch: Launch[Parts], six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
         """Launch a role with tensor maps; the queries' role has one result, whose map stands for both."""
-        panel, packed = launch.template["BN"], launch.extra["packed"]
+        panel, packed = launch.template["BN"], launch.extra.packed
         first, second = (None if y is None else box_map(y, 64, True, packed) for y in six[4:])
         owned = (box_map(x, TILE, packed=packed) for x in six[:2])
         passing = (box_map(x, panel, packed=packed) for x in six[2:4])
         launch(*owned, *passing, first, first if second is None else second, lse2, delta, scale)
-        if "values" in launch.extra:
-            self.run_role(launch.extra["values"], six, lse2, delta, scale)
+        if launch.extra.values is not None:
+            self.run_role(launch.extra.values, six, lse2, delta, scale)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._kernel.kernel import Kernel
 from ..._util.strides import suggested_format
-from ..core.forms import Form, Forms, Launch
+from ..core.forms import Form, Forms, Library
 from ..core.gpu import Gpu, gpu
 from ..core.images import spatial
 from ..core.library import FASTER
@@ -122,9 +122,9 @@ class Apart(Form[Problem]):
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         return None if self._faster is None else self._faster(problem, gpu)
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Library:
         """Nothing of its own."""
-        return Launch(None, 0, 0)  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 def _measured(problem: Problem, gpu: Gpu) -> str | None:
@@ -137,10 +137,6 @@ def _measured(problem: Problem, gpu: Gpu) -> str | None:
     if gpu.capability != 9 or problem.itemsize != 2 or elements < MEASURED_FROM:
         return None
     return "one pass for all is measured to be faster"
-
-
-def _nothing_measured(problem: Problem, gpu: Gpu) -> str | None:
-    return None
 
 
 FORWARD = Forms(
@@ -160,7 +156,9 @@ BACKWARD = Forms(
     "backward",
     [NhwcClusterBackward(), NhwcInline(), NhwcTwoPassBackward(), NchwClusterBackward(), NchwTwoPassBackward()],
 )
-INFERENCE = Forms("batch_norm_act", "inference", [Apart(_nothing_measured), NhwcInference(), NchwInference(), Apart()])
+INFERENCE = Forms(
+    "batch_norm_act", "inference", [Apart(lambda problem, gpu: None), NhwcInference(), NchwInference(), Apart()]
+)
 
 
 def problem_of(x: Tensor, grad_x: bool = True) -> Problem:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._kernel.kernel import Kernel
-from ..core.forms import Form, Launch
+from ..core.forms import Form, Launch, Library
 from ..core.gpu import Gpu, gpu
 from ..gemm import gemm, linear, tf32
 from ..gemm.gemm import Layout, Tile, divisor
@@ -217,7 +217,7 @@ class Direct(Form[Any]):
             )
         return self.form.why_slower(problem.small, gpu)
 
-    def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
+    def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch[Any] | Library:
         """Launch of the wrapped form."""
         return self.form.launch(problem.small, gpu)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.forms import Form, Launch
+from ..core.forms import Form, Library
 from ..core.gpu import Gpu
 from ..gemm import gemm, linear
 from .implicit_gemm import Correlation, PatchSums
@@ -56,19 +56,14 @@ class Product(Form[Any]):
             return "it is measured to be faster than cuDNN where filters are more than channels, and elements few"
         return None
 
-    def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Launch:
+    def launch(self, problem: Correlation | PatchSums, gpu: Gpu) -> Library:
         """Leave the launch to linear, which chooses it itself."""
-        return Launch(None, 0, 0, extra={self.name: True})  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 def is_channels_last(image: Tensor) -> bool:
     """Return True if an image or a filter has contiguous channels and no gaps."""
     return image.is_contiguous(memory_format=torch.channels_last)
-
-
-def serves(launch: Launch) -> bool:
-    """Return True if a launch is computed as products."""
-    return Product.name in launch.extra
 
 
 def correlate(out: Tensor, image: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..._kernel.kernel import Kernel, ceil_div
 from ..._util.strides import aligned, is_dry
-from ..core import library
-from ..core.forms import Form, Forms, Launch
+from ..core.forms import Form, Forms, Launch, Library
 from ..core.gpu import Gpu, gpu
 from ..gemm import gemm, linear, wgmma
+from ..gemm.wgmma import Operands
 
 CONSUMERS = 2  # of a block, that leave moments of rows of their own
 ROWS = 16  # that a warp measures at once
@@ -74,13 +74,13 @@ class Measured(_Tile):
             return "there are too many filters"
         return super().why_not(problem, gpu)
 
-    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch[Operands]:
         """Launch as many blocks as run at once, equally many for each column of tiles."""
         of = super().launch(problem, gpu)
         columns = ceil_div(problem.n, self.n)
         assert isinstance(of.grid, int)
         rows = of.grid // columns
-        return replace(of, grid=rows * columns, extra={**of.extra, "parts": rows * CONSUMERS}, args=of.args[:3])
+        return replace(of, grid=rows * columns, extra=of.extra._replace(parts=rows * CONSUMERS), args=of.args[:3])
 
 
 class Added(_Tile):
@@ -111,9 +111,9 @@ class Apart(Form[gemm.Problem]):
     name = "apart"
     summary = "PyTorch's convolution or its gradient, and then a pass for what is beside"
 
-    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Library:
         """Nothing of ours."""
-        return Launch(None, 0, 0)  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 MOMENTS: Forms[gemm.Problem] = Forms("conv2d", "moments", (Measured(), Apart()))
@@ -128,21 +128,21 @@ def problem_of(image: Tensor, filters: int, turned: bool) -> gemm.Problem:
     return linear.problem((rows, k), (k, 1), False, *weight, not turned, False, image.dtype)
 
 
-def measure(launch: Launch, x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def measure(launch: Launch[Operands], x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """y = x correlated with weight, in memory [pixels, channels]; the moments of its channels, [parts, channels, 2], each a
     mean and the sum of the squares of what differs from it, and of how many pixels each part is."""
-    of, parts = launch.extra, launch.extra["parts"]
-    moments = x.new_empty((parts, weight.shape[0], 2), dtype=torch.float32)
-    counts = x.new_empty(parts, dtype=torch.float32)
+    of = launch.extra
+    moments = x.new_empty((of.parts, weight.shape[0], 2), dtype=torch.float32)
+    counts = x.new_empty(of.parts, dtype=torch.float32)
     if not is_dry(x):
-        launch(of["a"].map(x), of["b"].map(weight), of["y"].map(y, written=True), moments, counts)
+        launch(of.a.map(x), of.b.map(weight), of.y.map(y, written=True), moments, counts)
     return moments, counts
 
 
-def add(launch: Launch, grad_y: Tensor, weight: Tensor, more: Tensor, grad_x: Tensor) -> None:
+def add(launch: Launch[Operands], grad_y: Tensor, weight: Tensor, more: Tensor, grad_x: Tensor) -> None:
     """grad_x = the gradient of a convolution's image + more, all in memory as [pixels, channels]."""
     of = launch.extra
-    launch(of["a"].map(grad_y), of["b"].map(weight), of["y"].map(more), of["y"].map(grad_x, written=True))
+    launch(of.a.map(grad_y), of.b.map(weight), of.y.map(more), of.y.map(grad_x, written=True))
 
 
 # --- as calls of a compiled graph, which give lists of tensors ---
@@ -150,8 +150,8 @@ def add(launch: Launch, grad_y: Tensor, weight: Tensor, more: Tensor, grad_x: Te
 
 def conv2d_moments(x: Tensor, weight: Tensor) -> list[Tensor]:
     """Convolution of one tap of an image in channels_last; and its moments with their counts, as `measure` gives them."""
-    launch = MOMENTS.launch(problem_of(x, len(weight), False), gpu(x.device))
-    if library.serves(launch):  # the graph was made where the kernel was chosen, and is not run there
+    launch = MOMENTS.plan(problem_of(x, len(weight), False), gpu(x.device))
+    if isinstance(launch, Library):  # the graph was made where the kernel was chosen, and is not run there
         y = torch.conv2d(x, weight)
         var, mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
         pixels = y.numel() // y.shape[1]
@@ -163,8 +163,8 @@ def conv2d_moments(x: Tensor, weight: Tensor) -> list[Tensor]:
 
 def conv2d_add(grad_y: Tensor, weight: Tensor, more: Tensor) -> list[Tensor]:
     """Gradient of the image of a convolution of one tap, plus `more`; all but the weight in channels_last."""
-    launch = ADDED.launch(problem_of(more, len(weight), True), gpu(more.device))
-    if library.serves(launch):
+    launch = ADDED.plan(problem_of(more, len(weight), True), gpu(more.device))
+    if isinstance(launch, Library):
         return [torch.nn.functional.conv_transpose2d(grad_y, weight) + more]
     images, channels, height, width = more.shape
     grad_x = more.new_empty((images, height, width, channels)).permute(0, 3, 1, 2)

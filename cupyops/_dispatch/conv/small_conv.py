@@ -154,12 +154,7 @@ class Fma(Form[Problem]):
 
 
 class FmaWeight(Form[Problem]):
-    """The gradient of weight by FMAs: a warp has some filters and channels, and warps share the windows.
-
-    Args:
-        filters: of a thread.
-        blocks: of the grid, at most; each stores partial sums.
-    """
+    """The gradient of weight by FMAs: a warp has some filters and channels, and warps share the windows."""
 
     summary = "a warp has {} filters and {} channels, and a share of the windows"
 

@@ -41,11 +41,7 @@ CARDS = (
 
 
 def card(name: str) -> Card:
-    """The card of that name, or the one that stands for that architecture ("sm_90", "sm_90a").
-
-    Raises:
-        InputError: none is known.
-    """
+    """The card of that name, or the one that stands for that architecture ("sm_90", "sm_90a")."""
     wanted = name.lower().replace(" ", "").replace("-", "").replace("nvidia", "")
     for one in CARDS:
         if wanted in (one.name.lower().replace(" ", ""), one.arch, one.arch + "a", one.arch + "f"):

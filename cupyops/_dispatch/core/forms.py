@@ -19,16 +19,25 @@ from ...errors import InputError
 from .gpu import Gpu
 
 P = TypeVar("P")  # a family's problem: a NamedTuple of sizes and flags
+E = TypeVar("E")  # a NamedTuple of a family
 
 
 @dataclass(frozen=True)
-class Launch:
+class Library:
+    """PyTorch's functions in the place of a launch; `by` names the form that says which, and of what."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class Launch(Generic[E]):
     """A kernel with its grid, block, shared memory and template values; call it with the kernel's arguments.
 
     Attributes:
         kernel: None in a form that many kernels have, as those of users' operators do; `by` says which.
-        extra: what the form decides and the kernel takes as arguments, by name: stages, vectors of a thread, structs.
+        named: what the form decides and the kernel takes, by the names of its parameters: stages, vectors of a thread.
         args: what the form decides and the kernel takes after the caller's arguments: sizes, packed structs.
+        extra: what the form decides and the host needs: the family's NamedTuple.
     """
 
     kernel: Kernel
@@ -38,8 +47,9 @@ class Launch:
     template: Mapping[str, Any] = field(default_factory=dict)
     cluster: int | tuple[int, ...] | None = None
     overlap: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    named: Mapping[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
+    extra: E = None  # type: ignore[assignment]
 
     def __call__(self, *args: Any, **template: Any) -> None:
         """Launch on the current stream."""
@@ -49,9 +59,9 @@ class Launch:
             launch = self.kernel.configure(
                 self.grid, self.block, shared=self.shared, cluster=self.cluster, overlap=self.overlap
             )
-        launch(*args, *self.args, **self.template, **template)
+        launch(*args, *self.args, **self.named, **self.template, **template)
 
-    def by(self, kernel: Kernel) -> Launch:
+    def by(self, kernel: Kernel) -> Launch[E]:
         """Return a copy of the launch for another kernel."""
         return replace(self, kernel=kernel)
 
@@ -79,7 +89,7 @@ class Form(Generic[P]):
         """Return why a later form of the list is faster for the problem, or None."""
         return None
 
-    def launch(self, problem: P, gpu: Gpu) -> Launch:
+    def launch(self, problem: P, gpu: Gpu) -> Launch[Any] | Library:
         """The launch, for a problem that the kernel can compute."""
         raise NotImplementedError
 
@@ -127,13 +137,19 @@ class Forms(Generic[P]):
             listener(choice)
         return choice.chosen
 
-    def launch(self, problem: P, gpu: Gpu) -> Launch:
-        """The launch of the form for a problem."""
+    def launch(self, problem: P, gpu: Gpu) -> Launch[Any]:
+        """The launch of the form for a problem, in a list whose forms all have kernels."""
+        plan = self.plan(problem, gpu)
+        assert isinstance(plan, Launch)
+        return plan
+
+    def plan(self, problem: P, gpu: Gpu) -> Launch[Any] | Library:
+        """The launch of the form for a problem, or PyTorch's functions."""
         if listeners:
             self.choose(problem, gpu)
         return self._launches(problem, gpu, _asked.get((self.family, self.direction)))
 
-    def _launch(self, problem: P, gpu: Gpu, asked: str | None) -> Launch:
+    def _launch(self, problem: P, gpu: Gpu, asked: str | None) -> Launch[Any] | Library:
         return self._chosen(problem, gpu, asked).chosen.launch(problem, gpu)
 
     def _choose(self, problem: P, gpu: Gpu, asked: str | None) -> Choice[P]:

@@ -13,14 +13,14 @@ from ..._kernel.launch.executors import executors
 from ..._util import observed, torch_private, tracing
 from ..._util.strides import is_dry
 from . import gpu as card
-from .forms import Form, Forms, Launch
+from .forms import Form, Forms, Library
 from .gpu import Gpu, gpu
 
 _dispatch_modes = torch_private.dispatch_modes
 FASTER = observed.Faster("PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run")
 
 
-class Library(Form[Any]):
+class ByPyTorch(Form[Any]):
     """A form without a kernel: who launches it calls PyTorch.
 
     Args:
@@ -41,9 +41,9 @@ class Library(Form[Any]):
         """Return why kernels are measured to be as fast, or None."""
         return self._unless(problem, gpu)
 
-    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+    def launch(self, problem: Any, gpu: Gpu) -> Library:
         """Nothing of ours."""
-        return Launch(None, 0, 0)  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 def is_wanted(tensor: Tensor) -> bool:
@@ -64,14 +64,9 @@ def at_once(tensor: Tensor) -> bool:
 
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
     """Return the reason not to launch kernels where PyTorch's own function is the chosen form; else None."""
-    if isinstance(forms.choose(problem, gpu(device)), Library):
+    if isinstance(forms.choose(problem, gpu(device)), ByPyTorch):
         return FASTER
     return None
-
-
-def serves(launch: Any) -> bool:
-    """Return True if a launch is left to PyTorch."""
-    return launch.kernel is None
 
 
 def call(name: str, on: Tensor, function: Callable[[], Any]) -> None:

@@ -50,7 +50,7 @@ class Plan(NamedTuple):
         """The launch for so many rows of a kernel that takes `vectors` as an argument."""
         template |= {"THREADS": self.threads, "BLOCKS": BLOCKS[self.threads], "OWN": self.own}
         grid, cluster = min(rows, self.groups) * self.cluster, self.cluster if self.cluster > 1 else None
-        return Launch(kernel, grid, self.threads, self.shared, template, cluster, extra={"vectors": self.vectors})
+        return Launch(kernel, grid, self.threads, self.shared, template, cluster, named={"vectors": self.vectors})
 
 
 @functools.lru_cache(maxsize=4096)

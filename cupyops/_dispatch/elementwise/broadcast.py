@@ -138,7 +138,8 @@ class Flat(Form[Broadcast]):
         return None if laid_out_as_output(problem) else "an input is laid out otherwise than the output"
 
     def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
-        return Launch(self.kernel, ceil_div(math.prod(problem.shape), BLOCK * (16 // problem.itemsize)), BLOCK)
+        n = math.prod(problem.shape)
+        return Launch(self.kernel, ceil_div(n, BLOCK * (16 // problem.itemsize)), BLOCK, args=(n,))
 
 
 class Strided(Form[Broadcast]):
@@ -155,8 +156,8 @@ class Strided(Form[Broadcast]):
 
     def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
         layout, width, _ = self._layout(problem)  # type: ignore[misc]
-        grid = ceil_div(math.prod(problem.shape), BLOCK * width)
-        return Launch(self.kernel, grid, BLOCK, extra={"layout": layout})
+        n = math.prod(problem.shape)
+        return Launch(self.kernel, ceil_div(n, BLOCK * width), BLOCK, args=(layout, n))
 
     def _layout(self, problem: Broadcast) -> tuple[np.ndarray, int, int] | None:
         """Pack the layout for as many inputs as the kernel's has: where one is left out, the last is walked once more."""
@@ -193,11 +194,11 @@ def launched(
 def fill(
     forms: Forms[Broadcast], output: Tensor, inputs: Sequence[Tensor | None], *numbers: Any, **template: Any
 ) -> None:
-    """Fill the dense `output`: launch a kernel that takes (*inputs, output, *numbers, what its form adds, elements)."""
+    """Fill the dense `output`: launch a kernel that takes (*inputs, output, *numbers, what its form adds)."""
     if is_dry(output) or output.numel() == 0:
         return
     launch, inputs = launched(forms, output, inputs)
-    launch(*inputs, output, *numbers, *launch.extra.values(), output.numel(), T=output.dtype, **template)
+    launch(*inputs, output, *numbers, T=output.dtype, **template)
 
 
 def is_dense(shape: Sequence[int], strides: Strides) -> bool:

@@ -57,7 +57,7 @@ class Params(Form[Broadcast]):
         step = min(ceil_div(step, row), MOST // (row * width)) * row
         grid = ceil_div(max(min(step, vectors), 1), BLOCK)
         packed = _packed(channels, inner, step, width, vectors)
-        return Launch(self.kernel, grid, BLOCK, template={"FORM": self.form}, extra={"params": packed})
+        return Launch(self.kernel, grid, BLOCK, template={"FORM": self.form}, args=(packed, math.prod(problem.shape)))
 
 
 class PerColumn(Params):

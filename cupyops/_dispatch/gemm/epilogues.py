@@ -18,12 +18,12 @@ from ..._kernel.kernel import HALF, Kernel
 from ..._util.arguments import autocast_dtype
 from ..._util.strides import is_dry
 from ..core import library
-from ..core.forms import Form, Forms, Launch
+from ..core.forms import Form, Forms, Launch, Library
 from ..core.gpu import Gpu, gpu
 from ..elementwise.activations import FUNCTIONS
 from . import few_rows, gemm, linear, wgmma
 from .gemm import Problem
-from .wgmma import K, Operand
+from .wgmma import K, Operand, Operands
 
 # By their names in Python, those of common/elementwise/activations.cuh.
 ACTIVATIONS = {"none": "Identity", "relu": "Relu", "gelu": "GeluExact", "gelu_tanh": "GeluTanh", "silu": "Silu"}
@@ -72,21 +72,17 @@ class Fused(wgmma.Tile):
         """Return True if m, n and k are so large that this was measured to be faster than a product and another kernel."""
         return all(map(operator.ge, sizes, self._least))
 
-    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+    def launch(self, problem: Any, gpu: Gpu) -> Launch[Operands]:
         """Launch of the product; `extra` also says where the values that backward reads are stored."""
         p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
         m, n, k, *_, pitch, group = launch.args
         kept = Operand((self.n // self.columns, p.m, p.n), (0, p.n, 1), (1, K, self.piece), True)
-        extra = {**launch.extra, "kept": kept}
+        extra = launch.extra._replace(kept=kept)
         return replace(launch, extra=extra, args=(m, n, k, pitch, group), template={"T": p.dtype, **self.fixed})
 
 
 class Apart(Form[Problem]):
-    """A product, then what follows it.
-
-    Args:
-        last: whether no kernel computes both on every GPU.
-    """
+    """A product, then what follows it."""
 
     def __init__(self, last: bool) -> None:
         self._last = last
@@ -98,9 +94,9 @@ class Apart(Form[Problem]):
         """It is what PyTorch does, with kernels of ours for what follows."""
         return None if gpu.library or self._last else "an epilogue saves a pass"
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Library:
         """Nothing of its own."""
-        return Launch(None, 0, 0)  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 class Computed(Fused):
@@ -167,7 +163,7 @@ def is_activation_worth_it(x: Tensor, weight: Tensor, activation: str) -> bool:
 class Plan:
     """Plan by which an epilogue computes a layer of rows `x`."""
 
-    def __init__(self, launch: Launch, x: Tensor, weights: Sequence[Tensor]) -> None:
+    def __init__(self, launch: Launch[Any], x: Tensor, weights: Sequence[Tensor]) -> None:
         self.launch, self.x, self.weights = launch, x, weights
 
     @property
@@ -203,14 +199,16 @@ class Plan:
 
     def _maps(self, y: Tensor, kept: Tensor | None) -> tuple[list[Any], tuple[int, int]]:
         """The maps of all operands and results; from one row that is kept to the next, and from one part to the other."""
-        of, pitch = self.launch.extra, self.launch.args[-2]
-        maps = [of["a"].map(self.x), *(of["b"].map(weight) for weight in self.weights)]
-        stored = maps[0] if pitch else of["y"].map(y, written=True)
+        of: Operands = self.launch.extra
+        pitch = self.launch.args[-2]
+        assert of.kept is not None
+        maps = [of.a.map(self.x), *(of.b.map(weight) for weight in self.weights)]
+        stored = maps[0] if pitch else of.y.map(y, written=True)
         if kept is None:
             return [*maps, stored, stored], (0, 0)
         columns = y.shape[-1]
         strides = (columns, y.numel()) if kept.shape[-1] == columns else (2 * columns, columns)
-        place = of["kept"]._replace(strides=(strides[1], strides[0], 1))
+        place = of.kept._replace(strides=(strides[1], strides[0], 1))
         return [*maps, stored, stored if pitch else place.map(kept, written=True)], strides
 
 
@@ -245,7 +243,9 @@ def fused(
         return None
     weight = weights[0]
     problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
-    launch = forms.launch(problem, gpu(x.device))
+    launch = forms.plan(problem, gpu(x.device))
+    if isinstance(launch, Library):
+        return None
     if few_rows.serves(launch):
         return FewRowsPlan(
             launch, few_rows.whole(x), [few_rows.whole(weight if turn else weight.T) for weight in weights]
@@ -254,8 +254,6 @@ def fused(
         return None
     if launch.extra:
         return Plan(launch, few_rows.whole(x), [few_rows.whole(weight) for weight in weights])
-    if library.serves(launch):
-        return None
     if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
         return fused(forms, copies[0], copies[1:], turn=False, measured=measured)
     return Plan(launch, x, weights)

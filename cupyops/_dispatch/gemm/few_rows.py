@@ -152,12 +152,15 @@ def why_slower(
     return None
 
 
-class FewRows(Form[Any]):
-    """A block reads rows of a weight once for all rows of x.
+class Division(NamedTuple):
+    """Columns of the result that a block has, and whether two weights are those of a gate."""
 
-    Args:
-        gated: whether the product of two weights is followed by a gate.
-    """
+    columns: int
+    gated: bool
+
+
+class FewRows(Form[Any]):
+    """A block reads rows of a weight once for all rows of x."""
 
     name = "few_rows"
     summary = "a block, or a cluster that shares k, reads its rows of the weight once for all rows of x"
@@ -236,20 +239,20 @@ def launch_of(
         {"T": dtype, **tuned._asdict(), "NORM": norm},
         cluster=cluster if cluster > 1 else None,
         overlap=gpu.has_clusters,
-        extra={"columns": columns, "gated": gated},
+        extra=Division(columns, gated),
     )
 
 
 FORM = FewRows()
 
 
-def serves(launch: Launch) -> bool:
+def serves(launch: Launch[Any]) -> bool:
     """Return True if a launch is of these kernels."""
     return launch.kernel in FewRows.uses
 
 
 def run(
-    launch: Launch,
+    launch: Launch[Division],
     x: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None],
@@ -271,10 +274,10 @@ def run(
     n = features[0]
     strides = (0, 0) if kept is None else (n, x.shape[0] * n) if kept.shape[-1] == n else (2 * n, n)
     pitches = tuple(one.stride(0) * one.element_size() for one in weights)
-    extra = launch.extra
-    prefetch = PREFETCHED // extra["columns"] // 16 * 16 if launch.overlap else 0  # bytes of a row of a weight
-    of = (x.shape[0], x.shape[1], x.stride(0), function, int(extra["gated"]), *strides, prefetch)
-    sizes = _sizes(of, features, pitches, extra["columns"])
+    columns, gated = launch.extra
+    prefetch = PREFETCHED // columns // 16 * 16 if launch.overlap else 0  # bytes of a row of a weight
+    of = (x.shape[0], x.shape[1], x.stride(0), function, int(gated), *strides, prefetch)
+    sizes = _sizes(of, features, pitches, columns)
     launch(x, *_filled(weights), *_filled(biases), *_filled(results), residual, kept, norm, eps, sizes)
 
 

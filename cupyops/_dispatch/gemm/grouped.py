@@ -14,11 +14,11 @@ from torch import Tensor
 from ..._kernel.kernel import Kernel, ceil_div
 from ..._util.strides import aligned, is_dry
 from ..core import library
-from ..core.forms import Forms, Launch
+from ..core.forms import Forms, Launch, Library
 from ..core.gpu import Gpu, gpu
 from . import gemm, wgmma
 from .gemm import HALF
-from .wgmma import THREADS, K, Operand
+from .wgmma import THREADS, K, Operand, Operands
 
 VECTOR = 8  # elements of a half type in 16 bytes
 MEASURED_FROM, MEASURED_SIDE = 16384 * 2048 * 768, 768  # multiply-adds, and a side of a matrix
@@ -104,15 +104,11 @@ class Rows(Grouped):
         p = problem
         row, inner, matrix = p.strides
         sizes, box = ((p.groups, p.k, p.n), (1, K, K)) if p.outside else ((p.groups, p.n, p.k), (1, self.n, K))
-        operands = {
-            "a": Operand((1, p.rows, p.k), (p.rows * row, row, 1), (1, self.m, K), False),
-            "b": Operand(sizes, (matrix, inner, 1), box, True),
-            "y": self.box(p, p.rows),
-        }
+        a = Operand((1, p.rows, p.k), (p.rows * row, row, 1), (1, self.m, K), False)
         return Launch(
             **self.grid((ceil_div(p.rows, self.m) + p.groups) * ceil_div(p.n, self.n), gpu),
             template={"T": p.dtype, **self.fixed, "B_MN": p.outside},
-            extra=operands,
+            extra=Operands(a, Operand(sizes, (matrix, inner, 1), box, True), self.box(p, p.rows)),
             args=(p.rows, p.n, p.k, p.groups, self.together(gpu)),
         )
 
@@ -133,19 +129,19 @@ class Shares(Grouped):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each tile, or as many as run at once."""
         p = problem
-        operands = {
-            name: Operand((1, p.rows, size), (p.rows * row, row, 1), (1, K, K), False)
-            for name, size, row in zip("ab", (p.m, p.n), p.strides)
-        }
+        a, b = (
+            Operand((1, p.rows, size), (p.rows * row, row, 1), (1, K, K), False)
+            for size, row in zip((p.m, p.n), p.strides)
+        )
         return Launch(
             **self.grid(ceil_div(p.m, self.m) * ceil_div(p.n, self.n) * p.groups, gpu),
             template={"T": p.dtype, **self.fixed},
-            extra={**operands, "y": self.box(p, p.m, p.groups)},
+            extra=Operands(a, b, self.box(p, p.m, p.groups)),
             args=(p.rows, p.m, p.n, p.groups, self.together(gpu)),
         )
 
 
-PYTORCH = library.Library(lambda problem, gpu: None)
+PYTORCH = library.ByPyTorch(lambda problem, gpu: None)
 ROWS: Forms[Problem] = Forms("grouped_mm", "rows", [Rows(), PYTORCH])
 SHARES: Forms[Problem] = Forms("grouped_mm", "shares", [Shares(), PYTORCH])
 
@@ -177,7 +173,7 @@ def multiply_rows(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     if is_dry(y):
         return y
     a, b = _in_vectors(a), _in_vectors(b)
-    return _run(ROWS.launch(rows_problem(a, b), gpu(y.device)), a, b, offs, y)
+    return _run(ROWS.plan(rows_problem(a, b), gpu(y.device)), a, b, offs, y)
 
 
 def multiply_shares(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -188,16 +184,16 @@ def multiply_shares(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
         return y
     a, b = _in_vectors(a), _in_vectors(b)
     problem = Problem(rows, m, n, VECTOR, groups, a.dtype, True, (a.stride(0), b.stride(0), 0))
-    return _run(SHARES.launch(problem, gpu(y.device)), a, b, offs, y, turned=True)
+    return _run(SHARES.plan(problem, gpu(y.device)), a, b, offs, y, turned=True)
 
 
-def _run(launch: Launch, a: Tensor, b: Tensor, offs: Tensor, y: Tensor, turned: bool = False) -> Tensor:
-    if library.serves(launch):
+def _run(launch: Launch[Any] | Library, a: Tensor, b: Tensor, offs: Tensor, y: Tensor, turned: bool = False) -> Tensor:
+    if isinstance(launch, Library):
         first = a.mT if turned else a
         library.call("torch.grouped_mm", y, lambda: y.copy_(torch.nn.functional.grouped_mm(first, b, offs=offs)))
         return y
-    of = launch.extra
-    launch(of["a"].map(a), of["b"].map(b), of["y"].map(y, written=True), y, offs.contiguous())
+    of: Operands = launch.extra
+    launch(of.a.map(a), of.b.map(b), of.y.map(y, written=True), y, offs.contiguous())
     return y
 
 

@@ -15,7 +15,7 @@ from ..._util import arguments, observed
 from ..._util.strides import is_dry
 from ...errors import InputError
 from ..core import library
-from ..core.forms import Forms, Launch, asked
+from ..core.forms import Forms, Launch, Library, asked
 from ..core.gpu import gpu
 from ..reduce import sum_var
 from . import few_rows, gemm, tf32, wgmma
@@ -61,7 +61,7 @@ def _for_both(grad_rows: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     shape, strides = grad_rows.shape, grad_rows.stride()
     for other, turn in ((weight, False), (rows, True)):
         found = problem(shape, strides, turn, other.shape, other.stride(), False, False, other.dtype)
-        if not found.worth_padding[0] or library.serves(PRODUCT.launch(found, gpu(grad_rows.device))):
+        if not found.worth_padding[0] or isinstance(PRODUCT.plan(found, gpu(grad_rows.device)), Library):
             return grad_rows
     return gemm.padded(grad_rows)
 
@@ -80,11 +80,11 @@ def multiply(
     if is_dry(a):
         return
     found = problem(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, column is not None, a.dtype)
-    launch = PRODUCT.launch(tf32.asked(found), gpu(a.device))
-    if library.serves(launch):
+    launch = PRODUCT.plan(tf32.asked(found), gpu(a.device))
+    if isinstance(launch, Library):
         a = a.T if turn_a else a
         if y is not None:
-            by = tf32 if tf32.serves(launch) else library
+            by = tf32 if launch.by == tf32.InVectors.name else library
             by.multiply(a, b.T if turn_b else b, bias, y)
         if column is not None:  # by kernels, which are measured faster than torch.sum
             sum_var.sum_into(column, a, 1)

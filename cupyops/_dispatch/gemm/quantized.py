@@ -11,7 +11,7 @@ from ..._kernel.kernel import HALF, Kernel, ceil_div
 from ..._util.strides import aligned
 from ..core.forms import Form, Forms, Launch
 from ..core.gpu import Gpu, gpu
-from ..core.library import Library
+from ..core.library import ByPyTorch
 
 E4M3 = torch.float8_e4m3fn
 BITS = {torch.int8: 8, E4M3: 8, torch.uint8: 4}  # of a number, by the dtype that stores them
@@ -127,7 +127,7 @@ def _why_ours(problem: Problem, gpu: Gpu) -> str | None:
     return f"{problem.m} rows, no more than {MOST_ROWS}" if problem.m <= MOST_ROWS else None
 
 
-PRODUCT: Forms[Problem] = Forms("quantized_linear", "product", [Library(_why_ours), FewRows()])
+PRODUCT: Forms[Problem] = Forms("quantized_linear", "product", [ByPyTorch(_why_ours), FewRows()])
 
 
 def problem_of(rows: int, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Problem:

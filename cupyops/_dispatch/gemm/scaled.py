@@ -18,7 +18,7 @@ from ..core import library
 from ..core.forms import Forms, Launch
 from ..core.gpu import Gpu, gpu
 from . import gemm, wgmma
-from .wgmma import THREADS, K, Operand
+from .wgmma import THREADS, K, Operand, Operands
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOAT8 = (E4M3, E5M2)
@@ -125,11 +125,11 @@ class Scaled(wgmma.Tile):
         blocks, tiles = self.cluster * self.split, self._tiles(p)  # type: ignore[arg-type]
         clusters = tiles if self.split > 1 else min(tiles, max(1, gpu.multiprocessors // blocks))
         a, b = (stride // 2 for stride in p.strides)
-        operands = {
-            "a": Operand((1, p.m, p.k), (p.m * a, a, 1), (1, self.m, K), False),
-            "b": Operand((1, p.n, p.k), (p.n * b, b, 1), (1, self.n // self.cluster, K), False),
-            "y": Operand((1, p.m, p.n), (p.m * p.n, p.n, 1), (1, K, self.piece), True),
-        }
+        operands = Operands(
+            Operand((1, p.m, p.k), (p.m * a, a, 1), (1, self.m, K), False),
+            Operand((1, p.n, p.k), (p.n * b, b, 1), (1, self.n // self.cluster, K), False),
+            Operand((1, p.m, p.n), (p.m * p.n, p.n, 1), (1, K, self.piece), True),
+        )
         by_pieces = p.out.itemsize == 2 and p.n % 8 == 0
         return Launch(
             self.kernel,
@@ -150,7 +150,7 @@ TILES = [
     Scaled("wgmma_128x192", 128, 192, 5, 1, 0.975, cluster=2),
     Scaled("wgmma_128x128", 128, 128, 6, 2, 0.9),
 ]
-PYTORCH = library.Library(lambda problem, gpu: problem.by_pytorch or None)
+PYTORCH = library.ByPyTorch(lambda problem, gpu: problem.by_pytorch or None)
 PRODUCT: Forms[Problem] = Forms("scaled_mm", "product", [*TILES, PYTORCH])
 
 
@@ -187,9 +187,9 @@ def multiply(
     launch = PRODUCT.launch(problem_of(a, b, by_row, y.dtype, fast, "it is to be a kernel"), gpu(y.device))
     if bias is not None:
         bias = bias.to(y.dtype).contiguous()
-    of, pitch = launch.extra, launch.args[-2]
-    maps = of["a"].map(a.view(torch.int16)), of["b"].map(b.mT.view(torch.int16))
-    stored = maps[0] if pitch else of["y"].map(y, written=True)
+    of: Operands = launch.extra
+    maps = of.a.map(a.view(torch.int16)), of.b.map(b.mT.view(torch.int16))
+    stored = maps[0] if launch.args[-2] else of.y.map(y, written=True)
     launch(*maps, stored, y, bias, scale_a.contiguous(), scale_b.contiguous())
 
 

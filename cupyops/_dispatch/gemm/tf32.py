@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._kernel.kernel import ceil_div
 from ..._util.strides import aligned
 from ..core import library
-from ..core.forms import Form, Launch
+from ..core.forms import Form, Library
 from ..core.gpu import Gpu
 from . import gemm
 
@@ -49,9 +49,9 @@ class InVectors(Form[gemm.Problem]):
         whole = all(problem.in_vectors) and problem.out.i % 4 == 0
         return "its rows are whole vectors already" if whole else None
 
-    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: gemm.Problem, gpu: Gpu) -> Library:
         """Nothing of ours."""
-        return Launch(None, 0, 0, extra={self.name: True})  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 def asked(problem: gemm.Problem) -> gemm.Problem:
@@ -65,11 +65,6 @@ def of_convolutions(x: Tensor) -> bool:
     """Return True if PyTorch's flags allow cuDNN to round this tensor to TF32, as they do by default."""
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     return x.dtype is torch.float32 and precision == "tf32"
-
-
-def serves(launch: Launch) -> bool:
-    """Return True if a launch works on copies."""
-    return InVectors.name in launch.extra
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor) -> None:

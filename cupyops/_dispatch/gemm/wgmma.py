@@ -16,7 +16,7 @@ from ..._kernel.kernel import Kernel, ceil_div
 from ..._kernel.launch.tensor_map import tensor_map
 from ..core.forms import Form, Launch
 from ..core.gpu import Gpu
-from ..core.library import Library
+from ..core.library import ByPyTorch
 from . import gemm
 from .gemm import HALF, Layout, Problem
 
@@ -50,6 +50,18 @@ class Operand(NamedTuple):
         """The tensor map; the swizzle is as long as a line of the box."""
         viewed = torch.as_strided(tensor, self.sizes, self.strides)
         return tensor_map(viewed, self.box, swizzle=self.box[2] * tensor.element_size(), written=written)
+
+
+class Operands(NamedTuple):
+    """Operands and the result of a launch; and what some forms have more."""
+
+    a: Operand
+    b: Operand
+    y: Operand
+    kept: Operand | None = None  # values that backward reads
+    gemm: Any = None  # `struct Gemm` of partial sums, which are added up
+    parts: int = 0  # of a launch that leaves moments
+    step: int = 0  # rows of a launch at a time
 
 
 class Tile(Form[Any]):
@@ -167,21 +179,21 @@ class Tile(Form[Any]):
             return f"tiles of {self.m} x {self.n} are for a k of {FEW_K} at most"
         return None
 
-    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+    def launch(self, problem: Any, gpu: Gpu) -> Launch[Operands]:
         """Launch as many clusters as run at once, or one for each tile."""
         p = gemm.gemm_of(problem)
         blocks = self.cluster * self.split
         tiles = self._tiles(p)
         clusters = tiles if self.split > 1 else min(tiles, max(1, gpu.multiprocessors // blocks))
         a_mn, b_mn = _stored(p)
-        operands = {
-            "a": _operand(p, p.a, p.m, a_mn, self.m),
-            "b": _operand(p, p.b, p.n, b_mn, self.n // self.cluster),
-            "y": Operand((p.batches, p.m, p.n), (p.m * p.out.i, p.out.i, 1), (1, K, self.piece), True),
-        }
+        operands = Operands(
+            _operand(p, p.a, p.m, a_mn, self.m),
+            _operand(p, p.b, p.n, b_mn, self.n // self.cluster),
+            Operand((p.batches, p.m, p.n), (p.m * p.out.i, p.out.i, 1), (1, K, self.piece), True),
+        )
         pitch = p.out.i if p.out.i % 8 else 0
         group = max(1, round((gpu.multiprocessors / blocks * self.n / (self.m * self.cluster)) ** 0.5))
-        moves = int(operands["a"].moves), int(operands["b"].moves)
+        moves = int(operands.a.moves), int(operands.b.moves)
         return Launch(
             self.kernel,
             clusters * blocks,
@@ -257,12 +269,12 @@ class Splits(Tile):
         least = min(gemm.least_time(p, gpu.multiprocessors), *others, own)
         return None if least == own else f"without partial sums it should take {least:.1f} us"
 
-    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+    def launch(self, problem: Any, gpu: Gpu) -> Launch[Operands]:
         """Launch as many clusters as run at once, for all tiles and shares."""
         p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
         splits = self._splits(p, gpu)
         clusters = min(self._tiles(p) * splits, max(1, gpu.multiprocessors // self.cluster))
-        extra = {**launch.extra, "gemm": gemm.packed(p, splits, 0)}
+        extra = launch.extra._replace(gemm=gemm.packed(p, splits, 0))
         args = (p.m, p.n, p.k, splits, launch.args[-1])
         return replace(launch, grid=clusters * self.cluster, extra=extra, args=args)
 
@@ -295,7 +307,7 @@ FORMS = [
     Tile("wgmma_128x128", 128, 128, 6, 2, 0.87, cluster=2, pingpong=True),
 ]
 _KERNELS = [form.kernel for form in FORMS]
-CUBLAS = Library(gemm.why_not_cublas)
+CUBLAS = ByPyTorch(gemm.why_not_cublas)
 
 
 def forms(portable: Sequence[Form[Any]]) -> list[Form[Any]]:
@@ -309,13 +321,14 @@ def run(
     """Launch a form of a list with `FORMS`, as `gemm.run_dense`; operands lie as the problem says."""
     if launch.kernel not in _KERNELS:
         return gemm.run_dense(launch, a, b, y, bias=bias, column=column)
-    of, pitch = launch.extra, launch.args[-2]
-    maps = of["a"].map(a), of["b"].map(b)
-    if "gemm" in of:
-        partials = gemm.workspace(of["gemm"], a)
+    of: Operands = launch.extra
+    maps, pitch = (of.a.map(a), of.b.map(b)), launch.args[-2]
+    if of.gemm is not None:
+        partials = gemm.workspace(of.gemm, a)
         launch(*maps, partials)
-        return gemm.add_splits(of["gemm"], partials, a.dtype, y, bias, column=column)
-    launch(*maps, maps[0] if pitch else of["y"].map(y, written=True), y, bias)
+        return gemm.add_splits(of.gemm, partials, a.dtype, y, bias, column=column)
+    assert y is not None
+    launch(*maps, maps[0] if pitch else of.y.map(y, written=True), y, bias)
 
 
 def _stored(p: Problem) -> tuple[bool, bool]:

@@ -94,6 +94,13 @@ group_norm_bwd_two_pass = kernel("group_norm_two_pass.cu", "group_norm_bwd_two_p
 # --- a few threads hold a group --------------------------------------------------------------------------------------
 
 
+class Shared(NamedTuple):
+    """Lanes that share a channel's sums, and blocks that share a row."""
+
+    lanes: int
+    blocks: int = 1
+
+
 class SubWarp(GroupNormForm):
     """A part of a warp, or up to four warps, hold a group in registers, in vectors that no two groups share."""
 
@@ -132,15 +139,15 @@ class SubWarp(GroupNormForm):
         """Bytes of shared memory of a row."""
         raise NotImplementedError
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Shared]:
         division = self._division(problem)
         assert division is not None
         threads, vectors = division
         rows = SUB_WARP_THREADS // threads
         template = {"BYTES": self._vector(problem), "THREADS": threads if threads in self.unrolled else 0, "K": vectors}
         shared = rows * self._shared(problem, threads, vectors)
-        extra = {"lanes": lanes_for(threads, problem)}
-        return Launch(self.kernel, ceil_div(problem.rows, rows), (threads, rows), shared, template, extra=extra)
+        extra, block = Shared(lanes_for(threads, problem)), (threads, rows)
+        return Launch(self.kernel, ceil_div(problem.rows, rows), block, shared, template, extra=extra)
 
 
 class SubWarpForward(SubWarp):
@@ -162,7 +169,7 @@ class SubWarpBackward(SubWarp):
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> Sums:
         launch, sums = self.launch(problem, gpu), sums_of(problem, of)
-        rest = division(problem), images_of(problem.groups), problem.rows, problem.size, launch.extra["lanes"]
+        rest = division(problem), images_of(problem.groups), problem.rows, problem.size, launch.extra.lanes
         launch(*of[:6], sums.values, *rest, T=of.x.dtype)
         return sums
 
@@ -221,14 +228,14 @@ class Persistent(GroupNormForm):
     def _plan(self, problem: Problem, gpu: Gpu) -> Registers | None:
         return _registers(problem.bytes // 16, problem.plane % 16 == 0, gpu.has_clusters)
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Shared]:
         plan = self._plan(problem, gpu)
         assert plan is not None
         threads, rows = plan.block
         template = {"K": plan.vectors, "ALIGNED": problem.plane % 16 == 0}
         grid, cluster = ceil_div(problem.rows, rows) * plan.blocks, plan.blocks if plan.blocks > 1 else None
         shared = rows * threads * plan.vectors * self.shared_bytes
-        extra = {"lanes": lanes_for(threads, problem), "blocks": plan.blocks}
+        extra = Shared(lanes_for(threads, problem), plan.blocks)
         return Launch(self.kernel, grid, plan.block, shared, template, cluster, extra=extra)
 
 
@@ -245,8 +252,8 @@ class PersistentBackward(Persistent):
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> Sums:
         launch = self.launch(problem, gpu)
-        sums = sums_of(problem, of, launch.extra["blocks"])
-        rest = division(problem), problem.rows, problem.size, launch.extra["lanes"]
+        sums = sums_of(problem, of, launch.extra.blocks)
+        rest = division(problem), problem.rows, problem.size, launch.extra.lanes
         launch(*of[:6], sums.values, *rest, T=of.x.dtype)
         return sums
 
@@ -313,13 +320,12 @@ class SharedMemory(GroupNormForm):
     def _plan(self, problem: Problem, gpu: Gpu) -> Planes | None:
         return _planes(problem.channels, problem.pixels, problem.itemsize, self.tensors, gpu)
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Planes]:
         plan = self._plan(problem, gpu)
         assert plan is not None
         grid, cluster = ceil_div(problem.rows, plan.block[1]) * plan.blocks, plan.blocks if plan.blocks > 1 else None
-        extra = {"planes": plan.planes, "vectors": plan.vectors}
         shared = plan.vectors * 16 * self.tensors
-        return Launch(self.kernel, grid, plan.block, shared, cluster=cluster, extra=extra)
+        return Launch(self.kernel, grid, plan.block, shared, cluster=cluster, extra=plan)
 
 
 class SharedMemoryForward(SharedMemory):
@@ -327,7 +333,7 @@ class SharedMemoryForward(SharedMemory):
 
     def run(self, problem: Problem, gpu: Gpu, of: Forward) -> None:
         launch = self.launch(problem, gpu)
-        rest = launch.extra["planes"], division(problem), problem.rows, problem.size, of.eps
+        rest = launch.extra.planes, division(problem), problem.rows, problem.size, of.eps
         launch(*of[:6], *rest, T=of.x.dtype)
 
 
@@ -336,8 +342,8 @@ class SharedMemoryBackward(SharedMemory):
 
     def run(self, problem: Problem, gpu: Gpu, of: Backward) -> Sums:
         launch, sums = self.launch(problem, gpu), sums_of(problem, of)
-        rest = division(problem), problem.rows, problem.size, launch.extra["vectors"]
-        launch(*of[:6], sums.values, launch.extra["planes"], *rest, T=of.x.dtype)
+        rest = division(problem), problem.rows, problem.size, launch.extra.vectors
+        launch(*of[:6], sums.values, launch.extra.planes, *rest, T=of.x.dtype)
         return sums
 
 

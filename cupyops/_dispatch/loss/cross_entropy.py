@@ -170,7 +170,7 @@ class TwoPassBackward(TwoPass):
         if problem.gradient:
             grid = min(grid, _LOOKING_BLOCKS)
         template = {"T": problem.dtype, "SOFT": problem.soft}
-        return Launch(self.kernel, grid, block, template=template, extra={"segments": segments})
+        return Launch(self.kernel, grid, block, template=template, named={"segments": segments})
 
 
 class Strided(_LossForm):
@@ -187,7 +187,7 @@ class Strided(_LossForm):
         neighbours = BLOCK if problem.classes <= _CHUNK else self._neighbours(problem)
         block = neighbours, BLOCK // neighbours
         grid = losses.blocks(problem.positions, neighbours, _most_blocks(gpu), problem.reduction)
-        return Launch(self.kernel, grid, block, template={"T": problem.dtype}, extra={"inner": problem.inner})
+        return Launch(self.kernel, grid, block, template={"T": problem.dtype}, named={"inner": problem.inner})
 
     def _neighbours(self, problem: Problem) -> int:
         """Positions of a block, whose other threads are slices: few where the classes of a position lie side by side."""
@@ -200,8 +200,8 @@ class StridedBackward(Strided):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         chunks, block = ceil_div(problem.classes, _CHUNK), min(BLOCK, max(32, power_of_two(problem.positions)))
         grid = ceil_div(problem.positions, block) * chunks
-        extra = {"inner": problem.inner, "chunks": chunks}
-        return Launch(self.kernel, grid, block, template={"T": problem.dtype}, extra=extra)
+        named = {"inner": problem.inner, "chunks": chunks}
+        return Launch(self.kernel, grid, block, template={"T": problem.dtype}, named=named)
 
 
 def _most_blocks(gpu: Gpu) -> int:
@@ -260,14 +260,15 @@ def forward(given: Given, gradient: bool = False) -> tuple[Tensor, tuple[Tensor,
     if is_dry(x):
         return y, saved
     launch = form.launch(problem, of)
-    outputs = y, stats, partials, total_weight
-    sizes = problem.positions, problem.classes, *launch.extra.values()
+    assert isinstance(launch, Launch)
+    outputs, sizes = (y, stats, partials, total_weight), (problem.positions, problem.classes)
+    options = {"ignore_index": given.ignore_index, "reduction": chosen, "wide": given.wide}
     if grad_x is None:
-        launch(*given[:4], *outputs, *sizes, given.ignore_index, given.label_smoothing, chosen, given.wide)
+        launch(*given[:4], *outputs, *sizes, label_smoothing=given.label_smoothing, **options)
     else:
         counts, counted = _weights(given, problem, isinstance(form, Persistent))
         tensors = x, given.target, given.weight, *outputs, counts, grad_x
-        launch(*tensors, *sizes, counted, given.ignore_index, chosen, given.wide)
+        launch(*tensors, *sizes, counted=counted, **options)
     groups = launch.grid // (launch.cluster or 1)  # type: ignore[operator]
     losses.finalize(partials, y, total_weight, groups, chosen)
     return y, saved
@@ -299,7 +300,9 @@ def backward(
     problem = given.problem(written)
     form = BACKWARD.choose(problem, gpu(x.device))
     launch = form.launch(problem, gpu(x.device))
+    assert isinstance(launch, Launch)
     tensors = grad_y, *given[:4], *saved, grad_x, grad_probabilities
-    options = given.ignore_index, given.label_smoothing, given.reduction, given.wide
-    sizes = problem.positions, problem.classes, *launch.extra.values()
-    launch(*tensors, *sizes, *options, *([written] if isinstance(form, TwoPass) else []))
+    options = {"ignore_index": given.ignore_index, "reduction": given.reduction, "wide": given.wide}
+    if isinstance(form, TwoPass):
+        options["written"] = written
+    launch(*tensors, problem.positions, problem.classes, label_smoothing=given.label_smoothing, **options)

@@ -106,7 +106,7 @@ class Persistent(Form[Problem]):
         plan = self._plan(problem, gpu)
         assert plan is not None
         launch = plan.launch(self.kernel, problem.rows, T=problem.dtype)
-        return replace(launch, extra={"rows": problem.rows, **launch.extra})
+        return replace(launch, named={"rows": problem.rows, **launch.named})
 
     def _plan(self, problem: Problem, gpu: Gpu) -> persistent.Plan | None:
         threads = losses.persistent_threads(problem.dtype)
@@ -312,8 +312,7 @@ class Work:
         gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
         problem = Problem(rows, self.classes, dtype, self.given.label_smoothing > 0)
         launch, wanted = ROWS.launch(problem, gpu(device)), int(gradients != (None, None, None))
-        sizes = begin, self.rows, stride, *launch.extra.values()
-        launch(d, *self.tensors, *sizes, self.options, wanted)
+        launch(d, *self.tensors, begin, self.rows, stride, options=self.options, gradients=wanted)
         if gradients.x is not None:
             self.input_gradient(d, gradients.x[begin:end])
         if self.sums is not None:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..._kernel.kernel import Kernel, ceil_div
 from ..._util.strides import aligned
-from ..core import library
-from ..core.forms import Form, Forms, Launch
+from ..core.forms import Form, Forms, Launch, Library
 from ..core.gpu import Gpu, gpu
 from ..gemm import gemm, linear, wgmma
+from ..gemm.wgmma import Operands
 from . import losses
 
 linear_cross_entropy_parts = Kernel("fused_linear_cross_entropy.cu", "linear_cross_entropy_parts", define=losses.DEFINE)
@@ -57,7 +57,7 @@ class Parts(wgmma.Tile):
         full = self.full(problem.gemm, gpu)
         return f"{full:.0%} of the multiprocessors have work" if full < wgmma.FULL else None
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch[Operands]:
         """Launch of the product; `step` is the number of rows to launch it for at a time."""
         of = super().launch(problem, gpu)
         m, n, k, *_, group = of.args
@@ -65,7 +65,7 @@ class Parts(wgmma.Tile):
         step = min(m, max(gpu.scratch // each // self.m, 1) * self.m)
         return Launch(
             self.kernel, of.grid, of.block, of.shared, {"T": problem.gemm.dtype, **self.fixed}, of.cluster,
-            extra={**of.extra, "step": step}, args=(n, k, group),
+            extra=of.extra._replace(step=step), args=(n, k, group),
         )  # fmt: skip
 
 
@@ -75,9 +75,9 @@ class Logits(Form[Problem]):
     name = "logits"
     summary = "PyTorch's product, a chunk of rows at a time; then a kernel that reads the logits"
 
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+    def launch(self, problem: Problem, gpu: Gpu) -> Library:
         """Nothing of its own."""
-        return Launch(None, 0, 0)  # type: ignore[arg-type]
+        return Library(self.name)
 
 
 LOSSES: Forms[Problem] = Forms("fused_linear_cross_entropy", "losses", (Parts(), Logits()))
@@ -88,20 +88,29 @@ def compute(given: Any, each: Tensor) -> bool:
     x, weight = given.x, given.weight
     product = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
     weighted = given.class_weight is not None and given.label_smoothing > 0
-    launch = LOSSES.launch(Problem(product, weighted), gpu(x.device))
-    if library.serves(launch):
+    launch = LOSSES.plan(Problem(product, weighted), gpu(x.device))
+    if isinstance(launch, Library):
         return False
     x, weight = (t if aligned(t) else gemm.padded(t) for t in (x, weight))
-    (rows, _), classes, step = x.shape, weight.shape[0], launch.extra["step"]
+    of: Operands = launch.extra
+    (rows, _), classes, step = x.shape, weight.shape[0], of.step
     tiles = ceil_div(classes, launch.template["N"])
     sums = torch.empty((tiles, step, 2), dtype=each.dtype, device=x.device)
     totals = torch.empty((tiles, step), dtype=each.dtype, device=x.device) if given.label_smoothing > 0 else None
     picked, options = torch.empty(step, dtype=each.dtype, device=x.device), given.options(0)
-    map_of_weight = launch.extra["b"].map(weight)
+    map_of_weight = of.b.map(weight)
     for first in range(0, rows, step):
         some, target = x[first : first + step], given.target[first : first + step]
-        of = launch.extra["a"]._replace(sizes=(1, *some.shape))
-        launch(of.map(some), map_of_weight, given.bias, target, sums, totals, picked, some.shape[0])
+        launch(
+            of.a._replace(sizes=(1, *some.shape)).map(some),
+            map_of_weight,
+            given.bias,
+            target,
+            sums,
+            totals,
+            picked,
+            some.shape[0],
+        )
         add = linear_cross_entropy_parts[ceil_div(some.shape[0], ROWS), (ROWS, 8)]
         where = first, some.shape[0], tiles
         add(given.target, given.class_weight, sums, totals, picked, each, *where, options)

@@ -84,7 +84,7 @@ class _OnePass(forms.Shared):
             shared,
             template,
             blocks if blocks > 1 else None,
-            extra={"stages": stages, "late": late and problem.aligned and stages == 2},
+            named={"stages": stages, "late": late and problem.aligned and stages == 2},
         )
 
 
@@ -116,7 +116,7 @@ class _PrefetchLate(_Block):
             return "rows begin off 16-byte boundaries"
         if reason := super().why_not(problem, gpu):
             return reason
-        return None if self.launch(problem, gpu).extra["stages"] == 2 else "two rows do not fit into shared memory"
+        return None if self.launch(problem, gpu).named["stages"] == 2 else "two rows do not fit into shared memory"
 
     def why_slower(self, problem: forms.Problem, gpu: Gpu) -> str | None:
         if self.share(problem, gpu).threads < PREFETCH_LATE_THREADS:

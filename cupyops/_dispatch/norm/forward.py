@@ -75,7 +75,7 @@ class _Block(forms.Shared):
                 "ALIGNED": problem.aligned,
             },
             overlap=problem.parameters and not problem.aligned,
-            extra={"stages": stages},
+            named={"stages": stages},
         )
 
     def vector(self, problem: forms.Problem) -> int:

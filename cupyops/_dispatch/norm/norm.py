@@ -43,7 +43,7 @@ def forward(operator: Operator, tensors: Rows, rows: int, size: int, eps: float)
     if launch.overlap:
         weight, bias = _shifted(*parameters)
         tensors = tensors._replace(weight=weight, bias=bias)
-    launch(*tensors, rows, size, eps, *launch.extra.values(), T=x.dtype)
+    launch(*tensors, rows, size, eps, T=x.dtype)
 
 
 def _problem(operator: Operator, rows: int, size: int, x: Tensor, read: Any, parameters: bool) -> Problem:
@@ -102,7 +102,7 @@ def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> No
 def _in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int) -> None:
     """Compute all gradients by one launch, and from the partials that it leaves."""
     partials, each = _partials(partials_of(launch), size, tensors)
-    launch(*tensors[:7], *each, rows, size, *launch.extra.values(), T=tensors.x.dtype)
+    launch(*tensors[:7], *each, rows, size, T=tensors.x.dtype)
     if partials is not None:
         _finalize(partials, tensors)
 

@@ -98,8 +98,8 @@ class ShortRows(_OneKernel):
         whole = problem.aligned and size >= problem.vector
         units = ceil_div(rows * size, problem.vector if whole else 1)
         by_size = np.array(divisor(size), dtype=np.int64)
-        extra = {"rows": rows, "size": size, "aligned": whole, "by_size": by_size}
-        return Launch(self.kernel, ceil_div(units, SHORT_UNITS * THREADS), THREADS, extra=extra)
+        named = {"rows": rows, "size": size, "aligned": whole, "by_size": by_size}
+        return Launch(self.kernel, ceil_div(units, SHORT_UNITS * THREADS), THREADS, named=named)
 
 
 class MaskedRows(ShortRows):
@@ -126,8 +126,8 @@ class Rows(_OneKernel):
         vectors = ceil_div(size, problem.vector)
         along = min(THREADS, power_of_two(ceil_div(vectors, VECTORS)))
         parts, side = ceil_div(vectors, along * VECTORS), THREADS // along
-        extra = {"rows": rows, "size": size, "parts": parts}
-        return Launch(self.kernel, ceil_div(rows, side) * parts, (along, side), extra=extra)
+        named = {"rows": rows, "size": size, "parts": parts}
+        return Launch(self.kernel, ceil_div(rows, side) * parts, (along, side), named=named)
 
 
 class Columns(_OneKernel):
@@ -148,8 +148,8 @@ class Columns(_OneKernel):
         lanes = min(THREADS // 2, power_of_two(across))
         tiles, deep = ceil_div(across, lanes), THREADS // lanes
         slabs = max(1, min(ceil_div(2 * BLOCKS, tiles), units // (deep * UNITS)))
-        extra = {"rows": size, "size": number, "period": period}
-        return Launch(self.kernel, (tiles, slabs), (lanes, deep), extra=extra)
+        named = {"rows": size, "size": number, "period": period}
+        return Launch(self.kernel, (tiles, slabs), (lanes, deep), named=named)
 
 
 class Strided(_OneKernel):
@@ -192,11 +192,11 @@ def gradient(
     whole = aligned(x) and aligned(grad_x)
     problem = Gradient(tuple(x.shape), tuple(dims), grad_x.stride(), strides, x.element_size(), whole, masks)
     launch = forms.launch(problem, gpu(x.device))
-    if "layout" in launch.extra:
-        launch(*over, grad_x, *options, *launch.extra.values(), x.numel(), T=x.dtype)
+    if launch.args:  # of any strides
+        launch(*over, grad_x, *options, T=x.dtype)
     else:
         dense = [one.contiguous() for one in (*results, *places)]
-        launch(x, *dense, grad_x, *options, *launch.extra.values(), T=x.dtype)
+        launch(x, *dense, grad_x, *options, T=x.dtype)
     return grad_x
 
 

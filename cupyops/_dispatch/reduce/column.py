@@ -122,6 +122,14 @@ class ChannelsUnaligned(Channels):
         return self._launch(problem, unaligned=True)
 
 
+class Pass(NamedTuple):
+    """A pass over gradients: its `struct Columns` or `struct Channels`, its partial sums, and what adds them up."""
+
+    size: np.ndarray
+    partial: tuple[int, int, int] | None = None
+    finalize: Launch[None] | None = None
+
+
 def _pass(
     kernel: Kernel,
     grid: int,
@@ -131,24 +139,24 @@ def _pass(
     channels: int,
     inner: int,
     **template: bool,
-) -> Launch:
+) -> Launch[Pass]:
     """Return the launch of the pass, its partial sums, [sums x slabs x width], and the launch that adds them up."""
     sums, slabs, width = partial
-    extra: dict[str, Any] = {"size": np.frombuffer(size, np.uint8)}
+    extra = Pass(np.frombuffer(size, np.uint8))
     if slabs > 1 or not template:  # a warp that has all of a channel leaves nothing to add up
-        extra |= {"partial": partial, "finalize": _finalize(slabs * width // (channels * inner), channels, inner, sums)}
+        extra = Pass(extra.size, partial, _finalize(slabs * width // (channels * inner), channels, inner, sums))
     return Launch(kernel, grid, block, template=template, extra=extra)
 
 
 def _finalize(slabs: int, channels: int, inner: int, sums: int) -> Launch:
     x, _ = block_of(channels, slabs)
     y = min(FINISH // x, 1 << (max(ceil_div(slabs, 4), 1) - 1).bit_length())
-    extra = {"slabs": slabs, "channels": channels, "inner": inner}
-    return Launch(column_finalize, (ceil_div(channels, x), sums), (x, y), extra=extra)
+    named = {"slabs": slabs, "channels": channels, "inner": inner}
+    return Launch(column_finalize, (ceil_div(channels, x), sums), (x, y), named=named)
 
 
 def sum_gradients(
-    launch: Launch,
+    launch: Launch[Pass],
     inputs: Sequence[Tensor | None],
     grad_x: Tensor | None,
     grads: Sequence[Tensor | None],
@@ -158,12 +166,12 @@ def sum_gradients(
     """Launch a pass of (*inputs, grad_x, *grads, partial, size, *numbers), and what adds partial sums up into `grads`."""
     like = inputs[0]
     assert like is not None
-    shape = launch.extra.get("partial") if any(grad is not None for grad in grads) else None
+    size, shape, finalize = launch.extra
+    shape = shape if any(grad is not None for grad in grads) else None
     partial = like.new_empty(shape, dtype=torch.promote_types(like.dtype, torch.float32)) if shape else None
-    launch(*inputs, grad_x, *grads, partial, launch.extra["size"], *numbers, T=like.dtype, **template)
-    if partial is not None:
-        finalize: Launch = launch.extra["finalize"]
-        finalize(partial, *grads, *[None] * (2 - len(grads)), *finalize.extra.values(), T=like.dtype)
+    launch(*inputs, grad_x, *grads, partial, size, *numbers, T=like.dtype, **template)
+    if partial is not None and finalize is not None:
+        finalize(partial, *grads, *[None] * (2 - len(grads)), T=like.dtype)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -146,7 +146,7 @@ class ThreadPerRow(RowForm):
         found = self.rows(problem)
         in_place = self.reads_vectors and problem.aligned and found["size"] % problem.vector == 0
         shared = 0 if in_place else SMALL_ROWS * found["size"] * problem.itemsize
-        return Launch(self.kernel, ceil_div(found["rows"], SMALL_ROWS), (SMALL_ROWS, 1), shared, extra=found)
+        return Launch(self.kernel, ceil_div(found["rows"], SMALL_ROWS), (SMALL_ROWS, 1), shared, named=found)
 
 
 class Registers(RowForm):
@@ -169,7 +169,7 @@ class Registers(RowForm):
         found = self.rows(problem)
         along = power_of_two(ceil_div(found["size"] // problem.vector, REGISTER_VECTORS))
         side = max(THREADS // 2 // along, 1) if along <= 32 else 1
-        return Launch(self.kernel, ceil_div(found["rows"], side), (along, side), extra=found)
+        return Launch(self.kernel, ceil_div(found["rows"], side), (along, side), named=found)
 
 
 # --- any strides: fold(), and what combines its slabs ---
@@ -203,10 +203,11 @@ class Fold(Form[Reduction]):
         self, problem: Reduction, block: tuple[int, int], tiles: int, slabs: int, results: int, units: int, *,
         width: int = 1, layouts: tuple[np.ndarray, np.ndarray] | None = None, unit: int = 1, whole: int = 0,
         period: int = 1,
-    ) -> Launch:  # fmt: skip
+    ) -> Launch[int]:  # fmt: skip
         """The launch for `units` of each of `results`, which in columns are units of `width`, cut into about `slabs`.
 
         `unit`: what a unit is, in elements, where the kernel counts in these. `whole`, `period`: see `struct Division`.
+        `extra` is how many partial results are to be combined, 0 where there is one.
         """
         slab_units = max(ceil_div(units, max(1, slabs, ceil_div(units, MOST_UNITS))), 1)
         slabs = max(ceil_div(units, slab_units), 1)
@@ -214,13 +215,9 @@ class Fold(Form[Reduction]):
         division = struct.pack("=5q", results, total, slab_units * unit, whole, period)
         kept, reduced = layouts or (problem.layout_kept()[0], problem.layout_reduced()[0])  # type: ignore[index]
         partials = slabs * period if slabs * period > 1 else 0
-        extra = {
-            "structs": (kept, reduced, np.frombuffer(division, np.uint8)),
-            "results": results * width,  # of a slab
-            "slabs": partials,  # of partial results, which are combined; none where there is one
-        }
-        grid = (tiles, slabs)
-        return Launch(self.kernel, grid, block, template={"FORM": self.form}, extra=extra)  # type: ignore[arg-type]
+        args = kept, reduced, np.frombuffer(division, np.uint8), results * width  # of a slab
+        template = {"FORM": self.form}
+        return Launch(self.kernel, (tiles, slabs), block, template=template, args=args, extra=partials)  # type: ignore[arg-type]
 
     def rows_of(self, results: int, units: int) -> tuple[int, int, int, int]:
         """(threads along a row, rows side by side, tiles, slabs)."""

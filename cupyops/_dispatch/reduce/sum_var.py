@@ -113,12 +113,12 @@ def reduce(
     if is_dry(outputs[0]) or results == 0:
         return
     launch, (x,) = launched(forms, (x,), dims, strides, x.element_size())
-    if "rows" in launch.extra:
-        launch(x, *outputs, *options, *launch.extra.values(), T=x.dtype)
+    slabs: int | None = launch.extra
+    if slabs is None:  # a form for rows
+        launch(x, *outputs, *options, T=x.dtype)
         return
-    slabs = launch.extra["slabs"]
     partial = torch.empty((slabs, results, state), dtype=accumulator(x), device=x.device) if slabs else None
-    launch(x, *outputs, partial, *options, *launch.extra["structs"], launch.extra["results"], T=x.dtype)
+    launch(x, *outputs, partial, *options, T=x.dtype)
     if partial is not None:
         block = finalizing_block(results, slabs)
         finish = finalize.configure(ceil_div(results, block[0]), block, overlap=True)

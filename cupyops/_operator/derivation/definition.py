@@ -210,11 +210,7 @@ class Definition:
             error.add_note(f"in the {role} of operator {self.name}")
 
     def heed_determinism(self, role: str, tensors: Sequence[Any]) -> None:
-        """Say where deterministic algorithms are asked for what kernels that are not are about to run.
-
-        Raises:
-            RuntimeError: as PyTorch's own functions do, unless it is to warn only.
-        """
+        """Say where deterministic algorithms are asked for what kernels that are not are about to run."""
         if not self.nondeterministic or not torch_private.deterministic() or any(map(is_dry, tensors)):
             return
         message = (

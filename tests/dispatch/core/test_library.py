@@ -133,7 +133,7 @@ def test_what_was_measured():
     problem = _linear.problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
     with assume_gpu(**HOPPER):
         form = _linear.PRODUCT.choose(problem, gpu(torch.device("cpu")))
-        assert isinstance(form, library.Library) and form.name == "pytorch"
+        assert isinstance(form, library.ByPyTorch) and form.name == "pytorch"
         for dtype, name in ((torch.bfloat16, "wgmma_128x256"), (torch.float64, "pytorch")):
             assert _linear.PRODUCT.choose(problem._replace(dtype=dtype), gpu(torch.device("cpu"))).name == name
         assert _linear.PRODUCT.choose(problem._replace(m=8, n=8), gpu(torch.device("cpu"))).name.startswith("fma")

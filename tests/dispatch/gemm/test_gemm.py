@@ -190,6 +190,6 @@ def test_tensor_maps_of_a_batch():
     )
     with assume_gpu(**H200):
         launch = wgmma.FORMS[-1].launch(problem, gpu(CPU))
-    assert launch.extra["a"][:2] == ((6, 64, 64), (4096, 64, 1)) and launch.extra["a"].moves
-    assert launch.extra["b"][:2] == ((1, 64, 64), (0, 64, 1)) and not launch.extra["b"].moves
-    assert launch.extra["y"][:2] == ((6, 64, 64), (4096, 64, 1)) and launch.args[3:6] == (6, 1, 0)
+    assert launch.extra.a[:2] == ((6, 64, 64), (4096, 64, 1)) and launch.extra.a.moves
+    assert launch.extra.b[:2] == ((1, 64, 64), (0, 64, 1)) and not launch.extra.b.moves
+    assert launch.extra.y[:2] == ((6, 64, 64), (4096, 64, 1)) and launch.args[3:6] == (6, 1, 0)
