@@ -66,17 +66,11 @@ class Problem(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Division of the lists of positions in backward: it depends on the sizes alone, and so do the bits.
+    """Division of the lists of positions in backward: it depends on the sizes alone, and so do the bits."""
 
-    Attributes:
-        piece: positions of a long list that are added at once.
-        pieces: of long lists, at most.
-        stride: from a list to the next: LISTED, or 1 where indices are sorted.
-    """
-
-    piece: int
-    pieces: int
-    stride: int
+    piece: int  # positions of a long list that are added at once
+    pieces: int  # of long lists, at most
+    stride: int  # from a list to the next: LISTED, or 1 where indices are sorted
 
 
 def lists_of(count: int, linked: bool) -> Lists:

@@ -45,9 +45,6 @@ class SharedMemory(Form[Gated]):
     name = "shared_memory"
     summary = "a block copies its rows to shared memory; a thread owns a column of every few of them"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
     def why_not(self, problem: Gated, gpu: Gpu) -> str | None:
         if not problem.packed:
             return "gate and up are no halves of one contiguous tensor"

@@ -50,23 +50,15 @@ Walk = tuple[int, tuple[int, ...]]  # of a dimension: its size, and strides
 
 
 class Problem(NamedTuple):
-    """Rows of x, each with a position.
-
-    Attributes:
-        dim: the dimension that counts positions.
-        positions: the strides of the positions that are given; None where there are none.
-        half: how many pairs turn.
-        apart: elements from a row of the tables to the next.
-        boundary: elements that the addresses of all tensors are multiples of.
-    """
+    """Rows of x, each with a position."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dim: int
-    positions: tuple[int, ...] | None
-    half: int
-    apart: int
-    boundary: int
+    dim: int  # the dimension that counts positions
+    positions: tuple[int, ...] | None  # the strides of the positions that are given; None where there are none
+    half: int  # how many pairs turn
+    apart: int  # elements from a row of the tables to the next
+    boundary: int  # elements that the addresses of all tensors are multiples of
     interleaved: bool
     dtype: torch.dtype
 

@@ -75,14 +75,23 @@ class _SoftmaxForm(Form[Problem]):
         return None
 
 
-class TinyRows(_SoftmaxForm):
-    name = "tiny_rows"
-    summary = "a few threads take a row from shared memory, to which a block copies its rows as one array"
+class SubWarp(_SoftmaxForm):
+    name = "sub_warp"
+    summary = "the lanes of a warp, or fewer, have one vector of a row each in registers"
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if self.in_registers(problem).packs != 1:
             return "a row has more than 32 vectors"
         return super().why_not(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        division = self.in_registers(problem)
+        return Launch(self.kernel, grid(problem.outer, division.rows), division.block, template=self.template(problem))
+
+
+class TinyRows(SubWarp):
+    name = "tiny_rows"
+    summary = "a few threads take a row from shared memory, to which a block copies its rows as one array"
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.size * problem.dtype.itemsize % 16 == 0:
@@ -100,20 +109,6 @@ class TinyRows(_SoftmaxForm):
         block, rows_each = (threads, at_once), at_once * times
         grid, template = -(-rows // rows_each), self.template(problem)
         return Launch(self.kernel, grid, block, shared, template, named={"rows_each": rows_each})
-
-
-class SubWarp(_SoftmaxForm):
-    name = "sub_warp"
-    summary = "the lanes of a warp, or fewer, have one vector of a row each in registers"
-
-    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        if self.in_registers(problem).packs != 1:
-            return "a row has more than 32 vectors"
-        return super().why_not(problem, gpu)
-
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        division = self.in_registers(problem)
-        return Launch(self.kernel, grid(problem.outer, division.rows), division.block, template=self.template(problem))
 
 
 class Block(_SoftmaxForm):

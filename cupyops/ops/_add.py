@@ -145,7 +145,7 @@ def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
     if not is_dry(grad_y) and grad_y.numel() == 0:
         return grad_y.sum_to_size(size)
     dims = [dim for dim, kept in enumerate(size) if kept != grad_y.shape[dim]]
-    summed = sum_var.total(grad_y, dims, grad_y.dtype if alpha == 1 else sum_var.accumulator(grad_y))
+    summed = sum_var.total(grad_y, dims, grad_y.dtype if alpha == 1 else sum_var.accumulator(grad_y.dtype))
     return summed if alpha == 1 else (summed * alpha).to(grad_y.dtype)
 
 

@@ -51,7 +51,7 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 @_amax.forward
 def forward(x, dim, keepdim):
     y, strides = sum_var.empty_results(x, dim, keepdim, x.dtype)
-    accumulator = sum_var.accumulator(x)
+    accumulator = sum_var.accumulator(x.dtype)
     words = torch.int64 if accumulator is torch.float64 else torch.int32  # masks are equal as integers alone
     ties = torch.empty(y.shape, dtype=words, device=x.device)
     where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
@@ -62,7 +62,7 @@ def forward(x, dim, keepdim):
 
 @_amax.backward
 def backward(saved, grad_y, x, y, dim, keepdim):
-    ties, where = saved[0].view(sum_var.accumulator(x)), saved[1]
+    ties, where = saved[0].view(sum_var.accumulator(x.dtype)), saved[1]
     if _has_masks(x, dim):
         return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (grad_y, ties), places=(where,), masks=True)
     return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (y, grad_y, ties), places=(where,))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .._dispatch.core import shardings
+from .._dispatch.core.images import accumulator
 from .._dispatch.norm import arguments as norm_arguments
 from .._dispatch.norm import norm
-from .._dispatch.norm.forms import acc
 from .._operator.floating import operator
 from .._util import torch_private
 
@@ -31,7 +31,7 @@ def why_not(x, normalized_shape, weight, eps):
 def forward(x, normalized_shape, weight, eps):
     rows, size = norm_arguments.split(x, normalized_shape)
     x, weight = norm_arguments.contiguous(x, weight)
-    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=acc(x.dtype))
+    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=accumulator(x.dtype))
     tensors = norm.Rows(x, weight=weight, y=y, rstd=rstd)
     norm.forward(norm.RMS_NORM, tensors, rows, size, norm_arguments.rms_eps(eps, x.dtype))
     return y, (rstd,)

@@ -64,7 +64,7 @@ def unsupported(x, dim, correction, keepdim):
 @_var.forward
 def forward(x, dim, correction, keepdim):
     y, strides = sum_var.empty_results(x, dim, keepdim, x.dtype)
-    mean = torch.empty(y.shape, dtype=sum_var.accumulator(x), device=x.device)
+    mean = torch.empty(y.shape, dtype=sum_var.accumulator(x.dtype), device=x.device)
     freedom = sum_var.count(x.shape, dim) - correction
     sum_var.reduce(FORWARD, var_fwd_finalize, x, dim, strides, (y, mean), (freedom,), MOMENTS)
     return y, (mean,)

@@ -26,22 +26,15 @@ conv2d_blocks_mend = Kernel("conv2d_blocks.cu", "conv2d_blocks_mend<T>", define=
 
 
 class Side(NamedTuple):
-    """Geometry of blocks along one side of an image.
+    """Geometry of blocks along one side of an image."""
 
-    Attributes:
-        before: blocks of zeros before those of the image, of which there are `own`; there are `blocks` in all.
-        shift: taps of zero before a filter's first, which begins within a block.
-        taps: of a filter; `block_taps`: the blocks that it sees.
-        out: results.
-    """
-
-    before: int
+    before: int  # blocks of zeros before those of the image, of which there are `own`; there are `blocks` in all
     own: int
     blocks: int
-    shift: int
-    taps: int
+    shift: int  # taps of zero before a filter's first, which begins within a block
+    taps: int  # of a filter; `block_taps`: the blocks that it sees
     block_taps: int
-    out: int
+    out: int  # results
 
     @classmethod
     def of(cls, size: int, taps: int, pad: int) -> Side:
@@ -59,15 +52,10 @@ class Side(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """An image in blocks.
+    """An image in blocks."""
 
-    Attributes:
-        made: [n, blocks down, blocks across, elements of a block].
-        flag: whether there is a pixel that is not finite: 0 or 1, on the device.
-    """
-
-    made: Tensor
-    flag: Tensor
+    made: Tensor  # [n, blocks down, blocks across, elements of a block]
+    flag: Tensor  # whether there is a pixel that is not finite: 0 or 1, on the device
     down: Side
     across: Side
 

@@ -29,11 +29,7 @@ TF32_CHANNELS, TF32_FILTERS = 16, 64  # up to which kernels of float32 are as fa
 
 
 class Geometry(NamedTuple):
-    """Geometry of a convolution.
-
-    Attributes:
-        not_direct: why the kernels for few channels do not serve it.
-    """
+    """Geometry of a convolution."""
 
     weight: Shape
     stride: Pair
@@ -41,7 +37,7 @@ class Geometry(NamedTuple):
     dilation: Pair
     groups: int
     dtype: torch.dtype
-    not_direct: str | None
+    not_direct: str | None  # why the kernels for few channels do not serve it
 
     @property
     def taps(self) -> int:
@@ -65,23 +61,16 @@ def geometry_of(
 
 
 class Correlation(NamedTuple):
-    """out = image correlated with weight; transposed: from the gradient `image` of the output, that of the input.
-
-    Attributes:
-        last: whether channels of the image are neighbours, and are read so.
-        out_last: the same of what is written.
-        for_backward: whether the gradients will be asked for.
-        tf32: whether PyTorch's flags allow cuDNN to round float32 to TF32.
-    """
+    """out = image correlated with weight; transposed: from the gradient `image` of the output, that of the input."""
 
     geometry: Geometry
     out: Shape
     image: Shape
-    last: bool
-    out_last: bool
+    last: bool  # whether channels of the image are neighbours, and are read so
+    out_last: bool  # the same of what is written
     transposed: bool
-    for_backward: bool = False
-    tf32: bool = False
+    for_backward: bool = False  # whether the gradients will be asked for
+    tf32: bool = False  # whether PyTorch's flags allow cuDNN to round float32 to TF32
 
     @property
     def small(self) -> small_conv.Problem:

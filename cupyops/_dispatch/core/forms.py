@@ -67,19 +67,17 @@ class Launch(Generic[E]):
 
 
 class Form(Generic[P]):
-    """One way to compute a problem. Subclass it, or give the three functions.
+    """One way to compute a problem. Subclass it, or give the three functions."""
 
-    Attributes:
-        name: unique in its list, in the words of the field: "sub_warp", "two_pass".
-        summary: which thread or block owns what, in one line, for `explain`.
-        measured: what the form gains over the next that fits, and on which card, for `explain`.
-        uses: the kernels that it launches, where that is not its attribute `kernel` alone.
-    """
+    name: str = ""  # unique in its list, in the words of the field: "sub_warp", "two_pass"
+    summary: str = ""  # which thread or block owns what, in one line, for `explain`
+    measured: str = ""  # what the form gains over the next that fits, and on which card, for `explain`
+    uses: tuple[Kernel, ...] = ()  # the kernels that it launches, where that is not its attribute `kernel` alone
+    kernel: Kernel
 
-    name: str = ""
-    summary: str = ""
-    measured: str = ""
-    uses: tuple[Kernel, ...] = ()
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        if kernel is not None:
+            self.kernel = kernel
 
     def why_not(self, problem: P, gpu: Gpu) -> str | None:
         """Return why the kernel cannot compute the problem, or None. A form that is asked for is held to this alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,6 @@ def gradient_like(parameter: Tensor | None, wanted: bool, x: Tensor) -> Tensor |
     return make(parameter, memory_format=torch.contiguous_format)
 
 
-def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    """The tensors, those that are not contiguous copied."""
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """The tensors, those that are not contiguous copied; None stays."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]

@@ -129,9 +129,6 @@ class Flat(Form[Broadcast]):
     name = "flat"
     summary = "a thread owns a vector; the inputs are laid out as the output is"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
     def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
         if reason := why_not_size(self.kernel, problem.itemsize):
             return reason

@@ -42,21 +42,15 @@ quantized_linear_fwd = Kernel(
 
 
 class Problem(NamedTuple):
-    """y[m, n] = sum over k of x[m, k] w[n, k], of which each `group` of k has a scale.
-
-    Attributes:
-        weight: the dtype that stores the numbers.
-        dtype: of x and y.
-        unit: bytes, up to 16, that addresses and lengths of the weight's rows are multiples of.
-    """
+    """y[m, n] = sum over k of x[m, k] w[n, k], of which each `group` of k has a scale."""
 
     m: int
     n: int
     k: int
     group: int
-    weight: torch.dtype
-    dtype: torch.dtype
-    unit: int
+    weight: torch.dtype  # the dtype that stores the numbers
+    dtype: torch.dtype  # of x and y
+    unit: int  # bytes, up to 16, that addresses and lengths of the weight's rows are multiples of
 
 
 class FewRows(Form[Problem]):

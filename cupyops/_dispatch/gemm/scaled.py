@@ -30,27 +30,18 @@ PAIRS = ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3))
 
 
 class Problem(NamedTuple):
-    """y[m, n] of rows of a and of columns of b.
-
-    Attributes:
-        k: in elements of 16 bits.
-        out: float32 or a half type.
-        strides: bytes from one row of a to the next, and from one column of b to the next.
-        by_row: whether each row of a and each column of b has a scale of its own.
-        promoted: whether sums of 128 are added in fp32; else the tensor cores sum up all.
-        by_pytorch: why PyTorch's own function does not take the call; nothing where it does.
-    """
+    """y[m, n] of rows of a and of columns of b."""
 
     m: int
     n: int
-    k: int
+    k: int  # in elements of 16 bits
     a: torch.dtype
     b: torch.dtype
-    out: torch.dtype
-    strides: tuple[int, int]
-    by_row: bool
-    promoted: bool
-    by_pytorch: str = ""
+    out: torch.dtype  # float32 or a half type
+    strides: tuple[int, int]  # bytes from one row of a to the next, and from one column of b to the next
+    by_row: bool  # whether each row of a and each column of b has a scale of its own
+    promoted: bool  # whether sums of 128 are added in fp32; else the tensor cores sum up all
+    by_pytorch: str = ""  # why PyTorch's own function does not take the call; nothing where it does
     batches: int = 1
 
 

@@ -72,9 +72,6 @@ class Problem(NamedTuple):
 
 
 class _LossForm(Form[Problem]):
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.inner > 1:
             return "the classes of a position do not lie side by side"

@@ -17,6 +17,7 @@ from ..._util import arguments, torch_private
 from ..._util.strides import is_dry
 from ...errors import InputError
 from ..core import persistent
+from ..core.images import accumulator as accumulator
 
 SINGLE = (torch.float16, torch.bfloat16, torch.float32)  # fp64 has the general form of each loss alone
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -69,11 +70,6 @@ def laid_out_as(x: Tensor, other: Tensor) -> Tensor:
 def contiguous(weight: Tensor | None) -> Tensor | None:
     """The weights of the classes as the kernels read them."""
     return None if weight is None else weight.contiguous()
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Dtype in which the kernels compute."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 # --- the sum over the batch ---

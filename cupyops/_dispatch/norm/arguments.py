@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..._kernel.kernel import FLOATING
 from ..._util import arguments, torch_private
-from .forms import acc
+from ..core.images import accumulator
+from ..core.images import contiguous as contiguous
 
 
 def floating(name: str, value: Tensor) -> None:
@@ -53,16 +54,11 @@ def split(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(x.shape[: x.dim() - len(normalized_shape)]), math.prod(normalized_shape)
 
 
-def contiguous(*tensors: Tensor | None) -> list[Any]:
-    """Each as a flat array; None stays."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 def layer_in_steps(
     x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """layer_norm of elementary operations: PyTorch's forward mode over its backward of layer_norm is wrong in `weight`."""
-    wide = x.to(acc(x.dtype))
+    wide = x.to(accumulator(x.dtype))
     dims = tuple(range(-len(normalized_shape), 0))
     centred = wide - wide.mean(dims, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
@@ -88,7 +84,7 @@ def rms_checked(
 
 def rms_eps(eps: float | None, dtype: torch.dtype) -> float:
     """PyTorch's default: the machine epsilon of what is computed in."""
-    return torch.finfo(acc(dtype)).eps if eps is None else eps
+    return torch.finfo(accumulator(dtype)).eps if eps is None else eps
 
 
 def mixed(x: Tensor, weight: Tensor | None) -> str | None:
@@ -98,7 +94,7 @@ def mixed(x: Tensor, weight: Tensor | None) -> str | None:
 
 def rms_in_steps(x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
     """rms_norm of elementary operations, for transforms: PyTorch's fused one has no forward mode."""
-    wide = x.to(acc(x.dtype))
+    wide = x.to(accumulator(x.dtype))
     dims = tuple(range(-len(normalized_shape), 0))
     y = wide * torch.rsqrt(wide.square().mean(dims, keepdim=True) + rms_eps(eps, x.dtype))
     return (y if weight is None else y * weight).to(x.dtype)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
 from ..._kernel.kernel import FLOATING, Kernel, ceil_div
 from ..core.forms import Form
 from ..core.gpu import Gpu
@@ -193,8 +191,3 @@ def count(rows: int, rows_each: int, most: int) -> int:
 def padded(size: int) -> int:
     """Bytes for `size` of shared memory: machine code may read 16 at a time where C reads less."""
     return ceil_div(size, 16) * 16
-
-
-def acc(dtype: torch.dtype) -> torch.dtype:
-    """Dtype in which the kernels accumulate: acc_t."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -10,12 +10,13 @@ from ..._kernel.kernel import ceil_div
 from ..._util.strides import aligned, is_dry
 from ..core.forms import Launch
 from ..core.gpu import gpu
+from ..core.images import accumulator
 from ..core.rows import is_symbolic
 from .backward import BACKWARD, PARTIALS, bwd_finalize, bwd_two_pass, partials_of
 from .forms import ADD_RMS_NORM as ADD_RMS_NORM
 from .forms import LAYER_NORM as LAYER_NORM
 from .forms import RMS_NORM as RMS_NORM
-from .forms import SHIFT_THREADS, WARP, Operator, Problem, acc, padded
+from .forms import SHIFT_THREADS, WARP, Operator, Problem, padded
 from .forward import FORWARD, fwd_shift
 
 
@@ -82,7 +83,10 @@ class Gradients(NamedTuple):
 def backward(operator: Operator, tensors: Gradients, rows: int, size: int) -> None:
     """All gradients that are wanted."""
     x, wanted = tensors.x, _wanted(tensors)
-    if is_symbolic(rows, size) or is_dry(x) or _nothing_wanted(tensors, rows, size):
+    if is_symbolic(rows, size) or is_dry(x):
+        return
+    # without rows the parameters still have gradients, which are zeros
+    if not size or not (wanted or (tensors.grad_x is not None and rows)):
         return
     problem, card = _problem(operator, rows, size, x, tensors[:4], wanted > 0), gpu(x.device)
     launch = BACKWARD.launch(problem, card)
@@ -107,11 +111,6 @@ def _in_one_pass(launch: Launch, tensors: Gradients, rows: int, size: int) -> No
         _finalize(partials, tensors)
 
 
-def _nothing_wanted(tensors: Gradients, rows: int, size: int) -> bool:
-    """Return True if no gradient has elements; without rows those of the parameters still have some, which are zeros."""
-    return not size or not (_wanted(tensors) or (tensors.grad_x is not None and rows))
-
-
 def _wanted(tensors: Gradients) -> int:
     """Number of parameters whose gradient is wanted."""
     return sum(grad is not None for grad in (tensors.grad_weight, tensors.grad_bias))
@@ -120,7 +119,7 @@ def _wanted(tensors: Gradients) -> int:
 def _partials(count: int, size: int, tensors: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
     """An array for the partials, (parameters wanted, count, pitch_of(size)), then that of each parameter, None where no
     gradient is wanted. Of one row, laid out as a gradient is, they are the gradients, and there is no array."""
-    dtype, grads = acc(tensors.x.dtype), [tensors.grad_weight, tensors.grad_bias]
+    dtype, grads = accumulator(tensors.x.dtype), [tensors.grad_weight, tensors.grad_bias]
     pitch = padded(size * dtype.itemsize) // dtype.itemsize
     of_one_row = count == 1 and pitch == size and all(grad is None or grad.dtype is dtype for grad in grads)
     if not _wanted(tensors) or of_one_row:

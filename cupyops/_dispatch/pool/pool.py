@@ -51,22 +51,15 @@ GLOBAL: dict[str, Any] = dict(define=DEFINE, T=BELOW_FP64)
 
 
 class Problem(NamedTuple):
-    """Pooling of `images` x `channels` planes.
-
-    Attributes:
-        geometry: H, W, OH, OW, then kernel, stride, padding and dilation, two ints each.
-        nhwc: whether channels are neighbours.
-        aligned: whether all tensors begin at 16-byte boundaries.
-        places: the dtype of the places of maxima.
-    """
+    """Pooling of `images` x `channels` planes."""
 
     images: int
     channels: int
-    geometry: tuple[int, ...]
+    geometry: tuple[int, ...]  # H, W, OH, OW, then kernel, stride, padding and dilation, two ints each
     dtype: torch.dtype
-    nhwc: bool
-    aligned: bool
-    places: torch.dtype | None = None
+    nhwc: bool  # whether channels are neighbours
+    aligned: bool  # whether all tensors begin at 16-byte boundaries
+    places: torch.dtype | None = None  # the dtype of the places of maxima
 
     @property
     def types(self) -> dict[str, Any]:

@@ -64,9 +64,6 @@ class Gradient(NamedTuple):
 
 
 class _OneKernel(Form[Gradient]):
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
     def why_not(self, problem: Gradient, gpu: Gpu) -> str | None:
         if reason := why_not_size(self.kernel, problem.itemsize):
             return reason

@@ -99,9 +99,6 @@ def walkable(problem: Reduction) -> bool:
 class RowForm(Form[Reduction]):
     """One contiguous input whose last dimensions are reduced to contiguous results; kernels take (..., rows, size)."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
     def why_not(self, problem: Reduction, gpu: Gpu) -> str | None:
         if reason := why_not_size(self.kernel, problem.itemsize):
             return reason
@@ -186,7 +183,7 @@ class Fold(Form[Reduction]):
     form = ""
 
     def __init__(self, kernel: Kernel | None, loads: int = LOADS) -> None:
-        self.kernel, self.loads = kernel, loads
+        self.kernel, self.loads = kernel, loads  # type: ignore[assignment]
 
     def why_not(self, problem: Reduction, gpu: Gpu) -> str | None:
         if not walkable(problem):

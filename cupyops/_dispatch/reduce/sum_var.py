@@ -13,6 +13,7 @@ from ..._kernel.kernel import FLOATING, Kernel, ceil_div
 from ..._util import arguments
 from ..._util.strides import is_dry
 from ..core.forms import Forms
+from ..core.images import accumulator as accumulator
 from ..elementwise.elementwise import UP_TO_FLOAT32
 from .backward import over_input
 from .reduction import DEFINE, FORM, Reduction, Registers, ThreadPerRow, finalizing_block, fold_forms, launched
@@ -89,11 +90,6 @@ def empty_results(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dt
     return y, tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
 
 
-def accumulator(x: Tensor) -> torch.dtype:
-    """Dtype in which the kernels accumulate: acc_t."""
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
-
-
 def reduce(
     forms: Forms[Reduction],
     finalize: Kernel,
@@ -117,7 +113,7 @@ def reduce(
     if slabs is None:  # a form for rows
         launch(x, *outputs, *options, T=x.dtype)
         return
-    partial = torch.empty((slabs, results, state), dtype=accumulator(x), device=x.device) if slabs else None
+    partial = torch.empty((slabs, results, state), dtype=accumulator(x.dtype), device=x.device) if slabs else None
     launch(x, *outputs, partial, *options, T=x.dtype)
     if partial is not None:
         block = finalizing_block(results, slabs)

@@ -252,10 +252,6 @@ class Definition:
         """Extra arguments of the forward kernels, where they ask for them."""
         return {"needs_grad": self.named(tuple(needs))} if self.forward_asks and needs is not None else {}
 
-    def call_kernels(self, args: Sequence[Any]) -> Any:
-        """Make a call by the forward kernels."""
-        return self.returned(self.run_forward(args)[0])
-
     def call_reference(self, args: Sequence[Any]) -> Any:
         """Make a call by the reference."""
         found = self.run_reference(args)
