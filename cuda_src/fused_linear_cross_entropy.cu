@@ -41,7 +41,7 @@ template <typename T> struct RowGrad {
   }
 };
 
-// The options of the loss, alike in every kernel; linear_losses.py packs them.
+// The options of the loss, alike in every kernel; loss/linear.py packs them.
 struct Options {
   long long ignore_index;
   double label_smoothing;

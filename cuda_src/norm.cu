@@ -36,7 +36,7 @@
 // after it that of 32768x4096 to 3784; `late` takes the better. A row that is longer than shared memory holds is read
 // twice.
 //
-// The constants in capitals, such as BLOCK_THREADS, are defined by cupyops/_dispatch/norm.py, which launches these kernels.
+// The constants in capitals, such as BLOCK_THREADS, are defined by cupyops/_dispatch/norm/norm.py, which launches these kernels.
 #include "norm/block_backward.cuh"
 #include "norm/block_forward.cuh"
 #include "norm/shared_memory.cuh"

@@ -14,8 +14,8 @@ with _collected_later():
     from ._util import torch_private as _torch_private
 
 with _collected_later():
-    from ._dispatch.forms import use_form
-    from ._dispatch.gpu import never_slower
+    from ._dispatch.core.forms import use_form
+    from ._dispatch.core.gpu import never_slower
     from ._expression.elementwise import elementwise
     from ._expression.reduction import reduction
     from ._kernel.extensions import Extension, extension

@@ -112,7 +112,8 @@ def _namesakes(path: Path) -> Iterator[Path]:
     `tools/soak.py`, `tests/test_readme.py` after README.md, and every file of `tests/docs` after all of `docs`.
     """
     stem, folders = path.stem.removeprefix("test_"), path.parent.relative_to(TESTS).parts
-    for place in {PACKAGE.joinpath(*folders), PACKAGE.joinpath(*(f"_{name}" for name in folders)), ROOT / "tools"}:
+    private = (f"_{name}" for name in folders[:1])
+    for place in {PACKAGE.joinpath(*folders), PACKAGE.joinpath(*private, *folders[1:]), ROOT / "tools"}:
         fitting = [file for file in place.glob("*.py") if f"{stem}_".startswith(f"{file.stem.lstrip('_')}_")]
         yield from sorted(fitting, key=lambda file: len(file.stem.lstrip("_")))[-1:]
     yield from (file for file in ROOT.glob("*.md") if file.stem.lower() == stem)

@@ -12,7 +12,7 @@ import conformance
 import pictures
 
 import cupyops
-from cupyops._dispatch.forms import families
+from cupyops._dispatch.core.forms import families
 from cupyops._warmup.reachable import kernels_of
 from cupyops.bench.table import read
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import cupyops
-from cupyops._dispatch import forms
+from cupyops._dispatch.core import forms
 from cupyops.bench.case import Case, declared, files
 from cupyops.bench.measure import samples
 from cupyops.bench.timing import Clock, GpuClock, interleaved

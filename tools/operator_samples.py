@@ -21,21 +21,13 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import (
-    epilogues,
-    few_rows,
-    few_rows_layers,
-    gemm,
-    grouped,
-    linear_loss_parts,
-    pointwise_fused,
-    rows,
-    scaled,
-    wgmma,
-)
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import gpu
-from cupyops._dispatch.image_blocks import Side, blocks_of
+from cupyops._dispatch.conv import pointwise_fused
+from cupyops._dispatch.conv.image_blocks import Side, blocks_of
+from cupyops._dispatch.core import rows
+from cupyops._dispatch.core.forms import use_form
+from cupyops._dispatch.core.gpu import gpu
+from cupyops._dispatch.gemm import epilogues, few_rows, few_rows_layers, gemm, grouped, scaled, wgmma
+from cupyops._dispatch.loss import linear_parts as linear_loss_parts
 from cupyops._kernel.compile.source import cuda_src
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.testing import assume_gpu
@@ -273,7 +265,8 @@ def _with_moments(x: Tensor, weight: Tensor) -> Tensor:
     shape = x.shape[0], weight.shape[0], *x.shape[2:]
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     grad_x, card, filters = torch.empty_like(x), gpu(x.device), weight.shape[0]
-    moments, added = (forms.list[0] for forms in (pointwise_fused.MOMENTS, pointwise_fused.ADDED))
+    lists: tuple[Any, ...] = pointwise_fused.MOMENTS, pointwise_fused.ADDED
+    moments, added = (forms.list[0] for forms in lists)
     found, _ = pointwise_fused.measure(
         moments.launch(pointwise_fused.problem_of(x, filters, False), card), x, weight, y
     )

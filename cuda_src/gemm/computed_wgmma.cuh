@@ -37,16 +37,6 @@ template <typename X, bool ROWS, Columns COLUMNS> struct Matrix {
     if constexpr (COLUMNS == kPairs) return load_vec<X, 2>(at + column);
     return {at[column * column_stride], at[(WHOLE ? column + 1 : min(column + 1, n - 1)) * column_stride]};
   }
-
-  // Has so many columns of a row come to L2, where they are whole vectors.
-  __device__ __forceinline__ void prefetch(int row, int column, int columns) const {
-    if constexpr (ROWS && COLUMNS == kPairs) {
-      const X* const at = data + row * row_stride + column;
-      const int bytes = columns * static_cast<int>(sizeof(X));
-      if (!is_aligned16(at) || bytes % 16) return;
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
-    }
-  }
 };
 
 // What a thread has of one in a piece: N pairs, of rows g and g + 8, then the same 8 columns further.

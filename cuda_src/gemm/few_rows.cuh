@@ -21,7 +21,7 @@ namespace few_rows {
 constexpr int kMostParts = 4;
 constexpr int kPair = 16;  // columns of a gate, and as many of what it is multiplied by, lie in turns in a tile
 
-// As cupyops/_dispatch/few_rows.py packs it. Of each weight: columns of the result, bytes from one row to the next, and how many
+// As cupyops/_dispatch/gemm/few_rows.py packs it. Of each weight: columns of the result, bytes from one row to the next, and how many
 // tiles it and those before it have.
 struct Sizes {
   long long rows, k, x_row, function, gated, kept_row, kept_part, prefetch;

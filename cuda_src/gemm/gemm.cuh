@@ -228,7 +228,7 @@ __device__ __forceinline__ void gemm_loop_plain(Engine& engine, LoaderA& load_a,
 }
 
 // One tile of A B, kTileM x kTileN, by a whole block of kGemmThreads. Shared memory: the ring, sized by the host
-// (cupyops/_dispatch/gemm.py). For the widest tile the host sees to it that both operands are plain.
+// (cupyops/_dispatch/gemm/gemm.py). For the widest tile the host sees to it that both operands are plain.
 // make_output() gives the Output: called at the end, so that it takes no registers before.
 template <typename T, int TILE, typename OperandA, typename OperandB, typename MakeOutput>
 __device__ __forceinline__ void gemm_tile(const GemmBlock& block, const OperandA& a, const OperandB& b,

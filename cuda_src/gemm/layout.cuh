@@ -1,5 +1,5 @@
 // Where the elements of a GEMM's operands and result lie. The structs are launch parameters: the host vectors them as
-// 64-bit integers, field by field (cupyops/_dispatch/gemm.py).
+// 64-bit integers, field by field (cupyops/_dispatch/gemm/gemm.py).
 #pragma once
 
 #include "common/core/fast_divmod.cuh"

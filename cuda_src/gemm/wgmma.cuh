@@ -49,18 +49,6 @@ __device__ __forceinline__ void load_both(unsigned to, const TensorMap& first, c
   }
 }
 
-// A share of what an epilogue of its own will read of captured tensors for this tile, so that it is in L2 by then.
-template <class E, typename T, class S>
-__device__ __forceinline__ void prefetch_captured(const Block<T, S>& block, const Place& at, int part, int parts) {
-  if constexpr (E::AHEAD) {
-    const E& epilogue = *static_cast<const E*>(block.p.computed);
-    const int rows = (S::M + parts - 1) / parts, last = min(at.row + min((part + 1) * rows, S::M), block.p.m);
-    for (int row = at.row + part * rows; row < last; ++row) {
-      epilogue.prefetch(row, at.column, min(S::WIDTH, block.p.n - at.column));
-    }
-  }
-}
-
 // The producer: one thread.
 template <typename T, class S, bool A_MN, bool B_MN, class E>
 __device__ __forceinline__ void produce(const Block<T, S>& block) {

@@ -78,7 +78,6 @@ struct Computed : Plain {
   static constexpr bool COMPUTED = true;
   static constexpr int AT_ONCE = 16;  // pairs of sums, and of each captured tensor, that a thread takes at once
   static constexpr bool UNROLLED = true;  // whether its text is there for all of a thread's sums, or for those alone
-  static constexpr bool AHEAD = false;  // whether there is something to prefetch
 };
 struct Added : Plain { static constexpr bool ADDED = true; };
 struct OfRows : Plain { static constexpr bool ROWS = true; };

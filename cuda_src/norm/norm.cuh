@@ -1,7 +1,7 @@
 // What the normalisations over rows share: what a row is normalised by, the tensors of forward, and how y follows from
 // them. CENTRED: about the mean, as layer_norm is; else about 0, as rms_norm is.
 //
-// Each form has a header of its own; cupyops/_dispatch/norm.py says which rows take which.
+// Each form has a header of its own; cupyops/_dispatch/norm/norm.py says which rows take which.
 //
 //     thread_per_row.cuh       a few elements, off 16-byte boundaries: a thread has a row; backward too
 //     sub_warp.cuh             up to 32 vectors: neighbouring lanes share a row, several rows at a time; backward too

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .forms import Form, Forms, Launch
-from .gpu import Gpu
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu
 
 THREADS = 256  # of a block, at most
 LOADS = 4  # of a thread of forward, about, where there are more threads than half of what the GPU holds
@@ -66,17 +66,11 @@ class Problem(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Division of the lists of positions in backward: it depends on the sizes alone, and so do the bits.
+    """Division of the lists of positions in backward: it depends on the sizes alone, and so do the bits."""
 
-    Attributes:
-        piece: positions of a long list that are added at once.
-        pieces: of long lists, at most.
-        stride: from a list to the next: LISTED, or 1 where indices are sorted.
-    """
-
-    piece: int
-    pieces: int
-    stride: int
+    piece: int  # positions of a long list that are added at once
+    pieces: int  # of long lists, at most
+    stride: int  # from a list to the next: LISTED, or 1 where indices are sorted
 
 
 def lists_of(count: int, linked: bool) -> Lists:

@@ -14,13 +14,13 @@ from torch import Tensor
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
 from .._util.strides import is_dry, restride
-from .activations import FUNCTIONS
-from .broadcast import empty_output
-from .elementwise import UP_TO_FLOAT32, why_not_size
-from .forms import Form, Forms, Launch
-from .gpu import Gpu, gpu
-from .rows import SMALL_ROWS
-from .strided_rows import BLOCK, row_stride, spans
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu, gpu
+from .core.rows import SMALL_ROWS
+from .elementwise.activations import FUNCTIONS
+from .elementwise.broadcast import empty_output
+from .elementwise.elementwise import UP_TO_FLOAT32, why_not_size
+from .elementwise.strided_rows import BLOCK, row_stride, spans
 
 AT_ONCE = 8  # rows of a thread whose loads are under way, by way of shared memory
 EACH = {2: 16, 4: 8}  # rows of a thread there, by the size of an element: whole vectors, and whole AT_ONCE
@@ -45,9 +45,6 @@ class SharedMemory(Form[Gated]):
     name = "shared_memory"
     summary = "a block copies its rows to shared memory; a thread owns a column of every few of them"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
     def why_not(self, problem: Gated, gpu: Gpu) -> str | None:
         if not problem.packed:
             return "gate and up are no halves of one contiguous tensor"
@@ -65,7 +62,7 @@ class SharedMemory(Form[Gated]):
         each = EACH[problem.itemsize] * at_once
         packed = np.frombuffer(struct.pack("=q4i", problem.rows, problem.cols, each, at_once, 0), np.uint8)
         shared = 3 * each * problem.cols * problem.itemsize
-        return Launch(self.kernel, ceil_div(problem.rows, each), SMALL_ROWS, shared, extra={"rows": packed})
+        return Launch(self.kernel, ceil_div(problem.rows, each), SMALL_ROWS, shared, named={"rows": packed})
 
 
 class StridedRows(Form[Gated]):
@@ -81,8 +78,8 @@ class StridedRows(Form[Gated]):
         rows, cols, itemsize, gate_stride, up_stride, packed = problem
         overlap = self.overlaps and packed and cols * itemsize % 16 != 0
         grid, shape = spans(rows, cols, itemsize, overlap)
-        extra = {"shape": shape, "gate_stride": gate_stride, "up_stride": up_stride}
-        return Launch(self.kernel, grid, BLOCK, extra=extra)
+        named = {"shape": shape, "gate_stride": gate_stride, "up_stride": up_stride}
+        return Launch(self.kernel, grid, BLOCK, named=named)
 
 
 def _kernel(name: str, dtypes: tuple[torch.dtype, ...]) -> Kernel:
@@ -122,7 +119,7 @@ def forward(forms: Forms[Gated], gate: Tensor, up: Tensor | None, f: str) -> Ten
         y = empty_output(gate, up)
     if not is_dry(y) and y.numel():
         launch, inputs = _launched(forms, y, gate, up)
-        launch(*inputs, y, *launch.extra.values(), FUNCTIONS.index(f), T=y.dtype)
+        launch(*inputs, y, function=FUNCTIONS.index(f), T=y.dtype)
     return y
 
 
@@ -140,7 +137,7 @@ def backward(
     if not is_dry(grad_y) and grad_y.numel():
         launch, inputs = _launched(forms, grad_y, gate, up)
         grads = (grad_gate, grad_up)[: len(inputs)]
-        launch(grad_y, *inputs, *grads, *launch.extra.values(), FUNCTIONS.index(f), T=grad_y.dtype)
+        launch(grad_y, *inputs, *grads, function=FUNCTIONS.index(f), T=grad_y.dtype)
     return grad_gate, grad_up
 
 

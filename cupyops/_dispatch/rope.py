@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .broadcast import merged, packed_layout
-from .forms import Form, Forms, Launch
-from .gpu import Gpu
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu
+from .elementwise.broadcast import merged, packed_layout
 
 BLOCK = 128
 CHUNK = 8  # heads of a thread, at most
@@ -50,23 +50,15 @@ Walk = tuple[int, tuple[int, ...]]  # of a dimension: its size, and strides
 
 
 class Problem(NamedTuple):
-    """Rows of x, each with a position.
-
-    Attributes:
-        dim: the dimension that counts positions.
-        positions: the strides of the positions that are given; None where there are none.
-        half: how many pairs turn.
-        apart: elements from a row of the tables to the next.
-        boundary: elements that the addresses of all tensors are multiples of.
-    """
+    """Rows of x, each with a position."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dim: int
-    positions: tuple[int, ...] | None
-    half: int
-    apart: int
-    boundary: int
+    dim: int  # the dimension that counts positions
+    positions: tuple[int, ...] | None  # the strides of the positions that are given; None where there are none
+    half: int  # how many pairs turn
+    apart: int  # elements from a row of the tables to the next
+    boundary: int  # elements that the addresses of all tensors are multiples of
     interleaved: bool
     dtype: torch.dtype
 
@@ -166,11 +158,7 @@ class Even(Rows):
 
 
 class Staged(Form[Problem]):
-    """Dense rows that are no whole vectors, in shared memory.
-
-    Args:
-        blocks: from which on a block has several runs.
-    """
+    """Dense rows that are no whole vectors, in shared memory."""
 
     name = "staged"
     summary = "a block copies its rows to shared memory, turns them there, and stores them in vectors"

@@ -13,10 +13,10 @@ from torch import Tensor
 from .._kernel.kernel import FLOATING, Kernel
 from .._util import arguments
 from .._util.strides import aligned, is_dry
-from . import persistent
-from .forms import Form, Forms, Launch
-from .gpu import Gpu, gpu
-from .rows import PACKS, SMALL_ROWS, WIDEST, Share, grid, power_of_two, share, split
+from .core import persistent
+from .core.forms import Form, Forms, Launch
+from .core.gpu import Gpu, gpu
+from .core.rows import PACKS, SMALL_ROWS, WIDEST, Share, grid, power_of_two, share, split
 
 FILE = "softmax.cu"
 HALF = (torch.float16, torch.bfloat16)
@@ -75,14 +75,23 @@ class _SoftmaxForm(Form[Problem]):
         return None
 
 
-class TinyRows(_SoftmaxForm):
-    name = "tiny_rows"
-    summary = "a few threads take a row from shared memory, to which a block copies its rows as one array"
+class SubWarp(_SoftmaxForm):
+    name = "sub_warp"
+    summary = "the lanes of a warp, or fewer, have one vector of a row each in registers"
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if self.in_registers(problem).packs != 1:
             return "a row has more than 32 vectors"
         return super().why_not(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        division = self.in_registers(problem)
+        return Launch(self.kernel, grid(problem.outer, division.rows), division.block, template=self.template(problem))
+
+
+class TinyRows(SubWarp):
+    name = "tiny_rows"
+    summary = "a few threads take a row from shared memory, to which a block copies its rows as one array"
 
     def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
         if problem.size * problem.dtype.itemsize % 16 == 0:
@@ -99,21 +108,7 @@ class TinyRows(_SoftmaxForm):
         shared = at_once * times * size * itemsize * (2 if self.backward else 1)
         block, rows_each = (threads, at_once), at_once * times
         grid, template = -(-rows // rows_each), self.template(problem)
-        return Launch(self.kernel, grid, block, shared, template, extra={"rows_each": rows_each})
-
-
-class SubWarp(_SoftmaxForm):
-    name = "sub_warp"
-    summary = "the lanes of a warp, or fewer, have one vector of a row each in registers"
-
-    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
-        if self.in_registers(problem).packs != 1:
-            return "a row has more than 32 vectors"
-        return super().why_not(problem, gpu)
-
-    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        division = self.in_registers(problem)
-        return Launch(self.kernel, grid(problem.outer, division.rows), division.block, template=self.template(problem))
+        return Launch(self.kernel, grid, block, shared, template, named={"rows_each": rows_each})
 
 
 class Block(_SoftmaxForm):
@@ -173,8 +168,8 @@ class TwoPass(_SoftmaxForm):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         blocks, block = self._rows(problem) if problem.inner == 1 else self._columns(problem)
-        template, extra = self.template(problem), {"inner": problem.inner}
-        return Launch(self.kernel, grid(blocks), block, template=template, extra=extra)
+        template, named = self.template(problem), {"inner": problem.inner}
+        return Launch(self.kernel, grid(blocks), block, template=template, named=named)
 
     def _rows(self, problem: Problem) -> tuple[int, tuple[int, int]]:
         """Return (grid, block) with a block for each row: for short rows only as many threads as vectors."""
@@ -233,7 +228,7 @@ def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor
     widen = any(tensor.dtype is not dtype for tensor in tensors)
     problem = Problem(outer, size, inner, dtype, widen, all(map(aligned, tensors)))
     chosen = forms.launch(problem, gpu(tensors[0].device))
-    chosen(*tensors, outer, size, *chosen.extra.values(), log)
+    chosen(*tensors, outer, size, log=log)
 
 
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
@@ -247,7 +242,7 @@ def give_roles(op: Any, lists: tuple[Forms[Problem], Forms[Problem]], log: bool 
 
     @op.unsupported
     def unsupported(x: Tensor, dim: int, dtype: torch.dtype | None) -> str | None:
-        return why_no_kernel(x.dtype, dtype)
+        return None if dtype in (None, x.dtype) or widens(x.dtype, dtype) else f"no kernel from {x.dtype} to {dtype}"
 
     @op.forward
     def forward(x: Tensor, dim: int, dtype: torch.dtype | None) -> Any:
@@ -268,11 +263,6 @@ def give_roles(op: Any, lists: tuple[Forms[Problem], Forms[Problem]], log: bool 
     def reference_backward(saved: Any, grad_y: Tensor, y: Tensor, dim: int) -> Tensor:
         grad_x: Tensor = gradient(grad_y, y, dim, y.dtype)
         return grad_x.to(saved[0].dtype) if saved else grad_x
-
-
-def why_no_kernel(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
-    """Return why the kernels cannot cast from `dtype` to `to`, or None."""
-    return None if to in (None, dtype) or widens(dtype, to) else f"no kernel from {dtype} to {to}"
 
 
 def checked_arguments(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import broadcast_shape
+from .._dispatch.elementwise.broadcast import broadcast_shape
 from .._util import arguments
 from ..errors import InputError
 from .declaration import SCALARS, Declaration, Parameter

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch import attentions
+from .._dispatch.attention import launches as attentions
 from .._kernel.launch.ctype import C_NAMES
 from .._operator.derivation import distributed
 from .._util import arguments, symbolic

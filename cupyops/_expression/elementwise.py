@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .._dispatch import shardings
-from .._dispatch.broadcast import empty_output, expanded, launched
+from .._dispatch.core import shardings
+from .._dispatch.elementwise.broadcast import empty_output, expanded, launched
 from .._kernel.kernel import Kernel
 from .._operator.floating import operator
 from .._operator.operator import Operator
@@ -120,7 +120,7 @@ def _forward(declaration: Declaration, kernel: Kernel) -> Callable[..., Any]:
         ]
         if not is_dry(like) and like.numel():
             launch, walked = launched(FORWARD, like, inputs)
-            launch.by(kernel)(*walked, *found, *args[count:], *launch.extra.values(), like.numel(), T=dtype)
+            launch.by(kernel)(*walked, *found, *args[count:], T=dtype)
         return found[0] if len(found) == 1 else tuple(found), ()
 
     return launch

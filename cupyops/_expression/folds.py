@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._dispatch.reduction import DEFINE, FORM
+from .._dispatch.reduce.reduction import DEFINE, FORM
 from . import python
 from .declaration import Declaration, Parameter
 from .kernels import OWN, Generated, Unit, by_value, element, is_narrow, pointee, value_type

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dispatch.core.images import accumulator as computed_in  # noqa: F401
+
 inf, nan = math.inf, math.nan  # as Python writes them
-
-
-def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """acc_t<T>: float32, and float64 where T is."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def number(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:

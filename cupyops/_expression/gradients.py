@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import Broadcast, Strided, laid_out_as_output, launched
-from .._dispatch.forms import Forms, Launch
-from .._dispatch.gpu import Gpu
+from .._dispatch.core.forms import Forms, Launch
+from .._dispatch.core.gpu import Gpu
+from .._dispatch.elementwise.broadcast import Broadcast, Strided, laid_out_as_output, launched
 from .._kernel.kernel import Kernel
 from .._util.strides import is_dry
 from . import python
@@ -118,7 +118,7 @@ class Gradient:
         if not is_dry(like) and like.numel():
             launch, inputs = launched(BACKWARD, like, expanded, dtype.itemsize)
             scalars = [values[one.name] for one in self.scalars]
-            launch.by(kernel)(*inputs, *found, *scalars, wide, *launch.extra.values(), like.numel(), T=dtype)
+            launch.by(kernel)(*inputs, *found, *scalars, wide, T=dtype)
         summed = {
             one.name: _summed(gradient, values.get(one.name), dtype)
             for one, gradient in zip(self.declaration.differentiable, found)

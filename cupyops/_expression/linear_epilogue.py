@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm, shardings
-from .._dispatch.broadcast import expanded, launched
-from .._dispatch.epilogues import LINEAR_EPILOGUE, fused, rows_and_columns
-from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
+from .._dispatch.core import shardings
+from .._dispatch.elementwise.broadcast import expanded, launched
+from .._dispatch.gemm import gemm
+from .._dispatch.gemm.epilogues import LINEAR_EPILOGUE, fused, rows_and_columns
+from .._dispatch.gemm.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
 from .._kernel.kernel import Kernel
 from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
@@ -215,7 +216,7 @@ class Layer:
             multiply(rows, weight, bias, z, turn_b=True)
             if not is_dry(y) and y.numel():
                 launch, walked = launched(FORWARD, y, expanded(z, *call.captured))
-                launch.by(self._apart)(*walked, y, *call.scalars, *launch.extra.values(), y.numel(), T=y.dtype)
+                launch.by(self._apart)(*walked, y, *call.scalars, T=y.dtype)
         return y, () if kept is None else (kept,)
 
     def _is_measured(self, k: int, lies: Sequence[tuple[bool, str]]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from .._dispatch.epilogues import COMPUTED
+from .._dispatch.gemm.epilogues import COMPUTED
 from .._kernel.kernel import HALF
 from . import kernels
 from .declaration import Declaration, Parameter
@@ -88,12 +88,8 @@ _FUSED = """
 template <typename T> struct {name}_epilogue : wgmma_gemm::Computed {{
   using A = acc_t<T>;
   static constexpr int AT_ONCE = {at_once};
-  static constexpr bool AHEAD = {ahead}, UNROLLED = {unrolled};
+  static constexpr bool UNROLLED = {unrolled};
   {members}
-
-  __device__ __forceinline__ void prefetch(int row_, int column_, int columns_) const {{
-    {prefetches}
-  }}
 
   template <int N> struct Captured {{
     static constexpr int PAIRS = N;
@@ -152,9 +148,7 @@ def fused(unit: Unit, declaration: Declaration, body: Body, lies: Sequence[tuple
     text = _FUSED.format(
         name=name,
         at_once=_at_once(captured, lies),
-        ahead=str((True, "Pairs") in lies).lower(),
         unrolled=str(_is_short(body, unit.preamble) or registers(captured, lies) > 1).lower(),
-        prefetches="\n    ".join(f"{one.name}{OWN}.prefetch(row_, column_, columns_);" for one in captured),
         members="\n  ".join(members),
         pairs="\n    ".join(f"wgmma_gemm::Pairs<{kind}, N> {one.name}_pairs_;" for kind, one in zip(types, captured)),
         loads="\n      ".join(

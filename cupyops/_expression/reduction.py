@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import shardings
-from .._dispatch.broadcast import empty_output, expanded
-from .._dispatch.forms import Forms
-from .._dispatch.reduction import finalizing_block, fold_forms, launched
+from .._dispatch.core import shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.elementwise.broadcast import empty_output, expanded
+from .._dispatch.reduce.reduction import finalizing_block, fold_forms, launched
 from .._kernel.kernel import Kernel, ceil_div
 from .._operator.floating import operator
 from .._operator.operator import Operator
@@ -156,9 +156,9 @@ def _forward(declaration: Declaration, fold: Kernel, finish: Kernel) -> Callable
             return y, ()
         strides = tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
         found, inputs = launched(FORWARD, inputs, dims, strides, dtype.itemsize)
-        slabs, structs, results = (found.extra[name] for name in ("slabs", "structs", "results"))
+        slabs: int = found.extra
         partial = y.new_empty((slabs, y.numel()), dtype=computed_in(dtype)) if slabs else None
-        found.by(fold)(*inputs, y, partial, *scalars, n, *structs, results, T=dtype)
+        found.by(fold)(*inputs, y, partial, *scalars, n, T=dtype)
         if partial is not None:
             _finish(finish, partial, y, scalars, n, slabs, dtype)
         return y, ()

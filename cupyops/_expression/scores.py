@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch.attention_map import Maps, Masked
-from .._dispatch.forms import Launch
+from .._dispatch.attention.attention import Parts
+from .._dispatch.attention.map import Maps, Masked
+from .._dispatch.core.forms import Launch
 from .._kernel.kernel import Kernel
 from .._kernel.launch.ctype import C_NAMES
 from .._util import arguments
@@ -180,18 +181,15 @@ class Scores:
 
     def bound(
         self, numbers: Sequence[float], tensors: Sequence[Tensor]
-    ) -> tuple[Callable[[Launch, Maps | None], Launch], Masked | None]:
+    ) -> tuple[Callable[[Launch[Any], Maps | None], Launch[Any]], Masked | None]:
         """Return the function that turns plain kernels' launches into this variant's, and the mask that maps are made of."""
         places = [*tensors, *[None] * (TENSORS - len(tensors))]
 
-        def of(launch: Launch, maps: Maps | None) -> Launch:
-            extra = dict(launch.extra)
-            lists, strides = (None, ()) if maps is None else maps.lists(extra["blocks"])
-            for name in ("queries", "values"):  # launches beside it
-                if name in extra:
-                    extra[name] = of(extra[name], maps)
-            if maps is not None:
-                extra["map"] = lists
+        def of(launch: Launch[Parts], maps: Maps | None) -> Launch[Parts]:
+            extra = launch.extra
+            lists, strides = (None, ()) if maps is None else maps.lists(extra.blocks)
+            queries, values = (None if one is None else of(one, maps) for one in (extra.queries, extra.values))
+            extra = extra._replace(map=lists, queries=queries, values=values)
             args = *launch.args, *places, lists, self._pack_given(numbers, tensors, strides)
             return replace(launch, kernel=self.kernel(launch.kernel, maps is not None), args=args, extra=extra)
 

@@ -100,10 +100,6 @@ def _to_cupy(tensor: Tensor, like: Any) -> Any:
 # --- NumPy ---
 
 
-def _is_numpy(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, np.generic))
-
-
 def _from_numpy(array: Any) -> Tensor:
     array = np.asarray(array)
     item = max(array.itemsize, 1)
@@ -176,7 +172,7 @@ def _to_namespace(tensor: Tensor, like: Any) -> Any:
 
 
 _KINDS = (
-    Kind("numpy", _is_numpy, _from_numpy, _to_numpy, nullcontext),
+    Kind("numpy", lambda value: isinstance(value, (np.ndarray, np.generic)), _from_numpy, _to_numpy, nullcontext),
     Kind("cupy", _is_cupy, _from_cupy, _to_cupy, _cupy_stream),
     Kind("dlpack", _is_foreign, _from_dlpack, _to_namespace, _dlpack_device),
 )

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import forms
-from .._dispatch.cards import Card
-from .._dispatch.gpu import assume_gpu
+from .._dispatch.core import forms
+from .._dispatch.core.cards import Card
+from .._dispatch.core.gpu import assume_gpu
 from .._kernel.launch.configuration import Configuration
 from .._kernel.launch.executors import Turn
 from .._kernel.launch.specialised import Specialised

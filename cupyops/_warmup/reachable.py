@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._dispatch.forms import Forms
+from .._dispatch.core.forms import Forms
 from .._kernel.kernel import Kernel
 from .._operator.derivation.public import author_of
 from .._operator.operator import Operator

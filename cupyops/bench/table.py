@@ -96,7 +96,10 @@ def parse(content: str) -> Results:
     lines = list(io.StringIO(content))
     if not lines or lines[0].rstrip("\n") != HEAD:
         raise ValueError(f"its first line is not {HEAD!r}")
-    about = [line.removeprefix("# ").rstrip("\n") for line in itertools.takewhile(_is_about, lines[1:])]
+    about = [
+        line.removeprefix("# ").rstrip("\n")
+        for line in itertools.takewhile(lambda line: line.startswith("# "), lines[1:])
+    ]
     results = Results({}, {}, [])
     for name, _, value in (line.partition(": ") for line in about):
         if name.startswith("ceiling "):
@@ -115,10 +118,6 @@ def parse(content: str) -> Results:
         _take(row, line)
     results.rows = [row for (beside_of, _), row in rows.items() if not beside_of]
     return results
-
-
-def _is_about(line: str) -> bool:
-    return line.startswith("# ")
 
 
 def _row_of(rows: dict[tuple[str, str], Row], line: dict[str, str]) -> Row:

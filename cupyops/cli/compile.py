@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .._dispatch import rare
+from .._dispatch.core import rare
 from .._kernel import kernel
 from .._kernel.compile import architecture, cache, compiler, trust
 from ..errors import CupyopsError, InputError

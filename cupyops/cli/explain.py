@@ -17,7 +17,7 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import ops
-from .._dispatch.cards import CARDS, Card, card
+from .._dispatch.core.cards import CARDS, Card, card
 from .._kernel.compile import cubin
 from .._util.progress import Bar
 from .._warmup.explanation import Direction, Planned, explain

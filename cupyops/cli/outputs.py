@@ -44,7 +44,7 @@ def folder(option: str, path: Path) -> Path:
 
 def _room(option: str, path: Path, folder: Path) -> None:
     """`path` can be made in `folder`, which may have to be made itself."""
-    there = _nearest(folder)
+    there = next((one for one in (folder, *folder.parents) if os.path.exists(one)), folder)
     if not os.path.isdir(there):
         raise InputError(f"{option} is {str(path)!r}: {str(there)!r} is a file, expected a folder")
     try:
@@ -75,11 +75,6 @@ def _writable(option: str, path: Path, folders_are_made: bool) -> None:
         ) from error
     if new is not None:
         os.unlink(new)
-
-
-def _nearest(path: Path) -> Path:
-    """The path itself, or the first of the folders around it that is there."""
-    return next((one for one in (path, *path.parents) if os.path.exists(one)), path)
 
 
 def _is_same(path: Path, other: Path) -> bool:

@@ -187,7 +187,8 @@ def _files(launch: Launch, anchors: dict[str, str]) -> Iterator[str]:
         opened = " open" if share or at is not None or len(anchors) == 1 else ""
         kind, part = ("file", f" <small>{share:.1%} of the instructions</small>") if lines else ("file plain", "")
         yield f'<details class="{kind}" id="{anchors[file]}"{opened}><summary>{escape(file)}{part}</summary>'
-        yield f'<div class="head">{_headings()}</div>' if lines else ""
+        headings = "".join(f'<span title="{escape(what)}">{escape(name)}</span>' for name, what in _COLUMNS)
+        yield f'<div class="head">{headings}</div>' if lines else ""
         for index, code in enumerate(_highlighted(text), 1):
             anchor, message = f"{anchors[file]}-{index}", fault.message if fault is not None and index == at else None
             line = lines.get((file, index))
@@ -197,10 +198,6 @@ def _files(launch: Launch, anchors: dict[str, str]) -> Iterator[str]:
                 else _row(anchor, index, code, line, line.share / hottest)
             )
         yield "</details>"
-
-
-def _headings() -> str:
-    return "".join(f'<span title="{escape(what)}">{escape(name)}</span>' for name, what in _COLUMNS)
 
 
 def _highlighted(text: str) -> list[str]:

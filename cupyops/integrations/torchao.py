@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.quantized import MIDDLE
+from .._dispatch.gemm.quantized import MIDDLE
 from ..errors import InputError
 from ..nn._swap.quantized import held
 

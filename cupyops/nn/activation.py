@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import library
+from .._dispatch.core import library
 from ..ops._bias_gelu import bias_gelu
 from ..ops._geglu import geglu
 from ..ops._gelu import gelu

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._dispatch.gemm import HALF
-from .._dispatch.gpu import gpu
-from .._dispatch.image_blocks import CHANNELS, STEP, Side, blocks_of
+from .._dispatch.conv.image_blocks import CHANNELS, STEP, Side, blocks_of
+from .._dispatch.core.gpu import gpu
+from .._dispatch.gemm.gemm import HALF
 from .._util import torch_private
 from .._util.arguments import autocast_dtype
 from .._util.strides import is_dry

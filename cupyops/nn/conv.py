@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, library
+from .._dispatch.conv import convolution
+from .._dispatch.core import library
 from .._util import torch_private, tracing
 from .._util.arguments import autocast_dtype
 from ..ops._conv2d import conv2d

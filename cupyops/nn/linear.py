@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._dispatch import library
-from .._dispatch.linear import is_pytorch
+from .._dispatch.core import library
+from .._dispatch.gemm.linear import is_pytorch
 from .._util import torch_private
 from .._util.arguments import autocast_dtype
 from ..ops._linear import linear

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._dispatch.batch_norm_arguments import check
-from .._dispatch.linear import wants_gradient
+from .._dispatch.batch_norm.arguments import check
+from .._dispatch.gemm.linear import wants_gradient
 from ..ops._batch_norm_act import _batch_norm_act
 
 

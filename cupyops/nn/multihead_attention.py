@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import library
+from .._dispatch.core import library
 from .._util import arguments
 from ..ops._linear import linear
 from ..ops._scaled_dot_product_attention import scaled_dot_product_attention

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._dispatch import gemm, library
-from .._dispatch.forms import Launch
-from .._dispatch.gpu import gpu
-from .._dispatch.pointwise_fused import ADDED, MOMENTS, add, measure, problem_of
+from .._dispatch.conv.pointwise_fused import ADDED, MOMENTS, add, measure, problem_of
+from .._dispatch.core import library
+from .._dispatch.core.forms import Launch, Library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.gemm import gemm
 from .._kernel.graph import warming
 from .._kernel.kernel import executors
 from .._util import torch_private
@@ -44,9 +45,9 @@ def pointwise(conv: torch.nn.Conv2d, x: Tensor, measured: bool, shared: bool) ->
     if not (measured or shared) or is_dynamo_compiling() or not graphed() or not _is_pointwise(conv, x, weight):
         return None
     card, filters = gpu(x.device), weight.shape[0]
-    moments = MOMENTS.launch(problem_of(x, filters, False), card) if measured else _NONE
-    added = ADDED.launch(problem_of(x, filters, True), card) if shared and x.requires_grad else _NONE
-    if library.serves(moments) and library.serves(added):
+    moments = MOMENTS.plan(problem_of(x, filters, False), card) if measured else _NONE
+    added = ADDED.plan(problem_of(x, filters, True), card) if shared and x.requires_grad else _NONE
+    if isinstance(moments, Library) and isinstance(added, Library):
         return None
     y, again, *found = _Pointwise.apply(x, weight, moments, added)
     if found[0] is not None:
@@ -54,7 +55,7 @@ def pointwise(conv: torch.nn.Conv2d, x: Tensor, measured: bool, shared: bool) ->
     return y, x if again is None else again
 
 
-_NONE = Launch(None, 0, 0)  # type: ignore[arg-type]
+_NONE = Library("not asked for")
 
 
 def graphed() -> bool:
@@ -87,12 +88,14 @@ class _Pointwise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, moments: Launch, added: Launch) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, moments: Launch[Any] | Library, added: Launch[Any] | Library
+    ) -> Any:
         half = weight.to(x.dtype)
         filters = half.view(half.shape[:2])
         images, _, height, width = x.shape
         found: tuple[Any, Any] = None, None
-        if library.serves(moments):
+        if isinstance(moments, Library):
             y = torch.conv2d(x, half)
         else:
             y = torch.empty((images, len(filters), height, width), dtype=x.dtype, device=x.device, memory_format=_LAST)
@@ -101,7 +104,7 @@ class _Pointwise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, half)
         ctx.added = added
         ctx.set_materialize_grads(False)
-        return y, None if library.serves(added) else x, *found
+        return y, None if isinstance(added, Library) else x, *found
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, more: Tensor | None, *_: Any) -> Any:
@@ -123,8 +126,8 @@ def _differentiable(grad_y: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, 
     return of[0], of[1].to(weight.dtype)
 
 
-def _of_image(grad_y: Tensor, x: Tensor, half: Tensor, more: Tensor | None, added: Launch) -> Tensor:
-    if more is None or library.serves(added) or not aligned(grad_y):
+def _of_image(grad_y: Tensor, x: Tensor, half: Tensor, more: Tensor | None, added: Launch[Any] | Library) -> Tensor:
+    if more is None or isinstance(added, Library) or not aligned(grad_y):
         grad_x: Tensor = torch.ops.aten.convolution_backward(grad_y, x, half, *_GEOMETRY, [True, False, False])[0]
         return grad_x if more is None else grad_x + more
     more = more.contiguous(memory_format=_LAST)

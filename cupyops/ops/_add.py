@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch import sum_var
-from .._dispatch.broadcast import Flat, Strided, broadcast_shape, empty_output, fill
-from .._dispatch.broadcast_params import FORM, PerChannel, PerChannelUnaligned, PerColumn
-from .._dispatch.elementwise import UP_TO_FLOAT32, by_vectors
-from .._dispatch.forms import Forms
+from .._dispatch.core.forms import Forms
+from .._dispatch.elementwise.broadcast import Flat, Strided, broadcast_shape, empty_output, fill
+from .._dispatch.elementwise.broadcast_params import FORM, PerChannel, PerChannelUnaligned, PerColumn
+from .._dispatch.elementwise.elementwise import UP_TO_FLOAT32, by_vectors
+from .._dispatch.reduce import sum_var
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.floating import operator
 from .._util import arguments, tracing
@@ -145,7 +145,7 @@ def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
     if not is_dry(grad_y) and grad_y.numel() == 0:
         return grad_y.sum_to_size(size)
     dims = [dim for dim, kept in enumerate(size) if kept != grad_y.shape[dim]]
-    summed = sum_var.total(grad_y, dims, grad_y.dtype if alpha == 1 else sum_var.accumulator(grad_y))
+    summed = sum_var.total(grad_y, dims, grad_y.dtype if alpha == 1 else sum_var.accumulator(grad_y.dtype))
     return summed if alpha == 1 else (summed * alpha).to(grad_y.dtype)
 
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments, shardings
-from .._dispatch.norm_forms import acc
+from .._dispatch.core import shardings
+from .._dispatch.core.images import accumulator
+from .._dispatch.norm import arguments as norm_arguments
+from .._dispatch.norm import norm
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
@@ -33,7 +35,7 @@ def forward(x, residual, normalized_shape, weight, eps):
     rows, size = norm_arguments.split(x, normalized_shape)
     x, residual, weight = norm_arguments.contiguous(x, residual, weight)
     y, summed = torch.empty_like(x), torch.empty_like(x)
-    rstd = x.new_empty(rows, dtype=acc(x.dtype))
+    rstd = x.new_empty(rows, dtype=accumulator(x.dtype))
     tensors = norm.Rows(x, residual, weight, summed=summed, y=y, rstd=rstd)
     norm.forward(norm.ADD_RMS_NORM, tensors, rows, size, norm_arguments.rms_eps(eps, x.dtype))
     return (y, summed), (rstd,)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import reduction, reduction_backward, shardings, sum_var
-from .._dispatch.elementwise import UP_TO_FLOAT32
-from .._dispatch.forms import Forms
+from .._dispatch.core import shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.elementwise.elementwise import UP_TO_FLOAT32
+from .._dispatch.reduce import backward as reduction_backward
+from .._dispatch.reduce import reduction, sum_var
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.floating import operator
 from .._util import arguments
@@ -49,7 +51,7 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 @_amax.forward
 def forward(x, dim, keepdim):
     y, strides = sum_var.empty_results(x, dim, keepdim, x.dtype)
-    accumulator = sum_var.accumulator(x)
+    accumulator = sum_var.accumulator(x.dtype)
     words = torch.int64 if accumulator is torch.float64 else torch.int32  # masks are equal as integers alone
     ties = torch.empty(y.shape, dtype=words, device=x.device)
     where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
@@ -60,7 +62,7 @@ def forward(x, dim, keepdim):
 
 @_amax.backward
 def backward(saved, grad_y, x, y, dim, keepdim):
-    ties, where = saved[0].view(sum_var.accumulator(x)), saved[1]
+    ties, where = saved[0].view(sum_var.accumulator(x.dtype)), saved[1]
     if _has_masks(x, dim):
         return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (grad_y, ties), places=(where,), masks=True)
     return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (y, grad_y, ties), places=(where,))

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import attention as kernels
-from .._dispatch import attentions, shardings
-from .._dispatch.attention_arguments import bounds, check, number
-from .._dispatch.attention_scores import attend, sees
-from .._dispatch.gpu import gpu
+from .._dispatch.attention import attention as kernels
+from .._dispatch.attention import launches as attentions
+from .._dispatch.attention.arguments import bounds, check, number
+from .._dispatch.attention.scores import attend, sees
+from .._dispatch.core import shardings
+from .._dispatch.core.gpu import gpu
 from .._expression import captures
 from .._expression.captures import Variant
 from .._kernel.kernel import FLOATING

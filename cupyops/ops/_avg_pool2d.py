@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch.forms import Forms
-from .._dispatch.gpu import gpu
-from .._dispatch.pool import BANDS, GLOBAL, NHWC, Bands, Global, Nhwc, Problem, Scalar
-from .._dispatch.window import output_size, planes, window
+from .._dispatch.core.forms import Forms
+from .._dispatch.core.gpu import gpu
+from .._dispatch.pool.pool import BANDS, GLOBAL, NHWC, Bands, Global, Nhwc, Problem, Scalar, output_size, planes, window
 from .._kernel.kernel import Kernel
 from .._operator.floating import operator
 from .._util import arguments

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import batch_norm as forms
-from .._dispatch import shardings
-from .._dispatch.batch_norm import Forward, problem_of
-from .._dispatch.batch_norm_arguments import PARAMETERS, check, dense, is_wide
-from .._dispatch.gpu import gpu
-from .._dispatch.images import accumulator, contiguous, is_there
+from .._dispatch.batch_norm import batch_norm as forms
+from .._dispatch.batch_norm.arguments import PARAMETERS, check, dense, is_wide
+from .._dispatch.batch_norm.batch_norm import Forward, problem_of
+from .._dispatch.core import shardings
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.images import accumulator, contiguous, is_there
 from .._operator.floating import operator
 from .._util import arguments
 

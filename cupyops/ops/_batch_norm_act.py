@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import batch_norm, shardings
-from .._dispatch import batch_norm_act as forms
-from .._dispatch.batch_norm import Backward, Forward
-from .._dispatch.batch_norm_arguments import PARAMETERS, check, check_residual, dense, is_wide
-from .._dispatch.batch_norm_mask import following, in_steps, kept, passed, whole
-from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
-from .._dispatch.linear import wants_gradient
+from .._dispatch.batch_norm import act as forms
+from .._dispatch.batch_norm import batch_norm
+from .._dispatch.batch_norm.arguments import PARAMETERS, check, check_residual, dense, is_wide
+from .._dispatch.batch_norm.batch_norm import Backward, Forward
+from .._dispatch.batch_norm.mask import following, in_steps, kept, passed, whole
+from .._dispatch.core import shardings
+from .._dispatch.core.images import accumulator, contiguous, gradient_like, is_there
+from .._dispatch.gemm.linear import wants_gradient
 from .._operator.floating import operator
 from .._util import arguments
 

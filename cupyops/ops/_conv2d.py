@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, gemm, library, pointwise, shardings, small_conv
-from .._dispatch.forms import Forms
-from .._dispatch.gpu import gpu
-from .._dispatch.implicit_gemm import TILED, Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
-from .._dispatch.library import Library
-from .._dispatch.rows import is_symbolic
-from .._dispatch.small_conv import Fma, FmaWeight
+from .._dispatch.conv import convolution, pointwise, small_conv
+from .._dispatch.conv.implicit_gemm import TILED, Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
+from .._dispatch.conv.small_conv import Fma, FmaWeight
+from .._dispatch.core import library, shardings
+from .._dispatch.core.forms import Forms, Library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.library import ByPyTorch
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm import gemm
 from .._kernel.kernel import Kernel, ceil_div
 from .._operator.floating import operator
 from .._util.strides import is_dry
@@ -35,7 +37,10 @@ FORWARD, BACKWARD = (
         direction,
         [*(Direct(Fma(conv2d_direct, n, FORWARD=forward)) for n in (8, 1, 4)), PRODUCT, *cudnn, *tiles(conv2d_fwd)],
     )
-    for direction, forward, cudnn in (("forward", True, [Library(lambda problem, gpu: None)]), ("backward", False, []))
+    for direction, forward, cudnn in (
+        ("forward", True, [ByPyTorch(lambda problem, gpu: None)]),
+        ("backward", False, []),
+    )
 )
 BACKWARD_WEIGHT = Forms(
     "conv2d",
@@ -169,10 +174,11 @@ def _correlate(out, image, weight, bias, of, transposed):
     last = pointwise.is_channels_last(image) and (pointwise.is_channels_last(out) or not image.is_contiguous())
     out_last = last and pointwise.is_channels_last(out)
     problem = Correlation(of, tuple(out.shape), tuple(image.shape), last, out_last, transposed)
-    launch = (BACKWARD if transposed else FORWARD).launch(problem, gpu(out.device))
-    if pointwise.serves(launch):
-        return pointwise.correlate(out, image, weight, bias, transposed)
-    if library.serves(launch):  # where a call is explained: others have taken the reference
+    launch = (BACKWARD if transposed else FORWARD).plan(problem, gpu(out.device))
+    if isinstance(launch, Library):
+        if launch.by == pointwise.Product.name:
+            return pointwise.correlate(out, image, weight, bias, transposed)
+        # where a call is explained: others have taken the reference
         return library.call("torch.conv2d", out, lambda: out.copy_(torch.conv2d(image, weight, bias, *of[1:5])))
     if launch.kernel is conv2d_direct:
         launch(image, weight, bias, out)
@@ -192,8 +198,8 @@ def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, of):
     last, weight_last = all(map(pointwise.is_channels_last, (x, grad_y))), pointwise.is_channels_last(weight)
     wanted = (grad_weight is not None, grad_bias is not None)
     problem = PatchSums(of, tuple(grad_y.shape), tuple(x.shape), last, weight_last, *wanted)
-    launch = BACKWARD_WEIGHT.launch(problem, gpu(x.device))
-    if pointwise.serves(launch):
+    launch = BACKWARD_WEIGHT.plan(problem, gpu(x.device))
+    if isinstance(launch, Library):
         pointwise.sum_pixels(grad_weight, grad_bias, grad_y, x)
     elif launch.kernel is conv2d_direct_bwd_weight:
         small_conv.sum_partials(launch, (grad_y, x), grad_weight, grad_bias)

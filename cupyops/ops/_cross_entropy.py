@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import cross_entropy as launches
-from .._dispatch import losses, shardings
-from .._dispatch.cross_entropy import Given
+from .._dispatch.core import shardings
+from .._dispatch.loss import cross_entropy as launches
+from .._dispatch.loss import losses
+from .._dispatch.loss.cross_entropy import Given
 from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._dispatch import decode_attention as kernels
-from .._dispatch import shardings
-from .._dispatch.attention import scale_of
-from .._dispatch.gpu import gpu
+from .._dispatch.attention import decode as kernels
+from .._dispatch.attention.attention import scale_of
+from .._dispatch.core import shardings
+from .._dispatch.core.gpu import gpu
 from .._operator.define import operator
 from .._util import arguments
 from ..errors import InputError

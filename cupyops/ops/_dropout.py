@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import Broadcast, is_dense, packed_layout
-from .._dispatch.elementwise import UP_TO_FLOAT32, why_not_size
-from .._dispatch.forms import Form, Forms, Launch
-from .._dispatch.gpu import Gpu, gpu
+from .._dispatch.core.forms import Form, Forms, Launch
+from .._dispatch.core.gpu import Gpu, gpu
+from .._dispatch.elementwise.broadcast import Broadcast, is_dense, packed_layout
+from .._dispatch.elementwise.elementwise import UP_TO_FLOAT32, why_not_size
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.derivation import distributed
@@ -48,7 +48,8 @@ class Contiguous(Form[Broadcast]):
 
     def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
         elements = BLOCK * (RUNS_OF_HALVES if problem.itemsize == 2 else 1) * (16 // problem.itemsize)
-        return Launch(dropout_contiguous, ceil_div(math.prod(problem.shape), elements), BLOCK)
+        n = math.prod(problem.shape)
+        return Launch(dropout_contiguous, ceil_div(n, elements), BLOCK, args=(n,))
 
 
 class Strided(Form[Broadcast]):
@@ -63,8 +64,8 @@ class Strided(Form[Broadcast]):
 
     def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
         layout, *_ = self._layout(problem)  # type: ignore[misc]
-        grid = ceil_div(math.prod(problem.shape), BLOCK * ELEMENTS)
-        return Launch(dropout_strided, grid, BLOCK, extra={"layout": layout})
+        n = math.prod(problem.shape)
+        return Launch(dropout_strided, ceil_div(n, BLOCK * ELEMENTS), BLOCK, args=(layout, n))
 
     def _layout(self, problem: Broadcast) -> Any:
         numbers = tuple(math.prod(problem.shape[dim + 1 :]) for dim in range(len(problem.shape)))
@@ -154,7 +155,7 @@ def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
         y.copy_(dense)
         return
     launch = FORMS.launch(problem, gpu(y.device))
-    launch(x, seed, y, *factors(p), *launch.extra.values(), y.numel(), T=y.dtype)
+    launch(x, seed, y, *factors(p), T=y.dtype)
 
 
 def _philox(seed: Tensor, n: int) -> Tensor:

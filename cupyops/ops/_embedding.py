@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dispatch.core.gpu import gpu
 from .._dispatch.embedding import BACKWARD, FORWARD, LISTING, Problem, embedding_bwd_linked, lists_of, too_many
-from .._dispatch.gpu import gpu
 from .._kernel.kernel import ceil_div
 from .._operator.derivation import distributed
 from .._operator.floating import operator

@@ -11,9 +11,10 @@ from torch.jit import is_tracing
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from .._dispatch import losses, shardings
-from .._dispatch.linear_loss_scales import ONCE, add, scale_of_rows, scaled, taken
-from .._dispatch.linear_losses import BIAS, WEIGHT, Given, Gradients, Scale, X, compute
+from .._dispatch.core import shardings
+from .._dispatch.loss import losses
+from .._dispatch.loss.linear import BIAS, WEIGHT, Given, Gradients, Scale, X, compute
+from .._dispatch.loss.linear_scales import ONCE, add, scale_of_rows, scaled, taken
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gated, gemm, library, shardings
-from .._dispatch.activations import REFERENCES
-from .._dispatch.epilogues import GATED_LINEAR, GATES, LINEAR_ACT, fused
-from .._dispatch.forms import Forms
-from .._dispatch.linear import multiply, rows_of, too_large, wants_gradient
+from .._dispatch import gated
+from .._dispatch.core import library, shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.elementwise.activations import REFERENCES
+from .._dispatch.gemm import gemm
+from .._dispatch.gemm.epilogues import GATED_LINEAR, GATES, LINEAR_ACT, fused
+from .._dispatch.gemm.linear import multiply, rows_of, too_large, wants_gradient
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import contiguous, is_dry

@@ -7,7 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from .._dispatch import gated, shardings
+from .._dispatch import gated
+from .._dispatch.core import shardings
 from .._operator.floating import operator
 from .._util import arguments
 

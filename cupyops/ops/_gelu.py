@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch.activations import gelu_bwd, gelu_fwd
-from .._dispatch.elementwise import by_vectors
+from .._dispatch.elementwise.activations import gelu_bwd, gelu_fwd
+from .._dispatch.elementwise.elementwise import by_vectors
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import alike

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import group_norm as forms
-from .._dispatch import shardings
-from .._dispatch.gpu import gpu
-from .._dispatch.images import accumulator, contiguous, gradient_like, is_empty, is_there, spatial
+from .._dispatch.core import shardings
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.images import accumulator, contiguous, gradient_like, is_empty, is_there, spatial
+from .._dispatch.group_norm import group_norm as forms
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 from .._util.strides import aligned, suggested_format

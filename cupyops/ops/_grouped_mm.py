@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm, grouped, library, shardings
-from .._dispatch.gpu import gpu
-from .._dispatch.rows import is_symbolic
+from .._dispatch.core import library, shardings
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm import gemm, grouped
 from .._operator.define import operator
 from .._util import arguments, torch_private
 from .._util.strides import aligned, is_dry

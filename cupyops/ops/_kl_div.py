@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import losses, shardings
-from .._dispatch.broadcast import broadcast_shape, empty_output
+from .._dispatch.core import shardings
+from .._dispatch.elementwise.broadcast import broadcast_shape, empty_output
+from .._dispatch.loss import losses
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.floating import operator

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments, shardings
-from .._dispatch.norm_forms import acc
+from .._dispatch.core import shardings
+from .._dispatch.core.images import accumulator
+from .._dispatch.norm import arguments as norm_arguments
+from .._dispatch.norm import norm
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
@@ -29,7 +31,7 @@ def forward(x, normalized_shape, weight, bias, eps):
     rows, size = norm_arguments.split(x, normalized_shape)
     x, weight, bias = norm_arguments.contiguous(x, weight, bias)
     y = torch.empty_like(x)
-    mean = x.new_empty(rows, dtype=acc(x.dtype))
+    mean = x.new_empty(rows, dtype=accumulator(x.dtype))
     rstd = torch.empty_like(mean)
     tensors = norm.Rows(x, weight=weight, bias=bias, y=y, mean=mean, rstd=rstd)
     norm.forward(norm.LAYER_NORM, tensors, rows, size, eps)

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import library, tf32
-from .._dispatch.linear import PRODUCT, check, gradients, multiply, problem, rows_of, too_large
-from .._dispatch.rows import is_symbolic
+from .._dispatch.core import library
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm import tf32
+from .._dispatch.gemm.linear import PRODUCT, check, gradients, multiply, problem, rows_of, too_large
 from .._operator.floating import operator
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm, library
-from .._dispatch.activations import IN_PLACE, REFERENCES, activate, gradient
-from .._dispatch.epilogues import ACTIVATIONS, LINEAR_ACT, MEASURED, fused
-from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
+from .._dispatch.core import library
+from .._dispatch.elementwise.activations import IN_PLACE, REFERENCES, activate, gradient
+from .._dispatch.gemm import gemm
+from .._dispatch.gemm.epilogues import ACTIVATIONS, LINEAR_ACT, MEASURED, fused
+from .._dispatch.gemm.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
 from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
 from .._util import arguments

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import library
-from .._dispatch.gpu import gpu
-from .._dispatch.linear import PRODUCT, multiply, problem, rows_of, too_large
-from .._dispatch.rows import is_symbolic
-from .._dispatch.sum_var import total
+from .._dispatch.core import library
+from .._dispatch.core.forms import Library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm.linear import PRODUCT, multiply, problem, rows_of, too_large
+from .._dispatch.reduce.sum_var import total
 from .._operator.floating import operator
 from .._util.strides import is_dry
 
@@ -56,7 +57,7 @@ def backward(saved, grad_y, x, needs_grad):
 def _multiply_in_full(a: Tensor, b: Tensor, y: Tensor) -> None:
     """y = a^T b, which PyTorch's function need not round on the way to a wider type."""
     found = problem(a.shape, a.stride(), True, b.shape, b.stride(), False, False, a.dtype)
-    if library.serves(PRODUCT.launch(found, gpu(a.device))):
+    if isinstance(PRODUCT.plan(found, gpu(a.device)), Library):
         return library.multiply_in_full(a.T, b, y)
     half = torch.empty_like(y, dtype=a.dtype)
     multiply(a, b, None, half, turn_a=True)

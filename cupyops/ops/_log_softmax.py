@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import shardings, softmaxes
+from .._dispatch import softmaxes
+from .._dispatch.core import shardings
 from .._operator.floating import operator
 
 FORWARD, BACKWARD = softmaxes.forms("log_softmax")

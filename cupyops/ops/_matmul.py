@@ -8,12 +8,13 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import few_rows, gemm, library, shardings, wgmma
-from .._dispatch.broadcast import broadcast_shapes
-from .._dispatch.forms import Forms
-from .._dispatch.gemm import Layout, Problem
-from .._dispatch.gpu import gpu
-from .._dispatch.rows import is_symbolic
+from .._dispatch.core import library, shardings
+from .._dispatch.core.forms import Forms, Library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.elementwise.broadcast import broadcast_shapes
+from .._dispatch.gemm import few_rows, gemm, wgmma
+from .._dispatch.gemm.gemm import Layout, Problem
 from .._kernel.kernel import ceil_div
 from .._operator.floating import operator
 from .._util import arguments
@@ -126,8 +127,8 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     problem = _problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
     if problem is None:
         return _multiply(a.contiguous(), b.contiguous(), y)
-    launch = PRODUCT.launch(problem, gpu(y.device))
-    if library.serves(launch):
+    launch = PRODUCT.plan(problem, gpu(y.device))
+    if isinstance(launch, Library):
         return library.call("torch.matmul", y, lambda: torch.matmul(a, b, out=y))
     if copies := gemm.prepared(problem, launch, a, b):
         return _multiply(*copies, y)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch.forms import Forms
-from .._dispatch.gpu import gpu
-from .._dispatch.pool import BANDS, NHWC, Bands, Nhwc, Problem, Scalar
-from .._dispatch.window import output_size, planes
-from .._dispatch.window import window as arguments
+from .._dispatch.core.forms import Forms
+from .._dispatch.core.gpu import gpu
+from .._dispatch.pool.pool import BANDS, NHWC, Bands, Nhwc, Problem, Scalar, output_size, planes
+from .._dispatch.pool.pool import window as arguments
 from .._kernel.kernel import Kernel
 from .._operator.floating import operator
 from .._util.strides import aligned, is_dry, suggested_format

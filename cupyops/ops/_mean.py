@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import shardings, sum_var
+from .._dispatch.core import shardings
+from .._dispatch.reduce import sum_var
 from .._operator.floating import operator
 
 

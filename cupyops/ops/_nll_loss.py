@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import losses, shardings
+from .._dispatch.core import shardings
+from .._dispatch.loss import losses
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import attention as kernels
-from .._dispatch import attentions
-from .._dispatch.attention_scores import attend, sees
-from .._dispatch.gpu import gpu
+from .._dispatch.attention import attention as kernels
+from .._dispatch.attention import launches as attentions
+from .._dispatch.attention.scores import attend, sees
+from .._dispatch.core.gpu import gpu
 from .._operator.define import operator
 from .._util import torch_private
 

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import library, quantized
-from .._dispatch.gpu import gpu
-from .._dispatch.linear import rows_of
-from .._dispatch.quantized import BITS, E4M3
-from .._dispatch.rows import is_symbolic
+from .._dispatch.core import library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm import quantized
+from .._dispatch.gemm.linear import rows_of
+from .._dispatch.gemm.quantized import BITS, E4M3
 from .._kernel.kernel import HALF
 from .._operator.define import operator
 from .._util import arguments

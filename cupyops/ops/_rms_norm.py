@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments, shardings
-from .._dispatch.norm_forms import acc
+from .._dispatch.core import shardings
+from .._dispatch.core.images import accumulator
+from .._dispatch.norm import arguments as norm_arguments
+from .._dispatch.norm import norm
 from .._operator.floating import operator
 from .._util import torch_private
 
@@ -29,7 +31,7 @@ def why_not(x, normalized_shape, weight, eps):
 def forward(x, normalized_shape, weight, eps):
     rows, size = norm_arguments.split(x, normalized_shape)
     x, weight = norm_arguments.contiguous(x, weight)
-    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=acc(x.dtype))
+    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=accumulator(x.dtype))
     tensors = norm.Rows(x, weight=weight, y=y, rstd=rstd)
     norm.forward(norm.RMS_NORM, tensors, rows, size, norm_arguments.rms_eps(eps, x.dtype))
     return y, (rstd,)

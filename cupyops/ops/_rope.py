@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import shardings
-from .._dispatch.gpu import gpu
+from .._dispatch.core import shardings
+from .._dispatch.core.gpu import gpu
 from .._dispatch.rope import ROTATION, Problem, is_walkable
 from .._operator.floating import operator
 from .._util import arguments

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import Strided, broadcast_shape, empty_output, fill
-from .._dispatch.broadcast_params import FORM, PerChannel, PerChannelUnaligned, PerColumn
-from .._dispatch.column import DEFINE, Channels, ChannelsUnaligned, Columns, Sums, pattern, sum_gradients
-from .._dispatch.elementwise import UP_TO_FLOAT32
-from .._dispatch.forms import Forms
-from .._dispatch.gpu import gpu
+from .._dispatch.core.forms import Forms
+from .._dispatch.core.gpu import gpu
+from .._dispatch.elementwise.broadcast import Strided, broadcast_shape, empty_output, fill
+from .._dispatch.elementwise.broadcast_params import FORM, PerChannel, PerChannelUnaligned, PerColumn
+from .._dispatch.elementwise.elementwise import UP_TO_FLOAT32
+from .._dispatch.reduce.column import DEFINE, Channels, ChannelsUnaligned, Columns, Sums, pattern, sum_gradients
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.floating import operator
 from .._util import arguments

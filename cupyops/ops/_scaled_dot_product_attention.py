@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import attention as kernels
-from .._dispatch import attentions, shardings
-from .._dispatch.attention_library import slower
-from .._dispatch.attention_scores import attend, sees
-from .._dispatch.gpu import gpu
+from .._dispatch.attention import attention as kernels
+from .._dispatch.attention import launches as attentions
+from .._dispatch.attention.library import slower
+from .._dispatch.attention.scores import attend, sees
+from .._dispatch.core import shardings
+from .._dispatch.core.gpu import gpu
 from .._expression import captures
 from .._operator.define import operator
 from .._util import arguments, symbolic, torch_private

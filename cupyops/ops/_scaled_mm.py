@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import library, scaled
-from .._dispatch.gpu import gpu
-from .._dispatch.rows import is_symbolic
-from .._dispatch.scaled import E5M2, FLOAT8
+from .._dispatch.core import library
+from .._dispatch.core.gpu import gpu
+from .._dispatch.core.rows import is_symbolic
+from .._dispatch.gemm import scaled
+from .._dispatch.gemm.scaled import E5M2, FLOAT8
 from .._kernel.kernel import HALF
 from .._operator.define import operator
 from .._util import arguments, torch_private

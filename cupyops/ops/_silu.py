@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import library
-from .._dispatch.activations import silu_bwd, silu_fwd
-from .._dispatch.elementwise import by_vectors, change_in_place
+from .._dispatch.core import library
+from .._dispatch.elementwise.activations import silu_bwd, silu_fwd
+from .._dispatch.elementwise.elementwise import by_vectors, change_in_place
 from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import gated, shardings
+from .._dispatch import gated
+from .._dispatch.core import shardings
 from .._operator.floating import operator
 
 FORWARD, BACKWARD = gated.SWIGLU

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import reduction, reduction_backward, shardings, sum_var
-from .._dispatch.elementwise import UP_TO_FLOAT32
-from .._dispatch.forms import Forms
+from .._dispatch.core import shardings
+from .._dispatch.core.forms import Forms
+from .._dispatch.elementwise.elementwise import UP_TO_FLOAT32
+from .._dispatch.reduce import backward as reduction_backward
+from .._dispatch.reduce import reduction, sum_var
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.floating import operator
 from .._util import arguments
@@ -62,7 +64,7 @@ def unsupported(x, dim, correction, keepdim):
 @_var.forward
 def forward(x, dim, correction, keepdim):
     y, strides = sum_var.empty_results(x, dim, keepdim, x.dtype)
-    mean = torch.empty(y.shape, dtype=sum_var.accumulator(x), device=x.device)
+    mean = torch.empty(y.shape, dtype=sum_var.accumulator(x.dtype), device=x.device)
     freedom = sum_var.count(x.shape, dim) - correction
     sum_var.reduce(FORWARD, var_fwd_finalize, x, dim, strides, (y, mean), (freedom,), MOMENTS)
     return y, (mean,)

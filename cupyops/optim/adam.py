@@ -150,11 +150,9 @@ class _Adam(Fused):
         return bool(group["amsgrad"]), group["capturable"], group["fused"], *ways
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
-        largest, master = ["max_exp_avg_sq"] * bool(group["amsgrad"]), ["master"] * self._all_masters(group)
+        masters = any(half.has_master(group, param.dtype) for param in group["params"] if param.grad is not None)
+        largest, master = ["max_exp_avg_sq"] * bool(group["amsgrad"]), ["master"] * masters
         return ("exp_avg", "exp_avg_sq", *largest, *master, "step")
-
-    def _all_masters(self, group: Group) -> bool:
-        return any(half.has_master(group, param.dtype) for param in group["params"] if param.grad is not None)
 
     def _lasts(self, batch: Batch) -> bool:
         return batch.bank is not None or batch.states[-1][0].dtype is torch.float32
@@ -301,13 +299,7 @@ class AdamW(_Adam, torch.optim.AdamW):
         params: parameters, or dicts of parameter groups.
         lr: learning rate. A tensor on the parameters' GPU is read there at each step, from within a CUDA graph too.
         betas, eps, weight_decay, amsgrad, maximize, foreach, differentiable: as `torch.optim.AdamW`.
-        capturable, fused: as `cupyops.optim.Adam`.
-        master_weights: of parameters of half types keep fp32 copies, by which the steps go, as state "master", and the
-            moments in fp32 too: 16 bytes of state each, and no update is lost. A parameter that is changed from without
-            (a checkpoint, say) is noticed, and its master follows.
-        stochastic_rounding: round bf16 parameters and their state up or down with the probability that keeps the mean,
-            where rounding to the nearest loses updates below half a unit: no more memory than before.
-        seed: of that rounding. The same seed, steps and gradients give the same bits, also after a `load_state_dict`.
+        capturable, fused, master_weights, stochastic_rounding, seed: as `cupyops.optim.Adam`.
 
     Raises:
         InputError: `master_weights` and `stochastic_rounding` together or beside `differentiable`, or an fp16 parameter

@@ -7,7 +7,7 @@
 `OperatorTester` is the same in the habits of a framework's test class.
 """
 
-from .._dispatch.gpu import assume_gpu
+from .._dispatch.core.gpu import assume_gpu
 from .._util.near import refuser as _refuser
 from .call import Call
 from .checker import Interrupted, check

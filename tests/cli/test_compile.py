@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 import cupyops
-from cupyops._dispatch import rare
-from cupyops._dispatch.forms import families
+from cupyops._dispatch.core import rare
+from cupyops._dispatch.core.forms import families
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler
 from cupyops._kernel.compile.source import cuda_src

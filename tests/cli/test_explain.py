@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 import cupyops
-from cupyops._dispatch.cards import CARDS, card
+from cupyops._dispatch.core.cards import CARDS, card
 from cupyops._warmup.explanation import explain
 from cupyops.cli.app import app
 from cupyops.cli.explain import _USUAL

@@ -12,7 +12,8 @@ from compiled import assert_as_eager, compiled
 import cupyops
 from cupyops._compile import calls
 from cupyops._compile.backend import programs
-from cupyops._dispatch import gpu, pointwise_fused
+from cupyops._dispatch.conv import pointwise_fused
+from cupyops._dispatch.core import gpu
 from cupyops._operator.derivation import plans
 from cupyops.nn import blocks
 

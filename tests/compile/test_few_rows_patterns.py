@@ -8,7 +8,7 @@ from compiled import compiled
 import cupyops
 from cupyops._compile.backend import programs
 from cupyops._compile.lowering import name_of
-from cupyops._dispatch import few_rows
+from cupyops._dispatch.gemm import few_rows
 
 HALF, WIDTH = torch.bfloat16, 64
 LAYERS, GATE = "cupyops.linears", "cupyops.gated_linear"

@@ -12,7 +12,7 @@ from cupyops._compile import patterns
 from cupyops._compile.backend import programs
 from cupyops._compile.lowering import name_of
 from cupyops._compile.patterns import losses
-from cupyops._dispatch import epilogues, library
+from cupyops._dispatch.gemm import epilogues
 from cupyops.testing import assume_gpu
 
 HALF = torch.bfloat16
@@ -190,7 +190,7 @@ def test_what_is_no_gate(why):
     ],
 )
 def test_on_a_gpu_layers_that_were_measured(monkeypatch, m, k, n, activation, worth):
-    monkeypatch.setattr(library, "is_wanted", lambda tensor: True)
+    monkeypatch.setattr(epilogues.library, "is_wanted", lambda tensor: True)
     x, weight = (torch.empty(shape, dtype=HALF, device="meta") for shape in ((m, k), (n, k)))
     with assume_gpu(**HOPPER):
         assert epilogues.is_activation_worth_it(x, weight, activation) == worth

@@ -9,8 +9,8 @@ from contract import Make, Sample
 from ops import test_embedding
 
 from cupyops._dispatch import embedding
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
 from cupyops._dispatch.embedding import Problem
-from cupyops._dispatch.gpu import assume_gpu, gpu
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from contract import Make, Sample
 from ops import test_rope
 
 from cupyops._dispatch import rope
-from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.core.gpu import gpu
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch import epilogues, linear
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import Gpu, assume_gpu
+from cupyops._dispatch.core.gpu import Gpu, assume_gpu
+from cupyops._dispatch.gemm import epilogues, linear
 from cupyops._expression.slopes import slopes
 from cupyops._expression.syntax import Body
 
@@ -107,7 +106,7 @@ def test_a_product_and_a_kernel_after_it(name, dtype, device):
 
 def on_hopper(stack, device):
     """The fused kernel, whatever the size."""
-    stack.enter_context(use_form(f"linear_epilogue:{epilogues.COMPUTED.name}"))
+    stack.enter_context(cupyops.use_form(f"linear_epilogue:{epilogues.COMPUTED.name}"))
     if device == "cpu":
         stack.enter_context(cupyops.simulate("sm_90"))
     stack.enter_context(assume_gpu(**gemms.HOPPER) if device == "cpu" else assume_gpu())

@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
 from cupyops._expression import kernels
 from cupyops._expression.declaration import parse
 from cupyops.errors import InputError
@@ -65,7 +64,7 @@ def call(make, names, kind):
     with ExitStack() as stack:
         stack.enter_context(cupyops.simulate("sm_90"))
         if fused:
-            stack.enter_context(use_form("linear_epilogue:wgmma_128x256"))
+            stack.enter_context(cupyops.use_form("linear_epilogue:wgmma_128x256"))
             stack.enter_context(assume_gpu(**gemms.HOPPER))
         y = make(names, kind)(*layer, *([None] if fused else []), *given)
         wanted = layer + [one for one in given if kind == "T"]

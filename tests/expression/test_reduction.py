@@ -7,8 +7,8 @@ import torch
 from form_walk import by_form
 
 import cupyops
-from cupyops._dispatch.gpu import gpu
-from cupyops._dispatch.reduction import BLOCKS, COLUMN_THREADS, ENOUGH_BLOCKS, ROW_BLOCKS, Reduction
+from cupyops._dispatch.core.gpu import gpu
+from cupyops._dispatch.reduce.reduction import BLOCKS, COLUMN_THREADS, ENOUGH_BLOCKS, ROW_BLOCKS, Reduction
 from cupyops._expression.declaration import namespace_of
 from cupyops._expression.reduction import FORWARD
 from cupyops._kernel.kernel import FLOATING
@@ -86,7 +86,7 @@ def test_large_ones_are_cut_into_slabs():
         blocks, fewest = math.prod(found.grid), BLOCKS // 2 if form == "kContiguous" else ENOUGH_BLOCKS
         assert form in ("kContiguous", "kColumns") and fewest <= blocks <= ROW_BLOCKS
         assert blocks * math.prod(found.block) >= COLUMN_THREADS
-    assert launch((1 << 20, 64), (1,), (1,)).extra["slabs"] == 0
+    assert launch((1 << 20, 64), (1,), (1,)).extra == 0
 
 
 @pytest.mark.parametrize("odd", [0, 1])

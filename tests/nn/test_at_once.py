@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cupyops
 from cupyops import nn
-from cupyops._dispatch import library
-from cupyops._dispatch import linear as products
-from cupyops._dispatch.gpu import Gpu
+from cupyops._dispatch.core import library
+from cupyops._dispatch.core.gpu import Gpu
+from cupyops._dispatch.gemm import linear as products
 from cupyops.nn import activation
 from cupyops.nn._swap import activations
 

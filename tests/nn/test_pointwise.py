@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch import cards
-from cupyops._dispatch.pointwise_fused import ADDED, MOMENTS, problem_of
+from cupyops._dispatch.conv.pointwise_fused import ADDED, MOMENTS, problem_of
+from cupyops._dispatch.core import cards
 from cupyops.nn.pointwise import moments_of, pointwise
 from cupyops.testing import assume_gpu
 

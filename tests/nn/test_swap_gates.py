@@ -9,7 +9,7 @@ from nn.test_swap_patterns import ran
 from torch import nn
 
 import cupyops
-from cupyops._dispatch import epilogues
+from cupyops._dispatch.gemm import epilogues
 from cupyops.testing import assume_gpu
 
 FUNCTIONS = {"silu": nn.SiLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh")}

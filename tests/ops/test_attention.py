@@ -9,9 +9,9 @@ from contract import Make, OperatorContract, Sample
 from selection import slow
 
 import cupyops
-from cupyops._dispatch import attention as kernels
-from cupyops._dispatch.attention_wgmma import WgmmaForward
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.attention import attention as kernels
+from cupyops._dispatch.attention.wgmma import WgmmaForward
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
 from cupyops.testing import check
 
 
@@ -215,8 +215,8 @@ def test_each_call_counts_its_own_tiles():
         found = [cupyops.attention(q, k, v, causal="top_left") for _ in range(2)]
     problem = kernels.problem(q, k, v, q, None, 0)
     form = WgmmaForward()
-    draws = [form.launch(problem, replace(gpu(q.device), multiprocessors=count)).extra["draws"] for count in (2, 132)]
-    full = form.launch(problem._replace(high=None), replace(gpu(q.device), multiprocessors=2)).extra["draws"]
+    draws = [form.launch(problem, replace(gpu(q.device), multiprocessors=count)).extra.draws for count in (2, 132)]
+    full = form.launch(problem._replace(high=None), replace(gpu(q.device), multiprocessors=2)).extra.draws
     assert torch.equal(*found) and draws == [True, False] and not full
 
 

@@ -6,8 +6,7 @@ import torch
 from attentions import CARDS, eager, sees, tensors
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
 
 ENGINES = {
     "mma": ("sm_80", 64, ("forward:mma", "backward:mma_64")),
@@ -67,7 +66,7 @@ def compared(engine, name, dtype=torch.float16, device="cpu", p=0.3):
         given, keep = (*given, options.pop("sinks").to(device)), torch.nn.functional.pad(keep, (0, 1), value=1.0)
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (torch.Tensor.clone, torch.Tensor.double))
     options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
-    with use_form(*(f"attention.{form}" for form in forms)):
+    with cupyops.use_form(*(f"attention.{form}" for form in forms)):
         results = cupyops.attention(*mine[:3], dropout_p=p, return_lse=True, sinks=(*mine, None)[3], **options)
         torch.manual_seed(1)
         grads = [torch.randn_like(x) for x in results]

@@ -6,8 +6,8 @@ from attentions import CARDS, compare
 from selection import slow
 
 import cupyops
-from cupyops._dispatch.attention import Blocks
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.attention.attention import Blocks
+from cupyops._dispatch.core.gpu import assume_gpu
 from cupyops._expression.scores import scores, spelled
 
 ENGINES = {
@@ -108,8 +108,8 @@ def test_panels_that_nobody_sees_are_not_computed(engine):
 @pytest.mark.parametrize("cell", [(64, 64), (64, 32), (32, 128)], ids=str)
 def test_lists(cell, keys):
     """Of each tile the panels with a score that is seen, in order, and whether all of theirs are."""
-    from cupyops._dispatch.attention import problem
-    from cupyops._dispatch.attention_map import Maps
+    from cupyops._dispatch.attention.attention import problem
+    from cupyops._dispatch.attention.map import Maps
 
     q, k = torch.empty(1, 2, QUERIES, 64).half(), torch.empty(1, 2, KEYS, 64).half()
     blocks = Blocks(128, 64 if cell[0] != 32 else 96, keys, cell)

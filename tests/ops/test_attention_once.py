@@ -8,15 +8,13 @@ from attentions import A100, HOPPER, SMALLER, compare, eager, sees
 from selection import slow
 
 import cupyops
-from cupyops._dispatch import attention as kernels
-from cupyops._dispatch import attention_once, attention_once_mma, attentions
-from cupyops._dispatch import gpu as cards
-from cupyops._dispatch.attentions import BACKWARD
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.attention import attention as kernels
+from cupyops._dispatch.attention import launches, once, once_mma
+from cupyops._dispatch.core import gpu as cards
 
 ONCE = ("forward:wgmma", "backward:wgmma_once")
 ONCE_MMA = ("forward:mma", "backward:mma_once")
-FORM = next(form for form in BACKWARD.list if form.name == "mma_once")
+FORM = next(form for form in launches.BACKWARD.list if form.name == "mma_once")
 
 
 @pytest.fixture(params=["wgmma", "mma"])
@@ -24,17 +22,17 @@ def always(request, monkeypatch):
     """It counts as faster at any size, on a card that has WGMMA or on one that has not."""
     engine = request.param
     if engine == "wgmma":
-        monkeypatch.setattr(attention_once, "FASTER", dict.fromkeys(attention_once.FASTER, (1, 1, 1)))
+        monkeypatch.setattr(once, "FASTER", dict.fromkeys(once.FASTER, (1, 1, 1)))
     else:
-        monkeypatch.setattr(attention_once_mma, "FASTER", 1)
+        monkeypatch.setattr(once_mma, "FASTER", 1)
     # assume_gpu would have calls made in full
     monkeypatch.setattr(cards, "_assumed", HOPPER if engine == "wgmma" else {**A100, "capability": 8})
-    for cached in (BACKWARD._chosen, BACKWARD._launches):
+    for cached in (launches.BACKWARD._chosen, launches.BACKWARD._launches):
         cached.cache_clear()
     torch.use_deterministic_algorithms(False)
     with cupyops.simulate("sm_90" if engine == "wgmma" else "sm_80"):
         yield engine
-    for cached in (BACKWARD._chosen, BACKWARD._launches):
+    for cached in (launches.BACKWARD._chosen, launches.BACKWARD._launches):
         cached.cache_clear()
 
 
@@ -98,11 +96,11 @@ def test_some_gradients(always, of):
 
 def test_where_it_is_taken(monkeypatch):
     """From as many rows on as the table says, on either side."""
-    monkeypatch.setattr(attention_once, "FASTER", {64: (math.inf, 1024, math.inf)})
+    monkeypatch.setattr(once, "FASTER", {64: (math.inf, 1024, math.inf)})
     q = torch.empty(1, 2, 1024, 64, dtype=torch.float16, device="meta")
-    with assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
-        card = gpu(torch.device("cpu"))
-        form = BACKWARD.list[0]
+    with cards.assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
+        card = cards.gpu(torch.device("cpu"))
+        form = launches.BACKWARD.list[0]
         for queries, high, expected in ((1024, 0, True), (1023, 0, False), (1024, None, False)):
             x = q[:, :, :queries]
             problem = kernels.problem(x, q, q, x, None, high)
@@ -125,14 +123,14 @@ def test_where_it_is_taken(monkeypatch):
 def test_where_wide_rows_take_it(widths, rows, bounds, expected):
     """By bounds, though kernels of wide rows have one form of them; blocks share a group where rows are wide."""
     q, v = (torch.empty(1, 4, rows, width, dtype=torch.float16, device="meta") for width in widths)
-    form = BACKWARD.list[0]
-    with assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
-        card = gpu(torch.device("cpu"))
+    form = launches.BACKWARD.list[0]
+    with cards.assume_gpu(**HOPPER, capability=9), cupyops.simulate("sm_90"):
+        card = cards.gpu(torch.device("cpu"))
         problem = kernels.with_gradients(kernels.problem(q, q[:, :1], v[:, :1], v, *bounds), q, q[:, :1], v[:, :1])
         assert form.why_not(problem, card) is None and (form.why_slower(problem, card) is None) is expected
         launch = form.launch(problem, card)
     share = 4 if widths == (96, 96) else 2
-    assert launch.extra["share"] == share and launch.template["BOUNDS"] == 2
+    assert launch.extra.share == share and launch.template["BOUNDS"] == 2
     assert launch.grid == -(-rows // launch.template["TILE"]) * 4 // share
 
 
@@ -141,7 +139,7 @@ def test_where_wide_rows_take_it(widths, rows, bounds, expected):
 @pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"softcap": 20.0}], ids=str)
 def test_variants(always, monkeypatch, width, options):
     """Of scores and dropout it is taken where it was measured, and gives what two passes give."""
-    monkeypatch.setattr(attentions, "VARIANT_FASTER", {64: 1, 128: 1})
+    monkeypatch.setattr(launches, "VARIANT_FASTER", {64: 1, 128: 1})
     given = [torch.randn(1, 1, 140, width).half().requires_grad_() for _ in range(3)]
     y = cupyops.attention(*given, causal="top_left", **options)
     found, names = [], []
@@ -159,7 +157,7 @@ def test_variants(always, monkeypatch, width, options):
 @pytest.mark.parametrize(("width", "share"), [(64, 1), (128, 2), (192, 1), (256, 2)])
 def test_blocks_that_share_a_group(monkeypatch, width, share):
     """A group of heads shared by blocks: their sums are added up in memory, and a tile that ends early adds nothing."""
-    monkeypatch.setattr(attention_once, "_share", lambda problem, shape: share)
+    monkeypatch.setattr(once, "_share", lambda problem, shape: share)
     shape = (2, 4, 1, 70, 150, width, *((128,) if width == 192 else ()))
     with cupyops.simulate("sm_90"), cupyops.trace() as trace:
         compare(shape, torch.bfloat16, forms=ONCE, causal="bottom_right")
@@ -206,8 +204,8 @@ def test_keys_that_there_are_none_of(width):
 def test_shapes_by_mma(card, capability, width, expected):
     """What a card has the shared memory for; where it has too little, there are two passes."""
     q = torch.empty(1, 2, 1024, width, dtype=torch.float16, device="meta")
-    with assume_gpu(**card, capability=capability), cupyops.simulate("sm_80"):
-        on = gpu(torch.device("cpu"))
+    with cards.assume_gpu(**card, capability=capability), cupyops.simulate("sm_80"):
+        on = cards.gpu(torch.device("cpu"))
         problem = kernels.with_gradients(kernels.problem(q, q, q, q, None, 0), q, q, q)
         if expected is None:
             assert "shared memory" in FORM.why_not(problem, on)
@@ -216,14 +214,14 @@ def test_shapes_by_mma(card, capability, width, expected):
         launch = FORM.launch(problem, on)
     tile, panel, shared = expected
     assert (launch.grid, launch.shared) == (2 * 1024 // tile, shared)
-    assert (launch.template["BN"], launch.extra["blocks"].rows) == (panel, tile)
+    assert (launch.template["BN"], launch.extra.blocks.rows) == (panel, tile)
 
 
 def test_where_it_is_taken_by_mma():
     """From 512 rows on, on either side, or 1,024; never of packed sequences, nor where an order is asked for."""
     q = torch.empty(1, 2, 1024, 64, dtype=torch.float16, device="meta")
-    with assume_gpu(**HOPPER, capability=8), cupyops.simulate("sm_80"):
-        on = gpu(torch.device("cpu"))
+    with cards.assume_gpu(**HOPPER, capability=8), cupyops.simulate("sm_80"):
+        on = cards.gpu(torch.device("cpu"))
         causal, window = (None, 0), (-9, 0)
         for rows, bounds, expected in (
             (512, causal, True),
@@ -257,7 +255,7 @@ def test_as_exact_as_two_passes_by_mma(width, dtype, arch, on):
     wide, grad_y = [x.detach().double().requires_grad_() for x in given], torch.randn(1, 2, 200, width).to(dtype)
     right = torch.autograd.grad(eager(*wide, sees(200, 200))[0], wide, grad_y.double())
     errors = []
-    with cupyops.simulate(arch), assume_gpu(**on):
+    with cupyops.simulate(arch), cards.assume_gpu(**on):
         for form in ("mma_once", "mma_64"):
             with cupyops.use_form("attention.forward:mma", f"attention.backward:{form}"):
                 found = torch.autograd.grad(cupyops.attention(*given), given, grad_y)

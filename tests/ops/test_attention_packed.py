@@ -12,9 +12,8 @@ from plan_driver import driver
 from selection import slow
 
 import cupyops
-from cupyops._dispatch import attention
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.attention import attention
+from cupyops._dispatch.core.gpu import assume_gpu
 
 QUERIES, KEYS, HEADS = (5, 0, 130, 37, 1, 3), (7, 9, 60, 37, 0, 200), (4, 2)
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.9])
@@ -60,7 +59,7 @@ def tensors(dtype, width=64, device="cpu", left_over=0):
 def compare(dtype, forms=(), device="cpu", width=64, more=None, change=None, seen=None, **options):
     given = tensors(dtype, width, device)
     card = assume_gpu(**HOPPER) if device == "cpu" else contextlib.nullcontext()
-    with card, use_form(*forms):
+    with card, cupyops.use_form(*forms):
         results = cupyops.attention(*given, **packed(device=device), **options, **(more or {}), return_lse=True)
         grads = [torch.randn_like(x) for x in results]
         results = (*results, *torch.autograd.grad(results, given, grads))
@@ -152,7 +151,7 @@ def test_values_of_another_width(widths, engine, device):
     simulated = cupyops.simulate("sm_90" if engine == "wgmma" else "sm_80")
     card = assume_gpu(**HOPPER) if engine == "wgmma" else contextlib.nullcontext()
     with contextlib.ExitStack() as stack, cupyops.trace() as trace:
-        for one in (simulated, card, use_form(*forms)) if device == "cpu" else (use_form(*forms),):
+        for one in (simulated, card, cupyops.use_form(*forms)) if device == "cpu" else (cupyops.use_form(*forms),):
             stack.enter_context(one)
         y = cupyops.attention(*given, **packed(sizes, sizes, device=device), causal="top_left")
         found = y, *torch.autograd.grad(y, given, grad)

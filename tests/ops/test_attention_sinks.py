@@ -8,8 +8,7 @@ import torch
 from attentions import HOPPER, eager, sees, tensors, usual
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
 
 ENGINES = {
     "mma": ("sm_80", 64, ("forward:mma", "backward:mma_64")),
@@ -39,7 +38,7 @@ def compared(engine, name, dtype=torch.float16, device="cpu", sinks=SINKS, lse_g
     given = (*tensors(shape, dtype, device), sinks.to(device))
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (torch.Tensor.clone, torch.Tensor.double))
     options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()}
-    with use_form(*(f"attention.{form}" for form in forms)):
+    with cupyops.use_form(*(f"attention.{form}" for form in forms)):
         results = cupyops.attention(*mine[:3], sinks=mine[3], return_lse=True, **options)
         torch.manual_seed(1)
         grads = [torch.randn_like(x) if lse_grad or x.dim() == 4 else torch.zeros_like(x) for x in results]

@@ -12,7 +12,7 @@ from selection import slow
 from torch.utils.flop_counter import FlopCounterMode
 
 import cupyops
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
 from cupyops._expression.indexed import Formula
 from cupyops._expression.scores import scores, spelled
 from cupyops._expression.shifts import LOG2E, shift

@@ -5,9 +5,9 @@ from normalisations import batch_norm_act as by_torch
 from selection import slow
 
 import cupyops
-from cupyops._dispatch import batch_norm_act as forms
-from cupyops._dispatch.batch_norm_problem import HALF_AND_FLOAT, Problem
-from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.batch_norm import act as forms
+from cupyops._dispatch.batch_norm.problem import HALF_AND_FLOAT, Problem
+from cupyops._dispatch.core.gpu import gpu
 from cupyops.testing import assume_gpu
 
 NAN, INF = float("nan"), float("inf")

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from contract import Make, OperatorContract, Sample, misaligned, sliced, transposed
 
 import cupyops
-from cupyops._dispatch import gemm, small_conv
-from cupyops._dispatch.gpu import assume_gpu, gpu
-from cupyops._dispatch.small_conv import FmaWeight
+from cupyops._dispatch.conv import small_conv
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
+from cupyops._dispatch.gemm import gemm
 
 module = importlib.import_module("cupyops.ops._conv2d")
 
@@ -117,7 +117,7 @@ def test_few_blocks_for_the_gradient_of_weight(filters):
     """Each strides over the tiles of all images, as where there are more of them than blocks."""
     x, grad_y = torch.randint(-1, 2, (5, 3, 6, 4)).float(), torch.randint(-1, 2, (5, 2, 6, 4)).float()
     sums = torch.empty(2, 3, 3, 3), torch.empty(2)
-    form = FmaWeight(module.conv2d_direct_bwd_weight, filters, blocks=4)
+    form = small_conv.FmaWeight(module.conv2d_direct_bwd_weight, filters, blocks=4)
     problem = small_conv.direct(small_conv.Sizes(*x.shape, *grad_y.shape[1:], 1, 1), 3, x.dtype)
     with cupyops.simulate():
         launch = form.launch(problem, gpu(x.device))

@@ -8,9 +8,9 @@ from contract import Make, OperatorContract, Sample
 from decoding import by_cache
 
 import cupyops
-from cupyops._dispatch import decode_attention as kernels
-from cupyops._dispatch.cards import card
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.attention import decode as kernels
+from cupyops._dispatch.core.cards import card
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
 from cupyops._warmup.explanation import explain
 
 HALF = [torch.float16, torch.bfloat16]

@@ -8,8 +8,7 @@ from contract import Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
 
 
 @functools.wraps(F.embedding)
@@ -69,7 +68,7 @@ def test_lists(device, counts, padding_idx, by_freq):
         weight = torch.randn(len(counts) + 4, size, device=device)
         with cupyops.simulate():
             found = gradients(cupyops.embedding, indices, weight, **options)
-            with use_form("embedding:sorted"):
+            with cupyops.use_form("embedding:sorted"):
                 again = gradients(cupyops.embedding, indices, weight, **options)
         torch.testing.assert_close(found, gradients(F.embedding, indices, weight, **options))
         torch.testing.assert_close(again, found, rtol=0, atol=0)
@@ -82,7 +81,7 @@ def test_lists_of_many_lengths(device):
         weight = torch.randn(6000, size, device=device)
         with cupyops.simulate():
             found = gradients(cupyops.embedding, indices, weight)
-            with use_form("embedding:sorted"):
+            with cupyops.use_form("embedding:sorted"):
                 again = gradients(cupyops.embedding, indices, weight)
         torch.testing.assert_close(found, gradients(F.embedding, indices, weight))
         torch.testing.assert_close(again, found, rtol=0, atol=0)

@@ -9,7 +9,7 @@ from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch import linear_losses as MODULE
+from cupyops._dispatch.loss import linear as MODULE
 from cupyops.testing import assume_gpu
 
 

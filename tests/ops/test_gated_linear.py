@@ -4,8 +4,8 @@ import torch
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch import epilogues
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.gemm import epilogues
 
 FUNCTIONS = ["silu", "gelu", "gelu_tanh"]
 by_torch = gemms.gated_linear

@@ -5,9 +5,8 @@ from contract import Make, OperatorContract, Sample
 from groups import by_torch, ends
 
 import cupyops
-from cupyops._dispatch import grouped
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.gemm import grouped
 
 HALF = [torch.float16, torch.bfloat16]
 
@@ -52,7 +51,7 @@ def test_several_tiles_of_each_block(offs, turned):
     at, found = ends(*offs, device="cuda"), []
     for _ in range(2):
         leaves = [t.bfloat16().requires_grad_() for t in (x, weight)]
-        with use_form(groups.BY_WGMMA):
+        with cupyops.use_form(groups.BY_WGMMA):
             y = cupyops.grouped_mm(*leaves, offs=at)
             found.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y))])
     assert all(torch.equal(a, b) for a, b in zip(*found))
@@ -84,7 +83,7 @@ def test_the_next_group_is_not_seen(name):
     leaf = x.clone()
     (leaf if name == "input" else grad)[20:50] = torch.nan
     leaf.requires_grad_()
-    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), use_form(groups.BY_WGMMA):
+    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), cupyops.use_form(groups.BY_WGMMA):
         y = cupyops.grouped_mm(leaf, weight, offs=ends(20, 50, 65))
         grad_x, grad_weight = torch.autograd.grad(y, (leaf, weight), grad)
     rows = torch.arange(70)
@@ -99,7 +98,7 @@ def test_the_next_group_is_not_seen(name):
 def test_ends_that_make_no_sense(offs):
     """On a GPU nobody reads them first: no kernel reads or writes outside of its tensors, which the simulator checks."""
     x, weight = (torch.randn(shape).half().requires_grad_() for shape in ((40, 72), (3, 72, 40)))
-    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), use_form(groups.BY_WGMMA):
+    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), cupyops.use_form(groups.BY_WGMMA):
         y = cupyops.grouped_mm(x, weight, offs=ends(*offs))
         found = torch.autograd.grad(y, (x, weight), torch.ones_like(y))
     assert [t.shape for t in (y, *found)] == [(40, 40), x.shape, weight.shape]
@@ -114,7 +113,7 @@ def test_operands_that_are_views():
     x = torch.randn(3, 33, 90).half()[1, :, 5:77].requires_grad_()
     weight = torch.randn(72, 3, 41).half()[:, :, 1:].transpose(0, 1).requires_grad_()
     grad, at = torch.randn(40, 33).half().T, ends(3, 20, 33)
-    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), use_form(groups.BY_WGMMA):
+    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), cupyops.use_form(groups.BY_WGMMA):
         y = cupyops.grouped_mm(x, weight, offs=at)
         found = y, *torch.autograd.grad(y, (x, weight), grad)
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
@@ -126,7 +125,7 @@ def test_operands_that_are_views():
 
 def test_the_gradient_of_a_transposed_weight_lies_as_the_weight_does():
     x, weight = torch.randn(10, 16).bfloat16(), torch.randn(2, 24, 16).bfloat16().requires_grad_()
-    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), use_form(groups.BY_WGMMA):
+    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), cupyops.use_form(groups.BY_WGMMA):
         turned = weight.mT
         (grad,) = torch.autograd.grad(cupyops.grouped_mm(x, turned, offs=ends(4, 10)).sum(), turned)
     assert grad.mT.is_contiguous()
@@ -144,7 +143,7 @@ def test_what_is_kept_for_backward(frozen):
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), use_form(groups.BY_WGMMA), hooks:
+    with cupyops.simulate("sm_90"), assume_gpu(**groups.HOPPER), cupyops.use_form(groups.BY_WGMMA), hooks:
         cupyops.grouped_mm(x, weight, offs=at)
     needed = (at, *([x] if frozen != "weight" else []), *([weight] if frozen != "x" else []))
     assert sum(kept.values()) == sum(t.nbytes for t in needed)
@@ -215,13 +214,13 @@ def test_as_pytorch_s(dtype):
 
 def test_pytorch_s_is_taken_where_it_may_be():
     """Nothing is measured to be faster yet: the forms choose PyTorch's function, and say why."""
-    from cupyops._dispatch import grouped
-    from cupyops._dispatch.gpu import gpu
-    from cupyops._dispatch.library import Library
+    from cupyops._dispatch.core.gpu import gpu
+    from cupyops._dispatch.core.library import ByPyTorch
+    from cupyops._dispatch.gemm import grouped
 
     problem = grouped.rows_problem(torch.randn(64, 16).half(), torch.randn(2, 16, 8).half())
     with assume_gpu(capability=9, shared=232448, library=True):
-        assert isinstance(grouped.ROWS.choose(problem, gpu(torch.device("cpu"))), Library)
+        assert isinstance(grouped.ROWS.choose(problem, gpu(torch.device("cpu"))), ByPyTorch)
     with assume_gpu(capability=9, shared=232448):
         assert isinstance(grouped.ROWS.choose(problem, gpu(torch.device("cpu"))), grouped.Rows)
 

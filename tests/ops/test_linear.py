@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch import gemm
+from cupyops._dispatch.gemm import gemm
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some
 # hundred products in fp32 or fp64 has errors of its own.

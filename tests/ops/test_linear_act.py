@@ -4,8 +4,8 @@ import torch
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch import epilogues, gemm
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.gemm import epilogues, gemm
 
 FUNCTIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]
 by_torch = gemms.linear_act

@@ -4,8 +4,8 @@ import torch
 from contract import Make, OperatorContract, Sample, misaligned
 
 import cupyops
-from cupyops._dispatch import gemm
-from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.core.gpu import gpu
+from cupyops._dispatch.gemm import gemm
 from cupyops.ops import _matmul
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some

@@ -7,9 +7,9 @@ from plan_samples import counted, plainly, warm
 from quantized_layers import KINDS, by_torch, linear, stored
 
 import cupyops
-from cupyops._dispatch import quantized
-from cupyops._dispatch.gpu import assume_gpu, gpu
-from cupyops._dispatch.library import Library
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
+from cupyops._dispatch.core.library import ByPyTorch
+from cupyops._dispatch.gemm import quantized
 
 HALF = [torch.float16, torch.bfloat16]
 STORED = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn, "uint4": torch.uint8}
@@ -223,7 +223,7 @@ def test_few_rows_are_ours_and_more_are_pytorch_s():
             return quantized.PRODUCT.choose(problem, gpu(cpu))
 
     assert chosen(1, library=True).name == chosen(64, library=True).name == chosen(65).name == "few_rows"
-    assert isinstance(chosen(65, library=True), Library)
+    assert isinstance(chosen(65, library=True), ByPyTorch)
 
 
 @pytest.mark.parametrize("kind", KINDS)

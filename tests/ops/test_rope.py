@@ -3,8 +3,7 @@ import torch
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
 from cupyops._dispatch.rope import Problem, Staged
 
 
@@ -93,7 +92,7 @@ def test_several_heads_a_thread(shape, seq_dim, interleaved):
         for chosen in (None, positions[0], positions):
             args = (x, *tables(make, 9, pairs), chosen)
             kwargs = {"interleaved": interleaved, "seq_dim": seq_dim}
-            with cupyops.simulate(), use_form("rope:heads"), assume_gpu(multiprocessors=1, threads=1):
+            with cupyops.simulate(), cupyops.use_form("rope:heads"), assume_gpu(multiprocessors=1, threads=1):
                 y = cupyops.rope(*args, **kwargs)
             torch.testing.assert_close(y, by_torch(*args, **kwargs))
 

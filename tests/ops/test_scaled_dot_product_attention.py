@@ -7,9 +7,9 @@ from contract import Make, OperatorContract, Sample
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cupyops
-from cupyops._dispatch import attention as kernels
-from cupyops._dispatch.attention_library import slower
-from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.attention import attention as kernels
+from cupyops._dispatch.attention.library import slower
+from cupyops._dispatch.core.gpu import gpu
 from cupyops._util import observed
 from cupyops.testing import assume_gpu
 

@@ -7,12 +7,11 @@ from byte_products import HOPPER, by_torch, of_numbers, of_numbers_by_torch, ope
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch import gpu as gpus
-from cupyops._dispatch import scaled
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu, gpu
-from cupyops._dispatch.library import Library
-from cupyops._dispatch.scaled import E4M3, E5M2, PAIRS
+from cupyops._dispatch.core import gpu as gpus
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
+from cupyops._dispatch.core.library import ByPyTorch
+from cupyops._dispatch.gemm import scaled
+from cupyops._dispatch.gemm.scaled import E4M3, E5M2, PAIRS
 from cupyops._operator.derivation.public import plans_of
 
 RESULTS = [torch.bfloat16, torch.float16, torch.float32]
@@ -213,7 +212,7 @@ def test_which_form():
     assert chosen(128).name == chosen(256, fast=True).name == "wgmma_64x128"
     assert chosen(4096).name == "wgmma_256x128" and chosen(4096, why="of another dtype", by_row=False).name[0] == "w"
     for other in (chosen(4096, by_row=False), chosen(4096, out=torch.float32), chosen(384), chosen(4096, fast=True)):
-        assert isinstance(other, Library)
+        assert isinstance(other, ByPyTorch)
 
 
 def test_pytorch_is_not_given_what_it_takes_otherwise():
@@ -281,7 +280,7 @@ def test_many_tiles_of_each_block(fast):
     for form in scaled.TILES:
         if form.split > 1:
             continue
-        with use_form(f"scaled_mm:{form.name}"):
+        with cupyops.use_form(f"scaled_mm:{form.name}"):
             found = [cupyops.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast) for _ in range(2)]
         assert torch.equal(*found)
         ours, known = ((y.double() - truth).norm() for y in (found[0], theirs))

@@ -31,8 +31,9 @@ from softmaxes import SoftmaxContract, form_cases
 import cupyops.nn
 import cupyops.optim
 import cupyops.testing
-from cupyops._dispatch import attention, epilogues, gemm
-from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.attention import attention
+from cupyops._dispatch.core.forms import use_form
+from cupyops._dispatch.gemm import epilogues, gemm
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
 from cupyops._kernel.launch.ctype import c_token

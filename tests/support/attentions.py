@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.core.gpu import assume_gpu, gpu
 
 HOPPER = {"shared": 232448, "shared_total": 233472, "multiprocessors": 2}  # few, so that each block has several tiles
 A100 = {**HOPPER, "shared": 166912, "shared_total": 167936}
@@ -130,7 +129,7 @@ def compare(
     grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
     on = (HOPPER if gpu(torch.device("cpu")).capability == 9 else A100) if on is None else on
     card = assume_gpu(**on) if device == "cpu" else contextlib.nullcontext()
-    with card, use_form(*(f"attention.{form}" for form in forms)):
+    with card, cupyops.use_form(*(f"attention.{form}" for form in forms)):
         results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options, **(variant or {})))
         results += torch.autograd.grad(results, mine, grads)
     expected = [*truth, *torch.autograd.grad(truth, wide, [g.double() for g in grads])]

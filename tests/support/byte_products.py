@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import scaled
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
-from cupyops._dispatch.scaled import PAIRS
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.gemm import scaled
+from cupyops._dispatch.gemm.scaled import PAIRS
 
 HOPPER = {"shared": 232448, "multiprocessors": 4}  # few, so that each block has several tiles
 
@@ -83,7 +82,7 @@ def compare(
     m, k, n = size
     given = operands(m, k, n, a, b, by_row, device)
     bias = torch.randn(n, device=device).to(out if out.itemsize == 2 else torch.bfloat16) if with_bias else None
-    with use_form(f"scaled_mm:{form.name}"), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
+    with cupyops.use_form(f"scaled_mm:{form.name}"), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
         y = cupyops.scaled_mm(*given, bias, out_dtype=out, use_fast_accum=fast)
     exact = [one.double() for one in given]
     truth = by_torch(*exact, None if bias is None else bias.double(), out_dtype=out)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import cupyops
-from cupyops._dispatch import few_rows, few_rows_layers
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.gemm import few_rows, few_rows_layers
 from cupyops._kernel.kernel import capability
 
 AMPERE = 166912  # bytes of shared memory of a block
@@ -45,7 +45,7 @@ def calls(dtype: torch.dtype, device: str) -> Iterator[Callable[[], None]]:
     yield partial(_activated, 40, "none", dtype, device)
     for index, activation in enumerate(gemms._FUNCTIONS):
         yield partial(_activated, 1 + 3 * index, activation, dtype, device)
-    for index, activation in enumerate(cupyops._dispatch.epilogues.GATES):
+    for index, activation in enumerate(cupyops._dispatch.gemm.epilogues.GATES):
         yield partial(_gated, 2 + 11 * index, activation, dtype, device)
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import cupyops
-from cupyops._dispatch import forms
-from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.core import forms
 
 
 def names(family: str) -> list[str]:
@@ -33,7 +32,7 @@ def by_form(name: str, call: Callable[[], Any]) -> Any:
 
 def _made(name: str, call: Callable[[], Any]) -> tuple[bool, Any]:
     try:
-        with use_form(name):
+        with cupyops.use_form(name):
             return True, call()
     except cupyops.InputError as error:
         if f"the form {name.partition(':')[2]} was asked for" not in str(error):

@@ -23,7 +23,7 @@ from decoding import by_cache
 from hypothesis import strategies as st
 
 import cupyops
-from cupyops._dispatch.scaled import E5M2, PAIRS
+from cupyops._dispatch.gemm.scaled import E5M2, PAIRS
 from cupyops._kernel.kernel import FLOATING
 from cupyops.ops._group_norm import group_norm_alike
 from cupyops.ops._linear_lowered import linear_lowered

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch import gemm, wgmma
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
-from cupyops._dispatch.implicit_gemm import PatchTile
+from cupyops._dispatch.conv.implicit_gemm import PatchTile
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.gemm import gemm, wgmma
 
 ALL = (*gemm.TILES, gemm.WIDE)
 
@@ -24,7 +23,7 @@ def tiled(operator: str, dtype: torch.dtype, tile: int) -> Iterator[None]:
     engine = "mma" if dtype in gemm.HALF else "fma"
     sizes = (PatchTile if operator == "conv2d" else gemm.Tile).sizes[engine]
     tile = tile if tile in gemm.tiles_for(dtype, wide=True) and tile in (*sizes, gemm.WIDE) else gemm.ONE_TILE
-    with use_form(f"{operator}:{engine}_{tile}"), assume_gpu(shared=232448):
+    with cupyops.use_form(f"{operator}:{engine}_{tile}"), assume_gpu(shared=232448):
         yield
 
 
@@ -46,7 +45,7 @@ def operands(form: wgmma.Tile, layout: tuple[bool, bool], dtype: torch.dtype, de
 def compare_wgmma(form: wgmma.Tile, layout: tuple[bool, bool], dtype: torch.dtype, device: str) -> None:
     """A form beside PyTorch in float64: rounded once."""
     a, b = operands(form, layout, dtype, device)
-    with use_form(f"matmul:{form.name}"), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
+    with cupyops.use_form(f"matmul:{form.name}"), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
         y = cupyops.matmul(a, b)
     exact = a.double() @ b.double()
     assert (y.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max(), (form.name, layout)
@@ -115,7 +114,7 @@ def _rows(form: Any, device: str) -> int:
 
 
 def _by_form(name: str, ours: Any, theirs: Any, shapes: Any, activation: str, dtype: torch.dtype, device: str) -> None:
-    with use_form(name), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
+    with cupyops.use_form(name), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
         compare(ours, theirs, shapes, activation, dtype, device)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core.gpu import assume_gpu
 
 HOPPER = {"shared": 232448, "multiprocessors": 4}  # few, so that each block has several tiles
 BY_WGMMA = "grouped_mm:wgmma_128x256"
@@ -84,7 +83,7 @@ def compare(rows: int, k: int, n: int, offs: list[int], turned: bool, dtype: tor
     x = torch.randn(rows, k, device=device).to(dtype).requires_grad_()
     weight = torch.randn(groups, *((n, k) if turned else (k, n)), device=device).to(dtype).requires_grad_()
     grad = torch.randn(rows, n, device=device).to(dtype)
-    with use_form(BY_WGMMA), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
+    with cupyops.use_form(BY_WGMMA), assume_gpu(**HOPPER) if device == "cpu" else assume_gpu():
         y = cupyops.grouped_mm(x, weight.mT if turned else weight, offs=at)
         found = [y, *torch.autograd.grad(y, (x, weight), grad)]
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]

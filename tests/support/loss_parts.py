@@ -9,9 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import cupyops
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
-from cupyops._dispatch.linear_loss_parts import LOSSES
+from cupyops._dispatch.core.gpu import assume_gpu
+from cupyops._dispatch.loss.linear_parts import LOSSES
 
 PARTS = LOSSES.list[0]
 NAME = f"fused_linear_cross_entropy.losses:{PARTS.name}"
@@ -47,7 +46,7 @@ def compare(
     target[rows // 2] = options.get("ignore_index", -100)
     given = (x, weight, target, b if bias else None, c if weighted else None)
     assumed = gemms.HOPPER if device == "cpu" else {}
-    with use_form(NAME), assume_gpu(scratch=scratch, **assumed), torch.no_grad():
+    with cupyops.use_form(NAME), assume_gpu(scratch=scratch, **assumed), torch.no_grad():
         y, again = (cupyops.fused_linear_cross_entropy(*given, reduction="none", **options) for _ in range(2))
         mean = cupyops.fused_linear_cross_entropy(*given, **options)
     assert y.dtype is torch.float32 and torch.equal(y, again)

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 import cupyops.nn
-from cupyops._dispatch import gemm, pointwise_fused
-from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.conv import pointwise_fused
+from cupyops._dispatch.core.gpu import gpu
 from cupyops.nn import blocks
 
 LAST = torch.channels_last
@@ -15,7 +15,7 @@ LAST = torch.channels_last
 
 def calls(dtype):
     """Nothing but of half types; the products are Hopper's."""
-    if dtype in gemm.HALF:
+    if dtype.itemsize == 2:
         yield partial(_on_hopper, measured, dtype)
         yield partial(_on_hopper, added, dtype)
         yield from (partial(in_blocks, dtype, of_image) for of_image in (dtype, torch.float32))

@@ -29,7 +29,7 @@ struct Silu {
 using GeluExact = Gelu<false>;
 using GeluTanh = Gelu<true>;
 
-// Which activation a launch has, where that is no template value; _dispatch/activations.py has the same order.
+// Which activation a launch has, where that is no template value; _dispatch/elementwise/activations.py has the same order.
 enum Function { kIdentity, kRelu, kGeluExact, kGeluTanh, kSilu };
 
 template <typename T> __device__ __forceinline__ acc_t<T> activate(int function, acc_t<T> x) {

@@ -5,7 +5,7 @@
 //
 // A Share is what is to be known of one result; shares(result, row) makes it. wants_(at, count) says whether elements `at` on
 // of what was reduced to the result are to be read; get_(value) is the gradient of an element with that value, rest_(at) that
-// of one that is not read. BACKWARD_VECTORS and BACKWARD_SHORT_UNITS, of a thread, are defined by reduction_backward.py.
+// of one that is not read. BACKWARD_VECTORS and BACKWARD_SHORT_UNITS, of a thread, are defined by backward.py.
 #pragma once
 
 #include "common/core/fast_divmod.cuh"

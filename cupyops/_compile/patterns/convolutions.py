@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..._dispatch import library
-from ..._dispatch.gpu import gpu
-from ..._dispatch.pointwise_fused import ADDED, MOMENTS, conv2d_add, conv2d_moments, problem_of
+from ..._dispatch.conv.pointwise_fused import ADDED, MOMENTS, conv2d_add, conv2d_moments, problem_of
+from ..._dispatch.core.forms import Library
+from ..._dispatch.core.gpu import gpu
 from ..._kernel.kernel import HALF
 from ...nn.blocks import STEP, conv2d_blocks, conv2d_blocks_weight, is_faster
 from ...ops._batch_norm_act import _batch_norm_act
@@ -30,7 +30,7 @@ def moments(node: Any) -> bool:
     if bias is not None or tuple(geometry) != GEOMETRY or not _are_images(x, conv) or not _is_of_one_tap(weight, x):
         return False
     image = meta_of(x)
-    if library.serves(MOMENTS.launch(problem_of(image, len(meta_of(weight)), False), gpu(image.device))):
+    if isinstance(MOMENTS.plan(problem_of(image, len(meta_of(weight)), False), gpu(image.device)), Library):
         return False
     y, *found = call(conv, conv2d_moments, (x, weight))
     conv.replace_all_uses_with(y)
@@ -55,7 +55,7 @@ def added(node: Any) -> bool:
         image = meta_of(x)
         if meta_of(more).shape != image.shape or meta_of(more).dtype is not image.dtype:
             continue
-        if library.serves(ADDED.launch(problem_of(image, len(meta_of(weight)), True), gpu(image.device))):
+        if isinstance(ADDED.plan(problem_of(image, len(meta_of(weight)), True), gpu(image.device)), Library):
             continue
         (result,) = call(node, conv2d_add, (grad_y, weight, more))
         node.replace_all_uses_with(result)

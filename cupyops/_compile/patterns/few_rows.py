@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ..._dispatch import few_rows, few_rows_layers
+from ..._dispatch.gemm import few_rows, few_rows_layers
 from .aten import VIEWS, aten, aten_call, call, is_sized, meta_of, same
 from .products import Layer, layer_of
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ..._dispatch.epilogues import is_activation_worth_it, is_gate_worth_it
-from ..._dispatch.library import product_in_full
+from ..._dispatch.core.library import product_in_full
+from ..._dispatch.gemm.epilogues import is_activation_worth_it, is_gate_worth_it
 from ..._kernel.kernel import HALF
 from ...ops._gated_linear import _gated_linear
 from ...ops._linear_act import _linear_act

@@ -28,19 +28,12 @@ _looked = -_OFTEN  # when this process last looked at the size
 
 @dataclass(frozen=True)
 class Entry:
-    """A compiled kernel in the cache, or what is left of one.
+    """A compiled kernel in the cache, or what is left of one."""
 
-    Attributes:
-        folder: of its NVRTC version and CUDA headers.
-        stem: its files' name without suffixes.
-        bytes: that its files take.
-        used: when it was written or last found, in seconds since the epoch.
-    """
-
-    folder: Path
-    stem: str
-    bytes: int
-    used: float
+    folder: Path  # of its NVRTC version and CUDA headers
+    stem: str  # its files' name without suffixes
+    bytes: int  # that its files take
+    used: float  # when it was written or last found, in seconds since the epoch
 
     def remove(self) -> bool:
         """Remove the entry, unless it has been used since it was listed; return True if it is gone."""

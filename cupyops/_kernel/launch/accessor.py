@@ -27,19 +27,12 @@ _MOST = 25  # dimensions of a TensorInfo
 
 @dataclass(frozen=True)
 class Accessor:
-    """Layout of a tensor accessor, from which it is packed.
+    """Layout of a tensor accessor, from which it is packed."""
 
-    Attributes:
-        dtype: of the tensor; None where the element is no dtype of PyTorch.
-        rank: how many dimensions the tensor has; any number up to that of a TensorInfo, where it is one.
-        is_wide: whether sizes and strides have 64 bits.
-        is_written: whether the kernel may write through it: neither it nor its elements are const.
-    """
-
-    dtype: torch.dtype | None
-    rank: int
-    is_wide: bool
-    is_written: bool
+    dtype: torch.dtype | None  # of the tensor; None where the element is no dtype of PyTorch
+    rank: int  # how many dimensions the tensor has; any number up to that of a TensorInfo, where it is one
+    is_wide: bool  # whether sizes and strides have 64 bits
+    is_written: bool  # whether the kernel may write through it: neither it nor its elements are const
     is_info: bool = False
 
     @classmethod
@@ -68,7 +61,8 @@ class Accessor:
             return "a tensor whose values are in its memory: give its .resolve_conj().resolve_neg()"
         if tensor.layout is not torch.strided or (not tensor.data_ptr() and tensor.numel()):
             return "a tensor with storage of its own"
-        if not self.is_wide and _furthest(tensor) >= 2**31:
+        places = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size)
+        if not self.is_wide and max(sum(places), *tensor.shape, 0) >= 2**31:
             return "a tensor of less than 2**31 elements, for the kernel counts with 32 bits; PackedTensorAccessor64 has 64"
         return ""
 
@@ -84,10 +78,3 @@ class Accessor:
         if not isinstance(tensor, Tensor) or tensor.get_device() != device or self.unfit(tensor):
             raise LaunchError("expected a tensor that fits the accessor")
         return self.packed(tensor, tensor.data_ptr())
-
-
-def _furthest(tensor: Tensor) -> int:
-    """The greatest of its sizes, and of the places of its elements."""
-    return max(
-        (sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size), *tensor.shape, 0)
-    )

@@ -59,7 +59,8 @@ class Specialised:
         said = declarations.told(text, base)
         # what the text has of the parameters, until it is compiled; None where it cannot be read
         self.declared = None if said is None else declarations.readable(said)
-        self._first = None if self.declared is None else _first_pointer([ctype for ctype, _ in self.declared])
+        pointers = (index for index, (ctype, _) in enumerate(self.declared or ()) if ctype.endswith("*"))
+        self._first = next(pointers, None)
 
     def anchored(self, args: Sequence[Any]) -> Any:
         """The tensor whose device and stream a launch goes to: the first pointer's, else that of the first tensor map.
@@ -221,7 +222,3 @@ class Specialised:
                 alone = bool(self.symbols(binary))
                 self.loaded[device] = Loaded(self.name, binary, self.arguments(binary), device, alone, self.shared)
             return self.loaded[device]
-
-
-def _first_pointer(types: Sequence[str]) -> int | None:
-    return next((index for index, ctype in enumerate(types) if ctype.endswith("*")), None)

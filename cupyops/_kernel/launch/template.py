@@ -59,7 +59,9 @@ class Template:
     def _value(self, name: str, given: Mapping[str, Any]) -> Any:
         if name not in given:
             raise LaunchError(
-                f"{self}: template parameter {name} is not given; launch with {name}=...{self._or_a_type(name)}"
+                f"{self}: template parameter {name} is not given; launch with {name}=..."
+                # if one argument has a value, the others may have one
+                + (f", or write ::{name} where a type of the source is meant" if self.template != self._written else "")
             )
         value = canonical(given[name])
         try:
@@ -75,10 +77,6 @@ class Template:
         return self._where is None or self._where(
             **{name: value for name, value in zip(self.template, values) if name in self._asked}
         )
-
-    def _or_a_type(self, name: str) -> str:
-        """Advise on `f<float, Add>` where a type is meant: if one argument has a value, the others may have one."""
-        return f", or write ::{name} where a type of the source is meant" if self.template != self._written else ""
 
     def combinations(self) -> list[tuple[Any, ...]]:
         """The template values of every instance that is declared, for ahead-of-time compilation."""

@@ -39,10 +39,7 @@ class Plan:
 
 
 def plain(title: str, made: Callable[..., Any], args: Sequence[Any], with_numbers: bool, aligned: bool) -> Plan:
-    """A plan that makes the call the plain way, by `made`: it stands for a signature that is given up.
-
-    aligned: it is of calls whose tensors begin at multiples of 16 bytes, as all of `args` do.
-    """
+    """A plan that makes the call the plain way, by `made`: it stands for a signature that is given up."""
     writer, names = Writer(), [f"_a{index}" for index in range(len(args))]
     if with_numbers:
         values(writer, names, args)

@@ -64,11 +64,7 @@ _SEQUENCES = (tuple, list, torch.Size)
 
 
 def freeze(value: Any) -> Any:
-    """A hashable that is equal for equal values of equal types alone: 1, True and 1.0 differ, and 0.0 and -0.0.
-
-    Raises:
-        NoConstant: it is, or holds, something else than numbers, strings, dtypes, devices, None, arrays, and lists of these.
-    """
+    """A hashable that is equal for equal values of equal types alone: 1, True and 1.0 differ, and 0.0 and -0.0."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, value

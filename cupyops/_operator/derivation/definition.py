@@ -210,11 +210,7 @@ class Definition:
             error.add_note(f"in the {role} of operator {self.name}")
 
     def heed_determinism(self, role: str, tensors: Sequence[Any]) -> None:
-        """Say where deterministic algorithms are asked for what kernels that are not are about to run.
-
-        Raises:
-            RuntimeError: as PyTorch's own functions do, unless it is to warn only.
-        """
+        """Say where deterministic algorithms are asked for what kernels that are not are about to run."""
         if not self.nondeterministic or not torch_private.deterministic() or any(map(is_dry, tensors)):
             return
         message = (
@@ -255,10 +251,6 @@ class Definition:
     def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
         """Extra arguments of the forward kernels, where they ask for them."""
         return {"needs_grad": self.named(tuple(needs))} if self.forward_asks and needs is not None else {}
-
-    def call_kernels(self, args: Sequence[Any]) -> Any:
-        """Make a call by the forward kernels."""
-        return self.returned(self.run_forward(args)[0])
 
     def call_reference(self, args: Sequence[Any]) -> Any:
         """Make a call by the reference."""

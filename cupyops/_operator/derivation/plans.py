@@ -108,10 +108,6 @@ class History:
                 found = self.seen[key] = Seen()
             return found
 
-    def is_given_up(self, key: Hashable) -> bool:
-        """Return True if calls of the signature are made without plans for good."""
-        return bool(self.of(key).reason)
-
     def call(
         self,
         seen: Seen,
@@ -202,7 +198,7 @@ class Plans:
             return self.plain(*args)
         inputs = unique(args)
         result = self.history.call(seen, inputs, lambda: self._in_full(args), lambda found: self._add(args, found))
-        if self.history.is_given_up(key) and torch_private.saved_tensors_hooks(True) is None:
+        if self.history.of(key).reason and torch_private.saved_tensors_hooks(True) is None:
             self._give_up(args, seen.reason, with_numbers=True)
         return result
 
@@ -348,11 +344,7 @@ class PlannedCall(ForwardCall):
 
 
 def signature(args: Sequence[Any]) -> tuple[Hashable, Hashable]:
-    """(what is known of the tensors and of the thread, the other arguments), by which calls are told apart.
-
-    Raises:
-        NoConstant: an argument is of a kind that is not told apart by its value.
-    """
+    """(what is known of the tensors and of the thread, the other arguments), by which calls are told apart."""
     places: dict[int, int] = {}
     tensors: list[Any] = []
     others: list[Any] = []

@@ -65,11 +65,7 @@ class Rule:
 
 
 def read(text: str) -> Rule:
-    """The rule that a text says.
-
-    Raises:
-        InputError: it is no rule.
-    """
+    """The rule that a text says."""
     return _read(text) if is_dynamo_compiling() else _remembered(text)  # torch.compile looks through a cache, and warns
 
 

@@ -22,7 +22,8 @@ def enter(of: Definition, op: Any, backward_op: Any) -> None:
     """Enter the formulas of the op of an operator and of its backward; what a FlopCounterMode does not find is nothing."""
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        return count_forward(of, of.bind(args, kwargs))
+        given = of.bind(args, kwargs)
+        return _count(lambda: lambda: of.reference(*_without_memory(given)))
 
     def flops_of_backward(grads: Any, outputs: Any, saved: Any, *rest: Any, out_val: Any = None) -> int:
         return count_backward(of, grads, rest[:-1], rest[-1])
@@ -36,11 +37,6 @@ def leave(op: Any, backward_op: Any) -> None:
     """Take out what `enter` has put in."""
     for one in (op, backward_op):
         flop_registry.pop(one.overloadpacket, None)
-
-
-def count_forward(of: Definition, args: Sequence[Any]) -> int:
-    """The floating-point operations of the reference."""
-    return _count(lambda: lambda: of.reference(*_without_memory(args)))
 
 
 def count_backward(of: Definition, grads: Sequence[Any], args: Sequence[Any], needs: Sequence[bool]) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.nn import Module
 
 from ... import nn
-from ..._dispatch import epilogues
+from ..._dispatch.gemm import epilogues
 from ..._util import observed
 from ...ops._gated_linear import gated_linear
 from ...ops._geglu import geglu

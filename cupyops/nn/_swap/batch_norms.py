@@ -20,7 +20,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import nn
-from ..._dispatch.batch_norm_act import why_apart
+from ..._dispatch.batch_norm.act import why_apart
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ..._dispatch.gpu import gpu
+from ..._dispatch.core.gpu import gpu
 from ..._kernel.kernel import executors
 from ..._util import torch_private
 from ...ops._packed_attention import _packed_attention, are_all_of, packed_attention

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..._dispatch.quantized import E4M3
+from ..._dispatch.gemm.quantized import E4M3
 from ...ops._quantized_linear import quantized_linear
 from ..twin import parameter
 from .classes import Class, Recipe, kind

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
-from ..._dispatch.attention import taken_mask
+from ..._dispatch.attention.attention import taken_mask
 from . import experts, packed
 
 ATTENTION = "cupyops"

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cupyops
-from cupyops._dispatch import forms
-from cupyops._dispatch.gpu import assume_gpu
+from cupyops._dispatch.core import forms
+from cupyops._dispatch.core.gpu import assume_gpu
 from cupyops._operator.derivation import plans
 from cupyops.errors import InputError, LaunchError
 

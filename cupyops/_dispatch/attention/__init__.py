@@ -1,0 +1,1 @@
+"""Attention, over whole sequences and of a few queries against a cache."""

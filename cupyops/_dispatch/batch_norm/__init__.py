@@ -1,0 +1,1 @@
+"""batch_norm and batch_norm_act."""

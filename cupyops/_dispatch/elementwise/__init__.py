@@ -1,0 +1,1 @@
+"""Elementwise launches: the host's half of cuda_src/common/elementwise."""

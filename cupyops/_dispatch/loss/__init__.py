@@ -1,0 +1,1 @@
+"""Losses over classes, after a linear layer too."""

@@ -1,0 +1,1 @@
+"""layer_norm, rms_norm and add_rms_norm."""
