@@ -150,7 +150,8 @@ make_float2 make_float3 make_float4 make_int2 make_int3 make_int4 make_uint2 mak
 float2 float3 float4 int2 int3 int4 uint2 uint3 uint4 double2 dim3 __pipeline_memcpy_async __pipeline_commit
 __cvta_generic_to_shared __isShared __isGlobal
 """
-_KNOWN = (*_CUDA.split(), *_BARE.split(), *TYPES, *CONSTANTS)
+_WORDS = "float double unsigned signed const static struct template typename volatile inline return while continue"
+_KNOWN = (*_CUDA.split(), *_BARE.split(), *_WORDS.split(), *TYPES, *CONSTANTS)
 # CUDA's vectors, whose members have one letter each
 _MEMBER = re.compile(r'class "(?:u?(?:char|short|int|long|longlong)|float|double|dim)([1-4])" has no member "(\w+)"')
 
