@@ -392,8 +392,6 @@ def test_eps_of_which_something_is_computed(make):
 
 
 class AsksByIdentity(Norm):
-    """A condition that no stand-in for a tensor could refuse."""
-
     def forward(self, x):
         five = 5
         if x.ndim is five:

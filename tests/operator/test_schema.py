@@ -118,15 +118,9 @@ def test_a_backward_that_writes_its_gradient():
 
 @cupyops.operator("cupyops_schema::numbers")
 def numbers(
-    x: Tensor,
-    n: int = 2,
-    by: float = 1.0,
-    flag: bool = False,
-    name: str = "",
-    most: int | None = None,
-    sizes: list[int] = (),
-    scales: list[float] | None = None,
-) -> Tensor:
+    x: Tensor, n: int = 2, by: float = 1.0, flag: bool = False, name: str = "", most: int | None = None,
+    sizes: list[int] = (), scales: list[float] | None = None,
+) -> Tensor:  # fmt: skip
     return x * n * by
 
 

@@ -45,22 +45,11 @@ CONSTANTS = {
     **dict.fromkeys(("ULLONG_MAX", "ULONG_MAX", "UINT64_MAX", "SIZE_MAX"), "18446744073709551615ull"),
 }
 TYPES = {
-    "int8_t": "signed char",
-    "uint8_t": "unsigned char",
-    "int16_t": "short",
-    "uint16_t": "unsigned short",
-    "int32_t": "int",
-    "uint32_t": "unsigned int",
-    "int64_t": "long long",
-    "uint64_t": "unsigned long long",
-    "intptr_t": "long long",
-    "uintptr_t": "unsigned long long",
-    "ssize_t": "long long",
-    "uint": "unsigned int",
-    "uchar": "unsigned char",
-    "ushort": "unsigned short",
-    "ulong": "unsigned long long",
-}
+    "int8_t": "signed char", "uint8_t": "unsigned char", "int16_t": "short", "uint16_t": "unsigned short",
+    "int32_t": "int", "uint32_t": "unsigned int", "int64_t": "long long", "uint64_t": "unsigned long long",
+    "intptr_t": "long long", "uintptr_t": "unsigned long long", "ssize_t": "long long", "uint": "unsigned int",
+    "uchar": "unsigned char", "ushort": "unsigned short", "ulong": "unsigned long long",
+}  # fmt: skip
 HEADERS = {
     **dict.fromkeys(("half", "half2", "__half", "__half2"), "cuda_fp16.h"),
     **dict.fromkeys(("nv_bfloat16", "nv_bfloat162", "__nv_bfloat16", "__nv_bfloat162"), "cuda_bf16.h"),

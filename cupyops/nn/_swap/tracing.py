@@ -57,21 +57,8 @@ _FORBIDDEN += ("SEND", "PUSH_EXC_INFO", "LOAD_SUPER_ATTR", "LOAD_SPECIAL")
 _FORBIDDEN += ("IS_OP",)  # of a stand-in it is False, where `==` refuses to be a condition
 _CONDITIONS = ("COMPARE_OP", "CONTAINS_OP", "UNARY_NOT", "FOR_ITER")
 _BUILTINS = (
-    "len",
-    "float",
-    "int",
-    "bool",
-    "min",
-    "max",
-    "abs",
-    "range",
-    "tuple",
-    "list",
-    "slice",
-    "zip",
-    "enumerate",
-    "sum",
-)
+    "len", "float", "int", "bool", "min", "max", "abs", "range", "tuple", "list", "slice", "zip", "enumerate", "sum",
+)  # fmt: skip
 _METADATA = {"dtype", "shape", "ndim", "device", "T", "mT"}  # of tensors
 _NAMESPACES = {"nn", "functional"}  # of torch
 
