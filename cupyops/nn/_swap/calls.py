@@ -54,7 +54,7 @@ def _names(scope: dict[str, Any], name: str) -> types.ModuleType:
     What somebody has put in the place of one of them, or of the module in that file, is what is found, whenever that was.
     """
     like = scope[name]
-    instead = {known: (theirs, OURS[known]) for known, theirs in _THEIRS.items() if is_pytorchs(theirs)}
+    instead: dict[str, Any] = {known: (theirs, OURS[known]) for known, theirs in _THEIRS.items() if is_pytorchs(theirs)}
     if like is torch.nn:
         instead = {known: (getattr(like, known), ours) for known, ours in _losses().items()}
         instead["functional"] = F, _names(vars(like), "functional")
