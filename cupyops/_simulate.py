@@ -431,7 +431,7 @@ def _leave_out_gaps(tensors: list[Tensor]) -> None:
             allocation.except_for(
                 gaps,
                 f"it is a view of shape {shape} and strides {stride}, and a kernel goes by addresses alone: give its "
-                ".contiguous(), or pass the strides to the kernel; Kernel(..., strided=True) allows this",
+                ".contiguous(), for an output a contiguous tensor, or pass the strides; Kernel(..., strided=True) allows it",
             )
 
 

@@ -421,8 +421,8 @@ class Kernel(ByName, Template):
                 self._warned.add(index)
                 warnings.warn(
                     f"{specialised.name}: argument {index + 1} of {len(args)} is a view of shape {tuple(value.shape)} and "
-                    f"strides {value.stride()}, of which a kernel gets the address alone: give its .contiguous(), or say "
-                    "Kernel(..., strided=True) where the kernel is told the strides",
+                    f"strides {value.stride()}, of which a kernel gets the address alone: give its .contiguous(), for an "
+                    "output a contiguous tensor, or say Kernel(..., strided=True) where the kernel is told the strides",
                     stacklevel=callers.outside(),
                 )
 

@@ -21,7 +21,7 @@ from .._dispatch.core import library
 from .._dispatch.core.forms import Launch, Library
 from .._dispatch.core.gpu import gpu
 from .._dispatch.gemm import gemm
-from .._kernel.graph import warming
+from .._kernel.graph import capturing, warming
 from .._kernel.kernel import executors
 from .._util import torch_private
 from .._util.arguments import autocast_dtype
@@ -41,8 +41,10 @@ def pointwise(conv: torch.nn.Conv2d, x: Tensor, measured: bool, shared: bool) ->
         measured: whether a normalisation over the batch will ask for the moments of the result.
         shared: whether the image has another reader, to whom the second result is given.
     """
+    if not (measured or shared) or is_dynamo_compiling() or not graphed() or type(x) is not Tensor:
+        return None  # before the weight is read, which would be a node of a graph that torch.fx records
     weight = conv.weight
-    if not (measured or shared) or is_dynamo_compiling() or not graphed() or not _is_pointwise(conv, x, weight):
+    if not _is_pointwise(conv, x, weight):
         return None
     card, filters = gpu(x.device), weight.shape[0]
     moments = MOMENTS.plan(problem_of(x, filters, False), card) if measured else _NONE
@@ -60,11 +62,11 @@ _NONE = Library("not asked for")
 
 def graphed() -> bool:
     """Return whether a CUDA graph is being captured, or a call before its capture runs."""
-    return (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()) or warming()
+    return capturing() or warming()
 
 
 def _is_pointwise(conv: torch.nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
-    if type(x) is not Tensor or type(weight) is not torch.nn.Parameter:
+    if type(weight) is not torch.nn.Parameter:
         return False
     if x.dim() != 4 or x.dtype not in gemm.HALF or x.device.type not in executors or not torch.is_grad_enabled():
         return False

@@ -401,16 +401,8 @@ def test_the_gradient_of_where_beside_a_branch_of_nan():
 
 
 TYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    HALF,
-    torch.float32,
-    torch.float64,
-)
+    torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, HALF, torch.float32, torch.float64,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -52,7 +52,7 @@ def test_a_model_by_its_graph(name):
 
 @pytest.mark.parametrize("name", ["llama CausalLM", "bert MaskedLM", "vit ImageClassification", *BY_KERNELS[1:]])
 def test_a_swapped_model_is_compiled_as_it_was(name, monkeypatch):
-    """On a GPU, where a registered operator would be a border for fusion; `never_slower(False)`, as in all tests, keeps our operators."""
+    """On a GPU, where a registered operator would be a border for fusion; `never_slower(False)` keeps our operators."""
 
     def seen(x):  # as if tensors were on a GPU
         return isinstance(x, torch.Tensor) and torch.compiler.is_dynamo_compiling() and observed.prefers_library

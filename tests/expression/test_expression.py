@@ -42,24 +42,16 @@ def test_a_name_without_a_namespace():
 @pytest.mark.parametrize(
     "signature, said",
     [
-        ("f(T x)", "expected the form"),
-        (3, "expected the form"),
-        ("f(float x) -> T y", "no parameter is of type T"),
-        ("f(T x, what z) -> T y", "'what'"),
-        ("f(T x, int8 z) -> T y", "int8[] z"),
-        ("f(T x, float[] z) -> T y", "write T z"),
-        ("f(T x) -> what y", "'what' is no type of a tensor"),
-        ("f(T lambda) -> T y", "Python's own"),
-        ("f(T double) -> T y", "cannot be a name in C"),
-        ("f(T x, T x) -> T y", "declared twice"),
-        ("f(T n) -> T y", "is kept for"),
-        ("f(T x = 1) -> T y", "has no default"),
-        ("f(T x) -> T y = 1", "has no default"),
+        ("f(T x)", "expected the form"), (3, "expected the form"), ("f(float x) -> T y", "no parameter is of type T"),
+        ("f(T x, what z) -> T y", "'what'"), ("f(T x, int8 z) -> T y", "int8[] z"),
+        ("f(T x, float[] z) -> T y", "write T z"), ("f(T x) -> what y", "'what' is no type of a tensor"),
+        ("f(T lambda) -> T y", "Python's own"), ("f(T double) -> T y", "cannot be a name in C"),
+        ("f(T x, T x) -> T y", "declared twice"), ("f(T n) -> T y", "is kept for"),
+        ("f(T x = 1) -> T y", "has no default"), ("f(T x) -> T y = 1", "has no default"),
         ("f(T x, float a = q) -> T y", "'q' is no default"),
-        ("f(T x, float a = 1, int b) -> T y", "without a default"),
-        ("f(T) -> T y", "cannot read 'T'"),
+        ("f(T x, float a = 1, int b) -> T y", "without a default"), ("f(T) -> T y", "cannot read 'T'"),
     ],
-)
+)  # fmt: skip
 def test_a_signature_that_cannot_be_read(signature, said):
     with pytest.raises(InputError) as caught:
         parse(signature)

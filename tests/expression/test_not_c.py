@@ -6,23 +6,14 @@ import cupyops
 from cupyops.errors import InputError
 
 SAID = {
-    "y = np.exp(x)": "write exp(x)",
-    "y = torch.sigmoid(x)": "write sigmoid(x)",
-    "y = math.sqrt (x)": "write sqrt(x)",
-    "y = std::exp(x)": "write exp(x)",
-    "y = ::exp(x)": "write exp(x)",
-    "y = x ** 2": "write x * x, or pow(x, n)",
-    "y = (x + 1)**x": "write x * x, or pow(x, n)",
-    "y = x if x > 0 else 0": "condition ? a : b",
-    "y = x > 0 and x < 1": "&&",
-    "y = not x": "!",
-    "y = True": "true and false",
-    "y := x": "an assignment is written =",
-    "y = x[0]": "there are no indices here",
-    "y = x // 2": "begins a comment in C",
-    "float s = 2; y = x // s": "begins a comment in C",
+    "y = np.exp(x)": "write exp(x)", "y = torch.sigmoid(x)": "write sigmoid(x)", "y = math.sqrt (x)": "write sqrt(x)",
+    "y = std::exp(x)": "write exp(x)", "y = ::exp(x)": "write exp(x)", "y = x ** 2": "write x * x, or pow(x, n)",
+    "y = (x + 1)**x": "write x * x, or pow(x, n)", "y = x if x > 0 else 0": "condition ? a : b",
+    "y = x > 0 and x < 1": "&&", "y = not x": "!", "y = True": "true and false",
+    "y := x": "an assignment is written =", "y = x[0]": "there are no indices here",
+    "y = x // 2": "begins a comment in C", "float s = 2; y = x // s": "begins a comment in C",
     "y = (x + 1)(2)": "not the name of a function",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("body", SAID)

@@ -339,7 +339,7 @@ def test_masks_while_a_graph_is_captured(monkeypatch, lengths, local, skips):
     given = dict(batch_size=2, q_length=queries, kv_length=keys, q_offset=keys - queries, local_size=local)
     given |= dict(zip(("allow_is_causal_skip", "allow_is_bidirectional_skip"), skips), attention_mask=None)
     eagerly = masking_utils.sdpa_mask(**given)
-    monkeypatch.setattr(tables, "_captured", lambda: True)
+    monkeypatch.setattr(tables, "capturing", lambda: True)
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         monkeypatch.setattr(masking_utils, name, lambda *_, **__: False)
     found = tables.mask(**given)

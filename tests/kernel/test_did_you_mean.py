@@ -35,6 +35,8 @@ def launched(code, name="f", args=(), **template):
         ("__shared float s[8]; x[0] = s[0];", "did you mean __shared__?"),
         ("x[0] = sqrft(x[0]);", "did you mean sqrt?"),
         ("x[0] = FLT_MXA;", "did you mean FLT_MAX?"),
+        ("flaot y = 1;", "did you mean float?"),
+        ("retrun;", "did you mean return?"),
     ],
 )
 def test_names_of_cuda(line, hint):

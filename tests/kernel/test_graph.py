@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import cupyops
+from cupyops._kernel.graph import _explained
 
 
 def network(device):
@@ -129,6 +130,20 @@ def test_what_cannot_be_captured_is_named():
         fast(x)
     assert torch.rand(3, device="cuda").isfinite().all(), "random numbers outside of a graph go on"
     assert torch.cuda.current_stream() == stream, "and launches where they went before"
+
+
+def test_a_scaler_that_waits_for_the_gpu_is_named():
+    """PyTorch's own asks whether a gradient is infinite, which a capture refuses; the message says what to do instead."""
+
+    class Waits:
+        def item(self):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(RuntimeError) as caught:
+        scaler._maybe_opt_step(torch.optim.SGD([torch.ones(1)]), {"found_inf_per_device": {"cuda": Waits()}})
+    said = str(_explained(caught.value, None))
+    assert "GradScaler.step() waits for the GPU" in said and "take one of cupyops.optim, or fused=True" in said
 
 
 @pytest.mark.gpu

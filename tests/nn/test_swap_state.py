@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import pickle
+import sys
 
 import pytest
 import torch
@@ -293,6 +294,49 @@ def normal(x):
     return F.softmax(x, -1)
 
 
+class ByNames(nn.Module):
+    def forward(self, x):
+        return nn.functional.softmax(F.tanhshrink(F.silu(x)), -1)
+
+
+class Silu(nn.Module):
+    def forward(self, x):
+        return F.silu(x)
+
+
+class Sine:
+    silu = tanhshrink = staticmethod(torch.sin)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "make, place, name, other",
+    [
+        (ByNames, F, "silu", twice),
+        (ByNames, F, "softmax", lambda x, dim: 3 * x),
+        (ByNames, F, "tanhshrink", twice),  # of which there is none of ours
+        (ByNames, None, "F", Sine),
+        (Silu, F, "silu", twice),
+        (Silu, None, "F", Sine),
+    ],
+)
+def test_a_function_of_pytorch_that_somebody_has_replaced(make, place, name, other, when, monkeypatch):
+    module, twin, given = make(), make(), x()
+    place = sys.modules[__name__] if place is None else place
+    expected = twin(given)
+    if when == "after":
+        cupyops.swap(module)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, other)
+        if when == "before":
+            cupyops.swap(module)
+        assert not torch.allclose(twin(given), expected)
+        torch.testing.assert_close(module(given), twin(given))
+    torch.testing.assert_close(module(given), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(given), expected)
+
+
 # --- numbers are known by where they are read -------------------------------------------------------------------------
 
 
@@ -345,6 +389,20 @@ def test_eps_of_which_something_is_computed(make):
     for one in (module, twin):
         one.eps = 0.7
     same(module, twin)
+
+
+class AsksByIdentity(Norm):
+    def forward(self, x):
+        five = 5
+        if x.ndim is five:
+            return x
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+def test_a_condition_on_the_input_by_identity():
+    module, given = AsksByIdentity(), torch.randn(1, 1, 2, 3, 6)
+    cupyops.swap(module)
+    assert torch.equal(module(given), given)
 
 
 class OverTheThird(Norm):
@@ -475,8 +533,13 @@ class Block(nn.Module):
         return self.relu(self.norm(self.relu(self.layer(x + y))))
 
 
-def test_torch_fx_sees_the_same_graph():
-    block, given = Block(), torch.randn(2, 3, 6)
+def convolutions():
+    return nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU())
+
+
+@pytest.mark.parametrize("make, shape", [(Block, (2, 3, 6)), (convolutions, (2, 3, 4, 4))])
+def test_torch_fx_sees_the_same_graph(make, shape):
+    block, given = make(), torch.randn(shape)
     expected = block(given)
     before = torch.fx.symbolic_trace(block).graph
     cupyops.swap(block)

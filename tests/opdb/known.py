@@ -40,27 +40,12 @@ BEHIND_OTHERS = {
 
 # of module_db: the operator that a module calls; of optim_db: the file of its kernel
 MODULES = {
-    "AvgPool2d": "avg_pool2d",
-    "BatchNorm1d": "batch_norm",
-    "BatchNorm2d": "batch_norm",
-    "BatchNorm3d": "batch_norm",
-    "Conv2d": "conv2d",
-    "CrossEntropyLoss": "cross_entropy",
-    "Embedding": "embedding",
-    "GELU": "gelu",
-    "GroupNorm": "group_norm",
-    "KLDivLoss": "kl_div",
-    "LayerNorm": "layer_norm",
-    "Linear": "linear",
-    "LogSoftmax": "log_softmax",
-    "MaxPool2d": "max_pool2d",
-    "MultiheadAttention": "scaled_dot_product_attention",
-    "NLLLoss": "nll_loss",
-    "RMSNorm": "rms_norm",
-    "ReLU": "relu",
-    "SiLU": "silu",
-    "Softmax": "softmax",
-}
+    "AvgPool2d": "avg_pool2d", "BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm",
+    "Conv2d": "conv2d", "CrossEntropyLoss": "cross_entropy", "Embedding": "embedding", "GELU": "gelu",
+    "GroupNorm": "group_norm", "KLDivLoss": "kl_div", "LayerNorm": "layer_norm", "Linear": "linear",
+    "LogSoftmax": "log_softmax", "MaxPool2d": "max_pool2d", "MultiheadAttention": "scaled_dot_product_attention",
+    "NLLLoss": "nll_loss", "RMSNorm": "rms_norm", "ReLU": "relu", "SiLU": "silu", "Softmax": "softmax",
+}  # fmt: skip
 MODULES_WITHOUT_ENTRY = {
     "AddRMSNorm": "PyTorch has no module of this kind",
     "Attention": "PyTorch has no module of this kind",

@@ -313,17 +313,10 @@ def test_a_cut_or_a_piece_too_much(entry, data):
 
 
 CHANGES = {
-    "name": "scale<double>",
-    "symbol": "another",
-    "arch": "sm_90",
-    "ptx": "",
-    "parameters": [{"kind": "u64", "size": 8, "align": 4}] * 4,
-    "path": "/etc/passwd",
-    "origin": "precompiled",
-    "typed": "_Z1fPf",
-    "stem": "another",
-    "sha256": "0" * 64,
-}
+    "name": "scale<double>", "symbol": "another", "arch": "sm_90", "ptx": "",
+    "parameters": [{"kind": "u64", "size": 8, "align": 4}] * 4, "path": "/etc/passwd", "origin": "precompiled",
+    "typed": "_Z1fPf", "stem": "another", "sha256": "0" * 64,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", CHANGES)

@@ -118,13 +118,14 @@ def test_a_backward_that_writes_its_gradient():
 
 @cupyops.operator("cupyops_schema::numbers")
 def numbers(
-    x: Tensor, n: int = 2, by: float = 1.0, flag: bool = False, name: str = "", most: int | None = None
-) -> Tensor:
+    x: Tensor, n: int = 2, by: float = 1.0, flag: bool = False, name: str = "", most: int | None = None,
+    sizes: list[int] = (), scales: list[float] | None = None,
+) -> Tensor:  # fmt: skip
     return x * n * by
 
 
 @numbers.forward
-def _numbers(x, n, by, flag, name, most):
+def _numbers(x, n, by, flag, name, most, sizes, scales):
     return x * n * by, ()
 
 
@@ -140,6 +141,10 @@ def _numbers(x, n, by, flag, name, most):
         ({"flag": 2.0}, "flag is 2.0 (float), expected a bool"),
         ({"name": 3}, "name is 3 (int), expected a str"),
         ({"most": 1.5}, "most is 1.5 (float), expected an int or None"),
+        ({"sizes": [1.5]}, "sizes is [1.5] (list), expected a list of ints"),
+        ({"sizes": 3}, "sizes is 3 (int), expected a list of ints"),
+        ({"sizes": None}, "sizes is None (NoneType), expected a list of ints"),
+        ({"scales": ["1"]}, "scales is ['1'] (list), expected a list of numbers or None"),
     ],
 )
 def test_types_by_every_route(given, message, route):
@@ -152,7 +157,9 @@ def test_types_by_every_route(given, message, route):
 
 
 @pytest.mark.parametrize(
-    "given", [{"n": np.int64(3)}, {"n": True}, {"by": 2}, {"by": np.float32(2)}, {"flag": 1}, {"most": 3}]
+    "given",
+    [{"n": np.int64(3)}, {"n": True}, {"by": 2}, {"by": np.float32(2)}, {"flag": 1}, {"most": 3}]
+    + [{"sizes": (1, 2)}, {"sizes": [np.int64(1)]}, {"sizes": torch.Size([2])}, {"scales": [1, 2.5]}, {"scales": None}],
 )
 def test_types_that_kernels_take(given):
     x = torch.ones(3)

@@ -279,17 +279,10 @@ def test_integers_wrap_or_saturate():
 
 
 REFUSED = [
-    "m64n12k16.f32.f16.f16",
-    "m64n264k16.f32.f16.f16",
-    "m64n0k16.f32.f16.f16",
-    "m64n40k32.s32.s8.s8",
-    "m64n8k8.f32.f16.f16",
-    "m64n8k16.f16.bf16.bf16",
-    "m64n8k16.f32.f16.bf16",
-    "m64n8k32.f32.s8.s8",
-    "m64n8k256.s32.b1.b1.and.popc",
-    "m64n8k16.satfinite.f32.f16.f16",
-]
+    "m64n12k16.f32.f16.f16", "m64n264k16.f32.f16.f16", "m64n0k16.f32.f16.f16", "m64n40k32.s32.s8.s8",
+    "m64n8k8.f32.f16.f16", "m64n8k16.f16.bf16.bf16", "m64n8k16.f32.f16.bf16", "m64n8k32.f32.s8.s8",
+    "m64n8k256.s32.b1.b1.and.popc", "m64n8k16.satfinite.f32.f16.f16",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -212,26 +212,17 @@ def wrong_under_autocast(x):
 
 
 INFERENCE = [
-    ("special_values", swallows_nan, torch.relu),
-    ("tails", loses_a_tail, torch.relu),
-    ("strided", ignores_strides, torch.relu),
-    ("transposed", ignores_strides, torch.relu),
-    ("calls_between", in_one_workspace, torch.relu),
-    ("other_values_in_place", stale, torch.relu),
-    ("accuracy", returns_its_input, torch.relu),
-    ("outputs_do_not_alias", an_alias, torch.clone),
-    ("inputs_unchanged", changes_its_input, torch.relu),
-    ("output_strides", of_other_strides, torch.relu),
-    ("unwritten_outputs", leaves_memory_as_it_was, torch.relu),
-    ("dtypes", in_half_precision, torch.relu),
-    ("accuracy", out_of_order, torch.relu),
-    ("accuracy", of_one_output_more, torch.relu),
-    ("deterministic", every_other_time, torch.relu),
-    ("no_leak", keeps_what_it_made, torch.relu),
-    ("zero_dim", wrong_for_one, torch.relu),
-    ("misaligned", wrong_if_misaligned, torch.relu),
+    ("special_values", swallows_nan, torch.relu), ("tails", loses_a_tail, torch.relu),
+    ("strided", ignores_strides, torch.relu), ("transposed", ignores_strides, torch.relu),
+    ("calls_between", in_one_workspace, torch.relu), ("other_values_in_place", stale, torch.relu),
+    ("accuracy", returns_its_input, torch.relu), ("outputs_do_not_alias", an_alias, torch.clone),
+    ("inputs_unchanged", changes_its_input, torch.relu), ("output_strides", of_other_strides, torch.relu),
+    ("unwritten_outputs", leaves_memory_as_it_was, torch.relu), ("dtypes", in_half_precision, torch.relu),
+    ("accuracy", out_of_order, torch.relu), ("accuracy", of_one_output_more, torch.relu),
+    ("deterministic", every_other_time, torch.relu), ("no_leak", keeps_what_it_made, torch.relu),
+    ("zero_dim", wrong_for_one, torch.relu), ("misaligned", wrong_if_misaligned, torch.relu),
     ("autocast", wrong_under_autocast, torch.relu),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -45,22 +45,11 @@ CONSTANTS = {
     **dict.fromkeys(("ULLONG_MAX", "ULONG_MAX", "UINT64_MAX", "SIZE_MAX"), "18446744073709551615ull"),
 }
 TYPES = {
-    "int8_t": "signed char",
-    "uint8_t": "unsigned char",
-    "int16_t": "short",
-    "uint16_t": "unsigned short",
-    "int32_t": "int",
-    "uint32_t": "unsigned int",
-    "int64_t": "long long",
-    "uint64_t": "unsigned long long",
-    "intptr_t": "long long",
-    "uintptr_t": "unsigned long long",
-    "ssize_t": "long long",
-    "uint": "unsigned int",
-    "uchar": "unsigned char",
-    "ushort": "unsigned short",
-    "ulong": "unsigned long long",
-}
+    "int8_t": "signed char", "uint8_t": "unsigned char", "int16_t": "short", "uint16_t": "unsigned short",
+    "int32_t": "int", "uint32_t": "unsigned int", "int64_t": "long long", "uint64_t": "unsigned long long",
+    "intptr_t": "long long", "uintptr_t": "unsigned long long", "ssize_t": "long long", "uint": "unsigned int",
+    "uchar": "unsigned char", "ushort": "unsigned short", "ulong": "unsigned long long",
+}  # fmt: skip
 HEADERS = {
     **dict.fromkeys(("half", "half2", "__half", "__half2"), "cuda_fp16.h"),
     **dict.fromkeys(("nv_bfloat16", "nv_bfloat162", "__nv_bfloat16", "__nv_bfloat162"), "cuda_bf16.h"),
@@ -150,7 +139,8 @@ make_float2 make_float3 make_float4 make_int2 make_int3 make_int4 make_uint2 mak
 float2 float3 float4 int2 int3 int4 uint2 uint3 uint4 double2 dim3 __pipeline_memcpy_async __pipeline_commit
 __cvta_generic_to_shared __isShared __isGlobal
 """
-_KNOWN = (*_CUDA.split(), *_BARE.split(), *TYPES, *CONSTANTS)
+_WORDS = "float double unsigned signed const static struct template typename volatile inline return while continue"
+_KNOWN = (*_CUDA.split(), *_BARE.split(), *_WORDS.split(), *TYPES, *CONSTANTS)
 # CUDA's vectors, whose members have one letter each
 _MEMBER = re.compile(r'class "(?:u?(?:char|short|int|long|longlong)|float|double|dim)([1-4])" has no member "(\w+)"')
 

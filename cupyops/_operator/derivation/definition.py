@@ -123,7 +123,11 @@ class Definition:
         """Check that numbers and other arguments have their annotations' types, so that all routes accept the same calls."""
         for index, usual, types, words in self._plain:
             value = args[index]
-            if type(value) is not usual and not isinstance(value, types):
+            fits = type(value) is usual or isinstance(value, types)
+            if usual is list:
+                fits = value is None and words.endswith("None")
+                fits |= isinstance(value, (list, tuple)) and all(isinstance(one, types) for one in value)
+            if not fits:
                 if isinstance(value, Tensor) and torch_private.is_jit_tracing():
                     continue  # a size, as torch.jit.trace has it
                 arguments.fail(f"{self.name}: {self.parameters[index].name}", value, words)

@@ -105,13 +105,19 @@ _NUMBERS: Mapping[Any, tuple[tuple[type, ...], str]] = MappingProxyType(
 
 
 def plain(parameters: Sequence[inspect.Parameter]) -> list[tuple[int, Any, tuple[type, ...], str]]:
-    """The parameters that are numbers and the like: (place, the usual type, all that it may be, that in words)."""
-    found = []
+    """The parameters that are numbers and the like: (place, the usual type, all that it may be, that in words).
+
+    Of a list of such the types are those of its elements.
+    """
+    found: list[tuple[int, Any, tuple[type, ...], str]] = []
     for index, one in enumerate(parameters):
         optional = may_be_none(one.annotation)
         inner = typing.get_args(one.annotation) if optional else (one.annotation,)
         kind = next(x for x in inner if x is not type(None))
-        if kind in _NUMBERS:
+        if typing.get_origin(kind) in (list, Sequence) and (of := typing.get_args(kind)[0]) in _NUMBERS:
+            types_, words = _NUMBERS[of]
+            found.append((index, list, types_, f"a list of {words.split()[-1]}s" + " or None" * optional))
+        elif kind in _NUMBERS:
             types_, words = _NUMBERS[kind]
             found.append((index, kind, (*types_, type(None)) if optional else types_, words + " or None" * optional))
     return found

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from ... import ops
 from . import packed, positions, rotary, tables
 from .classes import Class, Recipe, is_library, kind, twins
-from .tracing import State, Unknown, codes
+from .tracing import State, Unknown, codes, is_pytorchs
 
 _NAMES = """avg_pool2d batch_norm conv2d cross_entropy dropout embedding gelu group_norm kl_div layer_norm linear log_softmax
 nll_loss relu rms_norm scaled_dot_product_attention silu softmax"""
@@ -42,22 +42,36 @@ def _log_softmax(
 # with the parameters of PyTorch's, one of which is for its own warnings
 OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _NAMES.split()}
 OURS |= {"softmax": _softmax, "log_softmax": _log_softmax, "scaled_dot_product_attention": packed.attention}
+_THEIRS = {name: getattr(F, name) for name in OURS}
 _DEPTH = 5  # of decorators, and of functions of the same file that a method calls
 _PREFIX = "_cupyops_"
 _HARMLESS = {"transformers.modeling_utils.PreTrainedModel"}  # what it does when a class is derived changes nothing
 
 
-def _module(name: str, like: types.ModuleType, instead: dict[str, Any]) -> types.ModuleType:
-    made = types.ModuleType(f"cupyops.{name}", f"{like.__name__} with functions of cupyops in it")
-    vars(made).update({k: v for k, v in vars(like).items() if not k.startswith("__")} | instead)
-    return made
+def _names(scope: dict[str, Any], name: str) -> types.ModuleType:
+    """A Python module, `torch.nn` or `torch.nn.functional`, as a file names it, with functions of cupyops for PyTorch's own.
 
+    What somebody has put in the place of one of them, or of the module in that file, is what is found, whenever that was.
+    """
+    like = scope[name]
+    instead: dict[str, Any] = {known: (theirs, OURS[known]) for known, theirs in _THEIRS.items() if is_pytorchs(theirs)}
+    if like is torch.nn:
+        instead = {known: (getattr(like, known), ours) for known, ours in _losses().items()}
+        instead["functional"] = F, _names(vars(like), "functional")
 
-@functools.cache
-def _modules() -> dict[int, types.ModuleType]:
-    """Modules that stand for torch.nn.functional and torch.nn, by the id of these."""
-    functional = _module("functional", F, OURS)
-    return {id(F): functional, id(torch.nn): _module("nn", torch.nn, {"functional": functional, **_losses()})}
+    def reading(attribute: str) -> property:
+        theirs, ours = instead.get(attribute, (None, None))
+
+        def read(_: Any) -> Any:
+            found = getattr(scope[name], attribute)
+            return ours if found is theirs else found
+
+        return property(read)
+
+    # properties are ten times as fast as `__getattr__` of a Python module
+    methods: dict[str, Any] = {known: reading(known) for known in vars(like) if not known.startswith("__")}
+    methods["__getattr__"] = lambda _, attribute: getattr(scope[name], attribute)
+    return type("Names", (types.ModuleType,), methods)(f"cupyops.{name}")  # type: ignore[no-any-return]
 
 
 class Options(NamedTuple):
@@ -183,10 +197,10 @@ def _renamed(function: types.FunctionType, options: Options, found: list[str], d
         value: Any = scope.get(name)
         if name.startswith(_PREFIX):
             continue
-        if id(value) in _modules():
+        if value is F or value is torch.nn:
             used = _attributes(function, name, functional=value is torch.nn)
             if used:
-                names[_PREFIX + name] = _modules()[id(value)]
+                names[_PREFIX + name] = scope.get(_PREFIX + name) or _names(scope, name)
                 found += sorted(used)
         elif isinstance(value, type) and value is getattr(torch.nn, name, None) and name in _losses():
             names[_PREFIX + name] = _losses()[name]
@@ -197,7 +211,7 @@ def _renamed(function: types.FunctionType, options: Options, found: list[str], d
         elif isinstance(value, types.FunctionType) and depth < _DEPTH:
             ours: Any = None
             theirs = str(value.__name__)
-            if theirs in OURS and value is getattr(F, theirs, None):
+            if theirs in OURS and value is _THEIRS[theirs] and is_pytorchs(value):
                 ours = OURS[theirs]
                 found.append(theirs)
             elif options.rotates and (ours := rotary.recognised(value)) is not None:

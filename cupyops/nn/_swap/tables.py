@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from ..._dispatch.attention.attention import taken_mask
+from ..._kernel.graph import capturing
 from . import experts, packed
 
 ATTENTION = "cupyops"
@@ -113,13 +112,9 @@ def mask(**given: Any) -> Tensor | None:
     """
     from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
 
-    if given.get("attention_mask") is None and _captured() and _all_see(**given):
+    if given.get("attention_mask") is None and capturing() and _all_see(**given):
         return None
     return sdpa_mask(**given)  # type: ignore[no-any-return]
-
-
-def _captured() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and not is_dynamo_compiling()
 
 
 def _all_see(

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 from torch.nn import Module
+from torch.nn import functional as F
 
 
 class Unknown(Exception):
@@ -53,24 +54,11 @@ _FORBIDDEN: tuple[str, ...] = (
 )
 _FORBIDDEN += ("DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "BEFORE_WITH", "SETUP_WITH", "BEFORE_ASYNC_WITH")
 _FORBIDDEN += ("SEND", "PUSH_EXC_INFO", "LOAD_SUPER_ATTR", "LOAD_SPECIAL")
-_CONDITIONS = ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "UNARY_NOT", "FOR_ITER")
-_MODULES = (torch, torch.nn, torch.nn.functional, math)
+_FORBIDDEN += ("IS_OP",)  # of a stand-in it is False, where `==` refuses to be a condition
+_CONDITIONS = ("COMPARE_OP", "CONTAINS_OP", "UNARY_NOT", "FOR_ITER")
 _BUILTINS = (
-    "len",
-    "float",
-    "int",
-    "bool",
-    "min",
-    "max",
-    "abs",
-    "range",
-    "tuple",
-    "list",
-    "slice",
-    "zip",
-    "enumerate",
-    "sum",
-)
+    "len", "float", "int", "bool", "min", "max", "abs", "range", "tuple", "list", "slice", "zip", "enumerate", "sum",
+)  # fmt: skip
 _METADATA = {"dtype", "shape", "ndim", "device", "T", "mT"}  # of tensors
 _NAMESPACES = {"nn", "functional"}  # of torch
 
@@ -80,7 +68,7 @@ def _recorded() -> tuple[frozenset[str], frozenset[Any]]:
     """The functions of PyTorch that a graph records: their names, and those outside of classes themselves."""
     table = torch.overrides.get_overridable_functions()
     names = frozenset(getattr(one, "__name__", "") for listed in table.values() for one in listed)
-    spaces = (torch, torch.nn.functional)
+    spaces = (torch, F)
     return names, frozenset(one for space in spaces for one in table[space] if not isinstance(one, type))
 
 
@@ -89,6 +77,11 @@ def _is_allowed(name: str) -> bool:
     if name in _METADATA or name in _NAMESPACES or isinstance(getattr(torch, name, None), torch.dtype):
         return True
     return name in _recorded()[0] or name in vars(math)
+
+
+def is_pytorchs(function: Any) -> bool:
+    """Return whether a function of torch.nn.functional is PyTorch's own, and not one that somebody has put there."""
+    return isinstance(function, types.BuiltinFunctionType) or getattr(function, "__globals__", None) is vars(F)
 
 
 def codes(function: Any) -> Iterator[types.CodeType]:
@@ -235,11 +228,13 @@ class _Reading:
     def _global(self, function: types.FunctionType, name: str) -> None:
         scope, place = function.__globals__, function.__globals__.get("__name__", "")
         value = scope.get(name, getattr(builtins, name, None))
-        if any(value is one for one in _MODULES) or (name in _BUILTINS and name not in scope):
+        if value is torch or value is math or (name in _BUILTINS and name not in scope):
             return
         if vars(sys.modules.get(place, types)) is not scope:
             raise Unknown("its forward reads globals of no Python module")
-        if name in scope and all(type(one) in PLAIN for one in (value if type(value) is tuple else (value,))):
+        if value is F or value is torch.nn:
+            self.functions[place, name] = ""
+        elif name in scope and all(type(one) in PLAIN for one in (value if type(value) is tuple else (value,))):
             self.constants[place, name] = value
         elif _is_recorded(value):
             self.functions[place, name] = digest(value)
@@ -271,6 +266,10 @@ class _Reading:
         elif value is missing:
             if not _is_allowed(name):
                 self._unknown.add(name)  # perhaps of an object that is known later
+            elif callable(function := vars(F).get(name)):
+                if not is_pytorchs(function):
+                    raise Unknown(f"somebody has replaced torch.nn.functional.{name}")
+                self.functions[F.__name__, name] = digest(function)
         elif name in _INTERNAL:
             raise Unknown(f"its forward reads {name}")
         else:

@@ -72,31 +72,15 @@ def test_compile_gives_cubin_ptx_and_parameters():
 
 
 EVERY_KIND = {
-    "float* p": ("u64", 8, 8),
-    "const void* p": ("u64", 8, 8),
-    "bool b": ("u8", 1, 1),
-    "char c": ("u8", 1, 1),
-    "signed char c": ("u8", 1, 1),
-    "unsigned char c": ("u8", 1, 1),
-    "short s": ("u16", 2, 2),
-    "unsigned short s": ("u16", 2, 2),
-    "int i": ("u32", 4, 4),
-    "unsigned u": ("u32", 4, 4),
-    "long l": ("u64", 8, 8),
-    "long long l": ("u64", 8, 8),
-    "unsigned long long l": ("u64", 8, 8),
-    "size_t z": ("u64", 8, 8),
-    "float f": ("f32", 4, 4),
-    "double d": ("f64", 8, 8),
-    "__half h": ("b8", 2, 2),
-    "__nv_bfloat16 h": ("b8", 2, 2),
-    "Pair s": ("b8", 16, 8),
-    "Five s": ("b8", 32, 16),
-    "Three s": ("b8", 3, 1),
-    "const __grid_constant__ Pair s": ("b8", 16, 8),
-    "const __grid_constant__ TensorMap s": ("b8", 128, 64),
+    "float* p": ("u64", 8, 8), "const void* p": ("u64", 8, 8), "bool b": ("u8", 1, 1), "char c": ("u8", 1, 1),
+    "signed char c": ("u8", 1, 1), "unsigned char c": ("u8", 1, 1), "short s": ("u16", 2, 2),
+    "unsigned short s": ("u16", 2, 2), "int i": ("u32", 4, 4), "unsigned u": ("u32", 4, 4), "long l": ("u64", 8, 8),
+    "long long l": ("u64", 8, 8), "unsigned long long l": ("u64", 8, 8), "size_t z": ("u64", 8, 8),
+    "float f": ("f32", 4, 4), "double d": ("f64", 8, 8), "__half h": ("b8", 2, 2), "__nv_bfloat16 h": ("b8", 2, 2),
+    "Pair s": ("b8", 16, 8), "Five s": ("b8", 32, 16), "Three s": ("b8", 3, 1),
+    "const __grid_constant__ Pair s": ("b8", 16, 8), "const __grid_constant__ TensorMap s": ("b8", 128, 64),
     "int2 i": ("b8", 8, 8),
-}
+}  # fmt: skip
 TYPES = """#include <cuda_fp16.h>
 #include <cuda_bf16.h>
 struct Pair { int a; double b; };
