@@ -11,7 +11,7 @@ from .flow import Use, uses
 from .launches import Kernel
 from .program import Function, Node, Program, bare, text, walk
 from .scope import NotTranslated, Scope
-from .values import HELPERS, Type
+from .values import Type
 from .vocabulary import kind_of_type, name_of, type_of
 
 # what stands before or behind the name of that of which it is the gradient
@@ -238,7 +238,7 @@ def _defined(function: Function, name: str, operator: Forward) -> str:
         if (
             not scope.notes
             and not scope.used
-            and not any(f"{one}(" in found for one in HELPERS)
+            and "cpp." not in found
             and {name_of(one) for one in words} <= set(operator.names)
         ):
             return found

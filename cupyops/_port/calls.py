@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .. import cpp
 from . import memory, structs, values
 from .expressions import (
     DTYPE_NAMES,
@@ -43,9 +44,11 @@ from .values import (
     Value,
 )
 from .vocabulary import (
+    ASKED,
     ATTRIBUTES_OF_KERNELS,
     CEIL,
     DTYPES,
+    EXACT,
     FUNCTIONS,
     GUARDS,
     LISTS,
@@ -53,6 +56,7 @@ from .vocabulary import (
     METHODS,
     NUMBERS,
     OF_LAUNCHES,
+    OF_TWO,
     PAIRS,
     POINTERS,
     PROPERTIES,
@@ -235,7 +239,7 @@ def _limit(base: str, spelled: str, scope: Scope) -> Value | None:
     match = re.fullmatch(r"(?:std::)?numeric_limits<\s*([\w: ]+?)\s*>::\w+", spelled)
     variable = scope.find(match[1]) if match is not None else None
     if variable is not None and variable.value.type == DTYPE:
-        return Value(f"_limit({variable.value.code}, {base!r})", Type("scalar"))
+        return Value(f"cpp.limit({variable.value.code}, {base!r})", Type("scalar"))
     kind = type_of(match[1], scope.types) if match is not None else None
     if kind is None or not kind.is_number:
         return None
@@ -277,7 +281,7 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
     if base in ("min", "max", "abs", "swap", "llabs", "labs") and re.match(r"(std::|::|)\w+(<|$)", spelled):
         return _chosen(node, spelled, {"llabs": "abs", "labs": "abs"}.get(base, base), given, scope)
     if base in ("lround", "llround") and len(children(given)) == 1:
-        return values.whole(f"int(_round({arguments(given, scope)[0].code}))", LONG)
+        return values.whole(f"int(cpp.round({arguments(given, scope)[0].code}))", LONG)
     if real in REAL and re.match(r"(std::|::|)\w+$", spelled):
         return _real(node, real, base, spelled, given, scope)
     raise NotTranslated(node, f"the function {spelled[:60]}")
@@ -318,29 +322,21 @@ def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> V
 def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Scope) -> Value:
     """Functions of numbers with a fraction: in float where C++ computes in float, which rounds once more."""
     found = arguments(given, scope)
-    if not all(one.type.is_number for one in found) or len(found) != (
-        2 if real in ("pow", "atan2", "fmax", "fmin", "fmod") else 1
-    ):
+    if not all(one.type.is_number for one in found) or len(found) != (2 if real in OF_TWO else 1):
         raise NotTranslated(node, f"the function {spelled[:60]} of {', '.join(str(one.type) for one in found)}")
     is_float = (
         base != real
         or (spelled.startswith("std::") and all(one.type == FLOAT for one in found))
-        or (
-            all(one.type == FLOAT for one in found)
-            and real in ("ceil", "floor", "round", "trunc", "fabs", "sqrt", "fmin", "fmax")
-        )
+        or (all(one.type == FLOAT for one in found) and (real in EXACT or real == "sqrt"))
     )
     if is_float:
         found = [assigned(one, FLOAT, node) for one in found]
-    inner = ", ".join(one.code for one in found)
-    if real in ("ceil", "floor"):
-        return Value(f"float(math.{real}({inner}))", FLOAT if is_float else DOUBLE)
-    if real in ("fmax", "fmin", "fabs"):
-        name = {"fmax": "max", "fmin": "min", "fabs": "abs"}[real]
-        return Value(f"float({name}({inner}))", FLOAT if is_float else DOUBLE)
-    if real in ("round", "trunc"):
-        return Value(f"_{real}({inner})", FLOAT if is_float else DOUBLE)
-    made_ = Value(f"math.{real}({inner})", DOUBLE)
+    code = f"{'cpp' if hasattr(cpp, real) else 'math'}.{real}({', '.join(one.code for one in found)})"
+    if real in ASKED:
+        return Value(code, BOOL, low=0, high=1)
+    if real in EXACT:
+        return Value(code, FLOAT if is_float else DOUBLE)
+    made_ = Value(code, DOUBLE)
     if not is_float:
         return made_
     if real != "sqrt":
@@ -564,7 +560,7 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if re.fullmatch(r"(at|torch)::globalContext\(\)", text(of)) and method == "alertNotDeterministic":
         (value,) = arguments(given, scope)
         scope.read(function)
-        return Value(f"_alert({value.code})", VOID)
+        return Value(f"cpp.alert({value.code})", VOID)
     value = python(of, scope)
     scope.read(function)
     kind = value.type.kind
@@ -662,7 +658,7 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
         kind_ = ctype(children(written)[0], scope) if written is not None else Type("scalar")
         if kind_ == FLOAT:
-            return Value(f"_float({base}.item())", FLOAT)
+            return Value(f"cpp.to_float({base}.item())", FLOAT)
         return replace(typed(f"{base}.item()", kind_))
     if method == "is_same" and len(nodes) == 1:
         return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)

@@ -8,6 +8,7 @@ an error.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -133,7 +134,8 @@ def _identifier(node: Node, scope: Scope) -> Value:
         return values.number(OF_LAUNCHES[name], INT, str(OF_LAUNCHES[name]))
     if name in LIMITS:
         number, kind = LIMITS[name]
-        return values.number(number, NUMBERS[kind], repr(number))
+        code = repr(number) if math.isfinite(number) else f"math.{number}"
+        return values.number(number, NUMBERS[kind], code)
     if name == "cudaSuccess":
         return Value("0", STATUS)
     if name in ("NULL", "nullptr"):
@@ -243,7 +245,7 @@ def _binary(node: Node, scope: Scope) -> Value:
         return Value(f"{left.at(binds + extra)} {sign} {right.at(binds + 1)}", TENSOR, binds)
     if sign in ("+", "-") and left.type.kind == "pointer" and right.type.is_integer:
         at = right if sign == "+" else values.unary("-", right)
-        return replace(left, code=f"_memory({left.code}, {at.code})", binds=values.ATOM)
+        return replace(left, code=f"cpp.memory({left.code}, {at.code})", binds=values.ATOM)
     if sign == "+" and kinds == {"string"}:
         return Value(f"{left.at(values.PLUS)} + {right.at(values.PLUS + 1)}", STRING, values.PLUS)
     raise NotTranslated(node, f"{sign} of a {left.type} and a {right.type}")
@@ -292,13 +294,13 @@ def _pointer(node: Node, scope: Scope) -> Value:
             return replace(value, type=value.type.of[0])
         if value.type.kind == "pointer" and value.type.of[0].bits:
             scope.read(node)
-            return typed(f"_memory({value.code}, 0)[0].item()", value.type.of[0])
+            return typed(f"cpp.memory({value.code}, 0)[0].item()", value.type.of[0])
     elif argument.type == "subscript_expression":  # `&p[n]`
         of = python(argument.child_by_field_name("argument"), scope)
         given = arguments(argument.child_by_field_name("indices"), scope)
         if of.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer:
             scope.read(node)
-            return replace(of, code=f"_memory({of.code}, {given[0].code})", binds=values.ATOM)
+            return replace(of, code=f"cpp.memory({of.code}, {given[0].code})", binds=values.ATOM)
     raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
 
 
@@ -388,7 +390,7 @@ def _field(node: Node, scope: Scope) -> Value:
         scope.read(node)
         if text(name) == "warpSize":
             return values.number(32, INT, "32")
-        return values.whole("_multiprocessors()", low=1, high=1024)
+        return values.whole("cpp.multiprocessors()", low=1, high=1024)
     value = python(of, scope)
     scope.read(name)
     if value.type == DIM3 and text(name) in ("x", "y", "z"):
@@ -428,7 +430,7 @@ def _subscript(node: Node, scope: Scope) -> Value:
             return Value(inner, replace(value.type, bits=value.type.bits - 1))
         return typed(f"{inner}.item()", value.type.of[0])
     if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
-        return typed(f"_memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
+        return typed(f"cpp.memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
     raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
 
 

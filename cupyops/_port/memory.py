@@ -44,10 +44,10 @@ def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
         scope.before.append(f"{_pointer(nodes[0], scope).code} = None")
     elif base.startswith("cudaMemset") and len(nodes) == 3:
         to, value, count = _pointer(nodes[0], scope), python(nodes[1], scope), _bytes(nodes[2], scope)
-        scope.before.append(f"_bytes({to.code}, {count.code}).fill_({value.at(values.BIT_AND)} & 255)")
+        scope.before.append(f"cpp.first_bytes({to.code}, {count.code}).fill_({value.at(values.BIT_AND)} & 255)")
     elif base.startswith("cudaMemcpy") and len(nodes) == 4 and bare(text(nodes[3])) in _KINDS:
         to, of, count = _pointer(nodes[0], scope), _pointer(nodes[1], scope), _bytes(nodes[2], scope)
-        scope.before.append(f"_bytes({to.code}, {count.code}).copy_(_bytes({of.code}, {count.code}))")
+        scope.before.append(f"cpp.first_bytes({to.code}, {count.code}).copy_(cpp.first_bytes({of.code}, {count.code}))")
     else:
         raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}")
     scope.read(given)
@@ -74,7 +74,7 @@ def _to_host(nodes: list[Node], scope: Scope) -> bool:
         return False
     of, count = _pointer(nodes[1], scope), _bytes(nodes[2], scope)
     dtype = dtype_of_type(nodes[0], _SPELLED[kind.kind, kind.bits, kind.signed], scope)
-    found = f"_bytes({of.code}, {count.code}).view({dtype})"
+    found = f"cpp.first_bytes({of.code}, {count.code}).view({dtype})"
     if is_list:
         scope.before.append(f"{variable.name}[: ({count.code}) // {max(kind.bits // 8, 1)}] = {found}.tolist()")
     else:

@@ -19,7 +19,7 @@ from .operators import Operator, annotation, pairs
 from .program import Function, Program, adding, bare, is_stream, line, read, text
 from .scope import Scope, changed
 from .statements import Writer
-from .values import DTYPE, FLOAT, HELPERS, INT, SCALAR, Type, Value
+from .values import DTYPE, FLOAT, INT, SCALAR, Type, Value
 from .vocabulary import DTYPES, kind_of_type, name_of, type_of
 
 
@@ -94,15 +94,16 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     given = f", options={options!r}" if options else ""
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
-    needed = [*_needed("\n".join([*constants, *parts])), *made]
-    written = "\n".join([*needed, *constants, *parts])
+    written = "\n".join([*made, *constants, *parts])
     if modules := [one for one in ("ctypes", "math", "sys", "time") if re.search(rf"\b{one}\.", written)]:
         imports = "".join(f"import {one}\n" for one in modules)
         head = head.replace("import torch\n", f"{imports}\nimport torch\n", 1)
     if made:
         head = head.replace("import torch\n", "import numpy as np\nimport torch\n", 1)
+    if re.search(r"\bcpp\.", written):
+        head = head.replace("import cupyops\n", "import cupyops\nfrom cupyops import cpp\n", 1)
     ported.files[f"{stem}.py"] = (
-        "\n\n\n".join([head.rstrip(), *needed, *(["\n".join(constants)] if constants else []), *parts]) + "\n"
+        "\n\n\n".join([head.rstrip(), *made, *(["\n".join(constants)] if constants else []), *parts]) + "\n"
     )
     ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, operators)
     return ported
@@ -182,15 +183,6 @@ def _hints(program: Program) -> list[str]:
     return found + [f"from {place} on it does not read as C++: is a bracket missing?" for place in program.broken]
 
 
-def _needed(code: str) -> list[str]:
-    """The helpers that some Python calls, and those that they call."""
-    found: set[str] = set()
-    while more := {one for one in HELPERS if one not in found and re.search(rf"(?<!def )\b{one}\(", code)}:
-        found |= more
-        code += "".join(HELPERS[one] for one in more)
-    return [HELPERS[one] for one in HELPERS if one in found]
-
-
 def _wanted(program: Program) -> list[Function]:
     """The functions that launch, and those that call them or that they call, in the order of the files."""
     called = {
@@ -261,7 +253,7 @@ class _Writing:
         self.used |= {one for one in function.defaults.values() if one in program.constants}
         if template := [name_of(one) for one, _ in function.template if one]:
             parameters += ["*", *template]
-        lines = [f"    {one} = _float({one})" for one in rounded] + writer.lines
+        lines = [f"    {one} = cpp.to_float({one})" for one in rounded] + writer.lines
         if writer.outputs:
             last = f"    return {', '.join(scope.frames[0][one].name for one in writer.outputs)}"
             lines = [*lines, last] if not lines[-1].startswith("    return") else lines
@@ -290,7 +282,7 @@ class _Writing:
             variable.value = replace(variable.value, element=written)
         if kind == FLOAT and name not in scope.changed:
             code = variable.value.code
-            variable.value = Value(f"_float({code})", FLOAT, lax=code)
+            variable.value = Value(f"cpp.to_float({code})", FLOAT, lax=code)
 
     def _conditions(self, function: Function) -> list[str]:
         """Branches of `#if` that are left out, since nothing defines what they ask for."""

@@ -517,7 +517,7 @@ class Writer:
             return
         if target.type.kind == "pointer" and operator in "+-" and right.type.is_integer:
             at = right if operator == "+" else values.unary("-", right)
-            self.put(f"{target.code} = _memory({target.code}, {at.code})", node)
+            self.put(f"{target.code} = cpp.memory({target.code}, {at.code})", node)
             return
         if not target.type.is_number or not right.type.is_number:
             raise NotTranslated(node, f"{sign} of a {target.type} and a {right.type}")
@@ -543,7 +543,7 @@ class Writer:
         at = python(name, self.scope)
         if not of.type.of or not of.type.of[0].is_number or sign != "=":
             return False
-        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"_memory({of.code}, {at.code})[0]"
+        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"cpp.memory({of.code}, {at.code})[0]"
         self.put(f"{place} = {assigned(right, of.type.of[0], node).code}", node)
         self._set(name, text(index[0])[-1] + "=", values.number(1, values.INT, "1"), node)
         self.scope.read(left)
@@ -925,7 +925,7 @@ class Writer:
         variable = self.scope.declare(template, DTYPE)
         self.scope.types[template] = Type("scalar")
         listed = ", ".join(f"torch.{one}" for one in dtypes)
-        self.put(f"{variable.value.code} = _dispatched({value.code}, {name}, {listed})", node)
+        self.put(f"{variable.value.code} = cpp.dispatched({value.code}, {name}, {listed})", node)
         for one in body.child_by_field_name("body").named_children:
             if one.type == "return_statement" and not children(one):
                 raise NotTranslated(one, "a return inside of a dispatch")

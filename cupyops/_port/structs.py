@@ -165,7 +165,7 @@ def address(value: Value, dtype: str, node: Node) -> str:
         return "0"
     if value.type.kind not in ("pointer", "tensor"):
         raise NotTranslated(node, f"a {value.type} as a pointer of a struct")
-    return f"_address({value.code}, torch.{dtype})"
+    return f"cpp.address({value.code}, torch.{dtype})"
 
 
 def passed(value: Value, spelled: str, node: Node) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Mapping
 
@@ -80,7 +81,19 @@ FUNCTIONS = _words(
     add sub mul div addmv outer
     """
 )
-REAL = _words("ceil floor sqrt pow log log2 log10 exp exp2 sin cos tan atan atan2 fabs round trunc fmax fmin fmod")
+ASKED = _words("isnan isinf isfinite")
+EXACT = _words("ceil floor round trunc rint fabs fmax fmin fmod copysign")  # of floats they are floats
+OF_TWO = _words("pow atan2 fmax fmin fmod copysign hypot")
+REAL = (
+    ASKED
+    | EXACT
+    | OF_TWO
+    | _words(
+        """
+    sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma
+    """
+    )
+)
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
 OF_LAUNCHES = {"CUDA_NUM_THREADS": 1024, "C10_WARP_SIZE": 32, "warpSize": 32}
 LIMITS = {
@@ -88,6 +101,7 @@ LIMITS = {
     "INT64_MAX": (2**63 - 1, "int64_t"), "LONG_MAX": (2**63 - 1, "long"), "FLT_MAX": (3.4028234663852886e38, "float"),
     "FLT_MIN": (1.1754943508222875e-38, "float"), "FLT_EPSILON": (1.1920928955078125e-07, "float"),
     "DBL_MAX": (1.7976931348623157e308, "double"), "M_PI": (3.141592653589793, "double"),
+    "INFINITY": (math.inf, "float"), "NAN": (math.nan, "float"), "HUGE_VAL": (math.inf, "double"),
 }  # fmt: skip
 
 # Known to be nothing, form by form: a launch finds the device and the stream itself, checks that tensors are on a GPU, and
@@ -166,7 +180,7 @@ def _count(word: str | None) -> int:
 # names that the Python of a port has a use for
 _TAKEN = _words(
     """
-    torch cupyops ext math ctypes int float bool range max min abs print len dict list tuple repr str sys pow round sum
+    torch cupyops cpp ext math ctypes int float bool range max min abs print len dict list tuple repr str sys pow round sum
     """
 )
 

@@ -11,7 +11,6 @@ from cupyops._port.port import port
 from cupyops._port.program import parser, walk
 from cupyops._port.scope import leaves
 from cupyops._port.statements import STATEMENTS
-from cupyops._port.values import HELPERS
 
 HEAD = "__global__ void k(float* x, int n) {}\n__global__ void m(const float* x, float* y, float by, int n) {}\n"
 HELPER = "int helper(int a, int b = 4) { return a + b; }\n"
@@ -276,12 +275,6 @@ def test_what_is_almost_so_is_translated_or_listed(tmp_path, body):
     found, without = ported(tmp_path, f"{body} {LAUNCH}"), ported(tmp_path, LAUNCH)
     assert found.files["x.py"] != without.files["x.py"]
     compile(found.files["x.py"], "x.py", "exec")
-
-
-def test_helpers_are_python():
-    for name, code in HELPERS.items():
-        compile(code, name, "exec")
-        assert code.startswith(f"def {name}(")
 
 
 def test_what_a_signature_has_besides_is_listed(tmp_path):

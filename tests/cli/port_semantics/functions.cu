@@ -100,6 +100,31 @@ int rounded(float a) { return (int)(a + 0.5f) + int(a * 10) + static_cast<int>(a
 double over_zero(double a, int b) { return a / b; }
 float roots(float a) { return std::sqrt(a) + sqrtf(a) + std::floor(a) + std::ceil(a); }
 double halves(double a, float b) { return std::round(a) * 100 + roundf(b) + std::trunc(a) + round(a * 0.5); }
+int kind_of(double a) { return std::isnan(a) ? 1 : !std::isinf(a) ? 4 + std::isfinite(a) : a > 0 ? 2 : 3; }
+long long refused(double a) {
+  long long k = kind_of(sqrt(a)) * 8 + kind_of(std::log(a));
+  k = (k * 8 + kind_of(log2(a))) * 8 + kind_of(log10(a));
+  k = (k * 8 + kind_of(log1p(a))) * 8 + kind_of(expm1(a * 200));
+  k = (k * 8 + kind_of(exp(a * 200))) * 8 + kind_of(exp2(a * 400));
+  k = (k * 8 + kind_of(asin(a))) * 8 + kind_of(acos(a));
+  k = (k * 8 + kind_of(acosh(a))) * 8 + kind_of(atanh(a));
+  k = (k * 8 + kind_of(cosh(a * 400))) * 8 + kind_of(sinh(a * 400));
+  return (k * 8 + kind_of(lgamma(a))) * 8 + kind_of(std::exp(200 * (float)a));
+}
+long long refused_of_large(double a, double b) {
+  long long k = kind_of(sin(a / b)) * 8 + kind_of(cos(a / b));
+  k = (k * 8 + kind_of(tan(a / b))) * 8 + kind_of(tanh(a / b));
+  k = (k * 8 + kind_of(ceil(a / b))) * 8 + kind_of(std::floor(a / b));
+  k = (k * 8 + kind_of(round(a / b))) * 8 + kind_of(trunc(a / b));
+  k = (k * 8 + kind_of(rint(a / b))) * 8 + kind_of(fabs(a / b));
+  k = (k * 8 + kind_of(pow(a, b - 8))) * 8 + kind_of(pow(a / b, b));
+  k = (k * 8 + kind_of(fmod(a, b))) * 8 + kind_of(pow(a * 1e200, 2));
+  return (k * 8 + kind_of(a + INFINITY)) * 8 + kind_of(NAN * b);
+}
+double of_nan(double a, double b) { return fmax(a / b, b) * 3 + fmin(b, a / b) + fmin(0 / b, a); }
+float of_infinity(float a, float b) { return std::max(a / b, b) - std::min(1 / a, b) * std::copysign(1.0f, b); }
+double zeros(double a) { return 1 / ceil(a / 10) + 2 / round(a / 20) + 4 / trunc(a / 10) + 8 / rint(a / 20); }
+double halfway(double a) { return rint(a) * 1000 + round(a) * 100 + copysign(3, a) * 10 + hypot(a * 0, 4); }
 int ceiling(int a) { return ceil(a / 64.0); }
 int ceiling_of_float(int a) { return std::ceil(static_cast<float>(a) / 3.0f); }
 int not_first(int a, int b) { return !a == b; }
