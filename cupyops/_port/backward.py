@@ -11,7 +11,7 @@ from .flow import Use, uses
 from .launches import Kernel
 from .program import Function, Node, Program, bare, text, walk
 from .scope import NotTranslated, Scope
-from .values import Type
+from .values import VOID, Type
 from .vocabulary import kind_of_type, name_of, type_of
 
 # what stands before or behind the name of that of which it is the gradient
@@ -181,7 +181,8 @@ def contiguous(tensors: Sequence[str]) -> list[str]:
 def returned(function: Function, program: Program) -> list[str]:
     """The names that it returns, `?` for what has none; empty where it returns no tensor."""
     statements = [one for one in walk(function.body) if one.type == "return_statement" and one.named_children]
-    if not statements or function.returns in ("void", "int", "bool"):
+    kind = type_of(function.returns)
+    if not statements or (kind is not None and (kind == VOID or kind.is_number)):
         return []
     value = statements[-1].named_children[0]
     if value.type == "initializer_list":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from .. import cpp
-from . import memory, structs, values
+from . import memory, structs, values, vocabulary
 from .expressions import (
     DTYPE_NAMES,
     EXPRESSIONS,
@@ -24,51 +25,12 @@ from .expressions import (
     python,
     typed,
 )
-from .program import Function, Node, bare, is_stream, text, walk
+from .program import Function, Node, bare, is_stream, qualifiers, text, walk
 from .scope import NotTranslated, Scope, Variable, changed
-from .values import (
-    BOOL,
-    DEVICE,
-    DIM3,
-    DOUBLE,
-    DTYPE,
-    FLOAT,
-    INT,
-    LONG,
-    OPTIONS,
-    STATUS,
-    STRING,
-    TENSOR,
-    VOID,
-    Type,
-    Value,
-)
-from .vocabulary import (
-    ASKED,
-    ATTRIBUTES_OF_KERNELS,
-    CEIL,
-    DTYPES,
-    EXACT,
-    FUNCTIONS,
-    GUARDS,
-    LISTS,
-    MEMORY,
-    METHODS,
-    NUMBERS,
-    OF_LAUNCHES,
-    OF_TWO,
-    PAIRS,
-    POINTERS,
-    PROPERTIES,
-    QUERIES,
-    REAL,
-    REPORTS,
-    SIZES,
-    STREAMS,
-    TENSORS,
-    name_of,
-    type_of,
-)
+from .values import BOOL, FLOAT, INT, OPTIONS, TENSOR, VOID, Type, Value
+from .vocabulary import name_of, type_of
+
+Named = TypeVar("Named", bound=Any)
 
 
 def call(node: Node, scope: Scope) -> Value:
@@ -89,14 +51,20 @@ def call(node: Node, scope: Scope) -> Value:
     if scope.program.named(base) and not re.match(r"(std|at|torch|c10)::", spelled):
         return _own(node, function, scope.program.named(base), given, scope)
     if function.type in ("primitive_type", "sized_type_specifier") or (
-        (base in NUMBERS or base in scope.types or base in scope.program.aliases or base in DTYPES) and len(nodes) == 1
+        (
+            base in vocabulary.NUMBERS
+            or base in scope.types
+            or base in scope.program.aliases
+            or base in vocabulary.DTYPES
+        )
+        and len(nodes) == 1
     ):
         found = conversion(node, function, spelled, nodes[0], scope)
         scope.read(given)
         return found
-    if spelled in QUERIES or base in REPORTS:
+    if spelled in vocabulary.QUERIES or base in vocabulary.REPORTS:
         return status(node, base, given, scope)
-    if base in MEMORY:
+    if base in vocabulary.MEMORY:
         return memory.call(node, base, given, scope)
     if (constructed_ := constructed(node, function, spelled, nodes, scope)) is not None:
         scope.read(given)
@@ -107,7 +75,8 @@ def call(node: Node, scope: Scope) -> Value:
 def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], scope: Scope) -> Value | None:
     """Translate a constructor call; None where the type is not known."""
     kind = type_of(spelled, scope.types)
-    if kind is None or kind.kind not in ("dim3", "options", "string", "list", "tuple", "optional", "device", "scalar"):
+    known = ("dim3", "options", "string", "list", "tuple", "optional", "device", "scalar", *["tensor"] * (not nodes))
+    if kind is None or kind.kind not in known:
         return None
     scope.read(named)
     if kind == OPTIONS:
@@ -118,8 +87,8 @@ def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], sc
 
 def made(node: Node, kind: Type, found: list[Value], nodes: Sequence[Node], scope: Scope) -> Value:
     """A value of a type that is made of others: `dim3 grid(n, 2)`, `std::vector<int> v(3, 1)`. Raises `NotTranslated`."""
-    if kind == DIM3 and 1 <= len(found) <= 3:
-        return replace(a_tuple([_whole(one, part) for one, part in zip(found, nodes)]), type=DIM3)
+    if kind == values.DIM3 and 1 <= len(found) <= 3:
+        return replace(a_tuple([_whole(one, part) for one, part in zip(found, nodes)]), type=values.DIM3)
     if len(found) == 1 and (kind.is_number or found[0].type.kind == kind.kind or kind.kind in ("optional", "scalar")):
         return assigned(found[0], kind, node)
     if kind.kind == "list" and kind.of and 1 <= len(found) <= 2 and found[0].type.is_integer and kind.of[0].is_number:
@@ -134,7 +103,7 @@ def made(node: Node, kind: Type, found: list[Value], nodes: Sequence[Node], scop
     if kind.kind == "tensor" and not found:
         return Value("None", TENSOR)
     if kind.kind == "device" and found:
-        return Value(f"torch.device({', '.join(one.code for one in found)})", DEVICE)
+        return Value(f"torch.device({', '.join(one.code for one in found)})", values.DEVICE)
     raise NotTranslated(node, f"a {kind} made of {len(found)} values: {text(node)[:60]!r}")
 
 
@@ -150,7 +119,7 @@ def _whole(value: Value, node: Node) -> Value:
 def grid(node: Node, scope: Scope) -> Value:
     """A grid or a block of a launch: one number, or three."""
     value = python(node, scope)
-    return value if value.type == DIM3 else _whole(value, node)
+    return value if value.type == values.DIM3 else _whole(value, node)
 
 
 # --- what is nothing ---
@@ -159,19 +128,19 @@ def grid(node: Node, scope: Scope) -> Value:
 def status(node: Node, base: str, given: Node, scope: Scope) -> Value:
     """Translate a call that only reports an error of CUDA's, or waits, as success: errors are exceptions here."""
     for one in children(given):
-        if base in REPORTS:
-            if python(one, scope).type != STATUS:
+        if base in vocabulary.REPORTS:
+            if python(one, scope).type != values.STATUS:
                 raise NotTranslated(one, f"a check of {text(one)[:60]!r}, which is no error of CUDA's")
         else:
             nothing(one, scope)
     scope.read(node)
-    return Value("0", STATUS)
+    return Value("0", values.STATUS)
 
 
 def attribute(node: Node, given: Node, scope: Scope) -> bool:
     """Accept a call that sets a hint for a kernel, or asks for its shared memory, which a launch does itself."""
     nodes = children(given)
-    if len(nodes) < 2 or bare(text(nodes[1])) not in ATTRIBUTES_OF_KERNELS:
+    if len(nodes) < 2 or bare(text(nodes[1])) not in vocabulary.ATTRIBUTES_OF_KERNELS:
         raise NotTranslated(node, f"{text(node)[:60]!r}: an attribute of a kernel that is no hint")
     scope.read(given)
     return True
@@ -182,40 +151,40 @@ def attribute(node: Node, given: Node, scope: Scope) -> bool:
 
 def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> Value:
     of_torch = re.match(r"(at|torch|c10)::", spelled) is not None
-    if base in STREAMS | GUARDS:
+    if base in vocabulary.STREAMS | vocabulary.GUARDS:
         nothing(node, scope)
         return Value("None", Type("guard"))
     nodes = children(given)
-    if base in CEIL:
+    if base in vocabulary.CEIL:
         left, right = arguments(given, scope)
         return _rounded_up(left, right)
     if base == "GET_BLOCKS":  # ATen's, of blocks of CUDA_NUM_THREADS
         found = arguments(given, scope)
-        by = found[1] if len(found) > 1 else values.number(1024, INT, str(OF_LAUNCHES["CUDA_NUM_THREADS"]))
+        by = found[1] if len(found) > 1 else values.number(1024, INT, str(vocabulary.OF_LAUNCHES["CUDA_NUM_THREADS"]))
         return _rounded_up(found[0], by)
-    if base in TENSORS and of_torch:
+    if base in vocabulary.TENSORS and of_torch:
         return _allocation(f"torch.{base}", base == "full", given, scope)
     if base in ("dtype", "device", "requires_grad", "CUDA", "memory_format") and of_torch:
         found_ = _options(node, base, nodes, scope)
         scope.read(given)
         return found_
     if base == "elementSize" and len(nodes) == 1:
-        return values.whole(f"{arguments(given, scope)[0].at(values.ATOM)}.itemsize", LONG, low=1, high=16)
+        return values.whole(f"{arguments(given, scope)[0].at(values.ATOM)}.itemsize", values.LONG, low=1, high=16)
     if base == "getTensorInfo" and len(nodes) == 1:  # which a launch packs of the tensor
         (value,) = arguments(given, scope)
         return replace(value, type=Type("pointer", of=(TENSOR,)), element=f"{value.at(values.ATOM)}.dtype")
-    if base in FUNCTIONS and of_torch:
+    if base in vocabulary.FUNCTIONS and of_torch:
         found = arguments(given, scope)
         kind = (
             Type("tuple", of=(TENSOR, TENSOR))
-            if base in PAIRS and (len(found) > 1 or base in ("sort", "topk"))
+            if base in vocabulary.PAIRS and (len(found) > 1 or base in ("sort", "topk"))
             else TENSOR
         )
-        return Value(f"torch.{base}({', '.join(one.code for one in found)})", kind)
-    if base.endswith("_out") and base.removesuffix("_out") in FUNCTIONS and of_torch and len(nodes) > 1:
+        return Value(f"torch.{base}({_given(found, base, 1)})", kind)
+    if base.endswith("_out") and base.removesuffix("_out") in vocabulary.FUNCTIONS and of_torch and len(nodes) > 1:
         out, *found = arguments(given, scope)
-        inner = ", ".join(one.code for one in found)
-        return Value(f"torch.{base.removesuffix('_out')}({inner}, out={out.code})", TENSOR)
+        name = base.removesuffix("_out")
+        return Value(f"torch.{name}({_given(found, name, 1)}, out={out.code})", TENSOR)
     if base == "unique_dim" and of_torch and len(nodes) > 1:
         found = arguments(given, scope)
         inner = ", ".join(one.code for one in found)
@@ -224,13 +193,13 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         inner = ", ".join(one.code for one in arguments(given, scope))
         return Value(f"slice({inner or None}{', None' * (len(nodes) == 1)})", Type("index"))
     if re.fullmatch(r"((at|torch|c10)::)?toString", spelled) and len(nodes) == 1:
-        return Value(f"str({arguments(given, scope)[0].code})", STRING)
+        return Value(f"str({arguments(given, scope)[0].code})", values.STRING)
     if base in ("max", "lowest", "min", "infinity") and (limit := _limit(base, spelled, scope)) is not None:
         scope.read(given)
         return limit
     if base == "time" and spelled in ("time", "std::time") and text(given) in ("(NULL)", "(0)", "(nullptr)", "()"):
         scope.read(given)
-        return values.whole("int(time.time())", LONG, low=0)
+        return values.whole("int(time.time())", values.LONG, low=0)
     return _standard(node, spelled, base, given, scope)
 
 
@@ -238,7 +207,7 @@ def _limit(base: str, spelled: str, scope: Scope) -> Value | None:
     """`std::numeric_limits<T>::max()`."""
     match = re.fullmatch(r"(?:std::)?numeric_limits<\s*([\w: ]+?)\s*>::\w+", spelled)
     variable = scope.find(match[1]) if match is not None else None
-    if variable is not None and variable.value.type == DTYPE:
+    if variable is not None and variable.value.type == values.DTYPE:
         return Value(f"cpp.limit({variable.value.code}, {base!r})", Type("scalar"))
     kind = type_of(match[1], scope.types) if match is not None else None
     if kind is None or not kind.is_number:
@@ -277,12 +246,12 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
         (value,) = arguments(given, scope)
         return value
     single = base.removesuffix("f")
-    real = single if single in REAL and base not in REAL else base
+    real = single if single in vocabulary.REAL and base not in vocabulary.REAL else base
     if base in ("min", "max", "abs", "swap", "llabs", "labs") and re.match(r"(std::|::|)\w+(<|$)", spelled):
         return _chosen(node, spelled, {"llabs": "abs", "labs": "abs"}.get(base, base), given, scope)
     if base in ("lround", "llround") and len(children(given)) == 1:
-        return values.whole(f"int(cpp.round({arguments(given, scope)[0].code}))", LONG)
-    if real in REAL and re.match(r"(std::|::|)\w+$", spelled):
+        return values.whole(f"int(cpp.round({arguments(given, scope)[0].code}))", values.LONG)
+    if real in vocabulary.REAL and re.match(r"(std::|::|)\w+$", spelled):
         return _real(node, real, base, spelled, given, scope)
     raise NotTranslated(node, f"the function {spelled[:60]}")
 
@@ -322,21 +291,21 @@ def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> V
 def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Scope) -> Value:
     """Functions of numbers with a fraction: in float where C++ computes in float, which rounds once more."""
     found = arguments(given, scope)
-    if not all(one.type.is_number for one in found) or len(found) != (2 if real in OF_TWO else 1):
+    if not all(one.type.is_number for one in found) or len(found) != (2 if real in vocabulary.OF_TWO else 1):
         raise NotTranslated(node, f"the function {spelled[:60]} of {', '.join(str(one.type) for one in found)}")
     is_float = (
         base != real
         or (spelled.startswith("std::") and all(one.type == FLOAT for one in found))
-        or (all(one.type == FLOAT for one in found) and (real in EXACT or real == "sqrt"))
+        or (all(one.type == FLOAT for one in found) and (real in vocabulary.EXACT or real == "sqrt"))
     )
     if is_float:
         found = [assigned(one, FLOAT, node) for one in found]
     code = f"{'cpp' if hasattr(cpp, real) else 'math'}.{real}({', '.join(one.code for one in found)})"
-    if real in ASKED:
+    if real in vocabulary.ASKED:
         return Value(code, BOOL, low=0, high=1)
-    if real in EXACT:
-        return Value(code, FLOAT if is_float else DOUBLE)
-    made_ = Value(code, DOUBLE)
+    if real in vocabulary.EXACT:
+        return Value(code, FLOAT if is_float else values.DOUBLE)
+    made_ = Value(code, values.DOUBLE)
     if not is_float:
         return made_
     if real != "sqrt":
@@ -365,7 +334,7 @@ def _of_lambda(node: Node, function: Node, given: Node, scope: Scope) -> Value |
 
 def _own(node: Node, function: Node, candidates: list[Function], given: Node, scope: Scope) -> Value:
     nodes = children(given)
-    called = _resolved(node, candidates, nodes, scope)
+    called = _resolved(node, visible(text(function), candidates, scope), nodes, scope)
     found, types = list[Value](), dict[str, Type]()
     passed, outputs = list[str](), list[str]()
     written = _template_arguments(function)
@@ -413,10 +382,10 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
 
 
 def _parameter(spelled: str, called: Function, scope: Scope) -> Type | None:
-    templates = {name: DTYPE if is_type else INT for name, is_type in called.template if name}
+    templates = {name: values.DTYPE if is_type else INT for name, is_type in called.template if name}
     aliases = {name: kind for name, what in scope.program.aliases.items() if (kind := type_of(what)) is not None}
     kind = type_of(spelled, aliases | templates)
-    if kind is not None and kind == DTYPE and re.sub(r"\bconst\b|[&\s]", "", spelled) in templates:
+    if kind is not None and kind == values.DTYPE and re.sub(r"\bconst\b|[&\s]", "", spelled) in templates:
         return Type("scalar")  # a number of the template's type
     return kind or structs.kind_of(spelled, scope.program)
 
@@ -440,9 +409,22 @@ def _is_assigned(body: Node, name: str) -> bool:
     return False
 
 
+def visible(name: str, candidates: Sequence[Named], scope: Scope) -> list[Named]:
+    """The functions of a name that C++ finds: those of the namespace that is written, else of the innermost around."""
+    if written := qualifiers(name):
+        fits = [one for one in candidates if one.space[-len(written) :] == written]
+    else:
+        around = [one for one in candidates if one.space == scope.space[: len(one.space)]]
+        fits = [one for one in around if len(one.space) == max(len(one.space) for one in around)]
+    return fits or list(candidates)
+
+
 def _resolved(node: Node, candidates: list[Function], nodes: list[Node], scope: Scope) -> Function:
     """The function that a call means: of overloads that which takes so many arguments, of these types."""
     fits = [one for one in candidates if len(one.parameters) - len(one.defaults) <= len(nodes) <= len(one.parameters)]
+    if len({one.space for one in fits}) == 1:  # each file has functions of its own
+        nearest = sorted(fits, key=lambda one: one.file == scope.file)
+        fits = list({tuple(ctype for ctype, _ in one.parameters): one for one in nearest}.values())
     if len(fits) > 1:
         found = [python(one, scope).type for one in nodes]
 
@@ -569,6 +551,10 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "options":
         return _with_option(node, value, method, nodes, given, scope)
     if kind == "optional":
+        if method == "value_or" and len(nodes) == 1 and re.fullmatch(r"[\w.]+", value.code):
+            other = assigned(arguments(given, scope)[0], value.type.of[0], node)
+            code = f"{value.code} if {value.code} is not None else {other.at(values.CHOICE)}"
+            return replace(typed(code, value.type.of[0]), binds=values.CHOICE)
         if method == "has_value" and not nodes:
             return Value(f"{value.at(values.COMPARE + 1)} is not None", BOOL, values.COMPARE)
         if method == "value" and not nodes:
@@ -579,7 +565,7 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "guard" and method in ("stream", "device", "device_index", "get_device") and not nodes:
         return value
     if kind == "stream" and method == "str" and not nodes:
-        return replace(value, type=STRING)
+        return replace(value, type=values.STRING)
     if kind == "tensor":
         return _of_tensor(node, value, method, named, given, scope)
     if kind == "list" and not nodes and method in ("size", "empty"):
@@ -601,29 +587,26 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
         if method == "index":
             return values.whole(f"{value.at(values.ATOM)}.index", low=0)
         tensor = value.code.removesuffix(".device")
-        if method == "is_cuda" and tensor != value.code:
-            return on_gpu(tensor)
-        return (
-            Value(f"{value.at(values.ATOM)}.type", Type("kind of device"), element=tensor)
-            if method == "type"
-            else Value(f"{value.at(values.ATOM)}.type == 'cpu'", BOOL, values.COMPARE)
-        )
+        if method == "type":
+            return Value(f"{value.at(values.ATOM)}.type", Type("kind of device"), element=tensor)
+        if tensor != value.code:
+            return on_gpu(tensor, method == "is_cuda")
     if kind == "dtype" and not nodes and method == "is_cuda" and value.element:
         return on_gpu(value.element)
     if kind == "dtype" and not nodes and method in ("scalarType", "toScalarType"):
-        return value
+        return replace(value, element="")
     if kind == "pointer" and not nodes and method in ("data",):
         return value
     if kind == "scalar" and not nodes and method in ("toFloat", "toDouble", "toInt", "toLong", "toBool", "to"):
-        to = {"toFloat": FLOAT, "toDouble": DOUBLE, "toInt": INT, "toLong": LONG, "toBool": BOOL}[method]
-        code = {"toFloat": "_float", "toBool": "bool", "toDouble": "float"}.get(method, "int")
+        to = {"toFloat": FLOAT, "toDouble": values.DOUBLE, "toInt": INT, "toLong": values.LONG, "toBool": BOOL}[method]
+        code = {"toFloat": "cpp.to_float", "toBool": "bool", "toDouble": "float"}.get(method, "int")
         return replace(typed(f"{code}({value.code})", to))
     raise NotTranslated(node, f"the method {method} of a {value.type}")
 
 
 def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, scope: Scope) -> Value:
     base, nodes = value.at(values.ATOM), children(given)
-    if method in POINTERS:
+    if method in vocabulary.POINTERS:
         if nodes:
             raise NotTranslated(node, f"the method {method} with arguments")
         written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
@@ -634,47 +617,45 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         return _accessor(node, named, base, scope)
     if method in ("new_empty", "new_zeros", "new_ones", "new_full"):
         return _allocation(f"{base}.{method}", method == "new_full", given, scope)
-    if method == "is_cuda" and not nodes:
-        return on_gpu(base)
+    if method in ("is_cuda", "is_cpu") and not nodes:
+        return on_gpu(base, method == "is_cuda")
     if method == "defined" and not nodes:
         return Value(f"{value.at(values.COMPARE + 1)} is not None", BOOL, values.COMPARE)
     if method == "type" and not nodes:
-        return Value(f"{base}.dtype", DTYPE, element=base)
+        return Value(f"{base}.dtype", values.DTYPE, element=base)
     if method == "options" and not nodes:
         return Value("", OPTIONS, options={"dtype": f"{base}.dtype", "device": f"{base}.device"})
-    if method in PROPERTIES and not nodes:
-        attribute_, kind = PROPERTIES[method]
+    if method in vocabulary.PROPERTIES and not nodes:
+        attribute_, kind = vocabulary.PROPERTIES[method]
         code = f"{base}.{attribute_}"
         if kind == "size":
             return replace(values.size(code))
         if kind == "sizes":
-            return Value(code, Type("list", of=(LONG,)), sized=True)
-        types = {"dtype": DTYPE, "device": DEVICE, "bool": BOOL, "int": INT, "tensor": TENSOR}
+            return Value(code, Type("list", of=(values.LONG,)), sized=True)
+        types = {"dtype": values.DTYPE, "device": values.DEVICE, "bool": BOOL, "int": INT, "tensor": TENSOR}
         return replace(typed(code, types[kind]))
-    if method in SIZES and len(nodes) == 1:
+    if method in vocabulary.SIZES and len(nodes) == 1:
         (one,) = arguments(given, scope)
         return replace(values.size(f"{base}.{method}({one.code})"))
     if method == "item" and not nodes:
         written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
         kind_ = ctype(children(written)[0], scope) if written is not None else Type("scalar")
-        if kind_ == FLOAT:
-            return Value(f"cpp.to_float({base}.item())", FLOAT)
-        return replace(typed(f"{base}.item()", kind_))
+        cast = {FLOAT: "cpp.to_float", values.DOUBLE: "float", BOOL: "bool"}.get(
+            kind_, "int" if kind_.kind == "int" else ""
+        )
+        return typed(f"{cast}({base}.item())" if cast else f"{base}.item()", kind_)
     if method == "is_same" and len(nodes) == 1:
         return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)
     if method in ("index", "slice", "toType", "set_requires_grad", "is_same_size", "equal"):
         return _renamed(node, base, method, given, scope)
-    found = [] if method == "to" else arguments(given, scope)
-    if method == "to":
-        parts = [python(one, scope) for one in nodes]
-        scope.read(given)
-        found = [replace(one, code=_keywords(one)) if one.type == OPTIONS else one for one in parts]
-    inner = ", ".join(one.code for one in found)
-    if method in LISTS:
+    found = [python(one, scope) for one in nodes]
+    scope.read(given)
+    inner = _given(found, method)
+    if method in vocabulary.LISTS:
         return Value(f"{base}.{method}({inner})", Type("list", of=(TENSOR,)))
-    if method in PAIRS and (found or method in ("sort",)):
+    if method in vocabulary.PAIRS and (found or method in ("sort",)):
         return Value(f"{base}.{method}({inner})", Type("tuple", of=(TENSOR, TENSOR)))
-    if method in METHODS:
+    if method in vocabulary.METHODS:
         return Value(f"{base}.{method}({inner})", TENSOR)
     raise NotTranslated(node, f"the method {method}")
 
@@ -696,10 +677,12 @@ def _element(named: Node, base: str, scope: Scope) -> str:
         return f"{base}.dtype"
     name = " ".join(re.sub(r"\bconst\b", " ", text(children(written)[0])).split())
     variable = scope.find(name)
-    if variable is not None and variable.value.type == DTYPE:
+    if variable is not None and variable.value.type == values.DTYPE:
         return f"{base}.dtype"
     kind = type_of(name, scope.types)
-    spelled = DTYPES.get(name) or (DTYPE_NAMES.get((kind.kind, kind.bits, kind.signed)) if kind is not None else None)
+    spelled = vocabulary.DTYPES.get(name) or (
+        DTYPE_NAMES.get((kind.kind, kind.bits, kind.signed)) if kind is not None else None
+    )
     return f"torch.{spelled}" if spelled else f"{base}.dtype"
 
 
@@ -781,20 +764,29 @@ def _options(node: Node, key: str, nodes: Sequence[Node], scope: Scope) -> Value
     raise NotTranslated(node, f"the option {key}")
 
 
+def _given(found: Sequence[Value], name: str, of: int = 0) -> str:
+    """Arguments of a function of PyTorch; Python has some by their names alone. `of` is 1 if the first is the tensor."""
+    first, names = vocabulary.KEYWORDS.get(name.removesuffix("_"), (len(found), ()))
+    kept, kinds = [], {"format": "memory_format", "kind of device": "device", "device": "device", "dtype": "dtype"}
+    for place, one in enumerate(found):
+        keyword = kinds.get(one.type.kind) if name != "to" or one.type.kind == "format" else None
+        keyword = keyword or (names[place - first - of] if 0 <= place - first - of < len(names) else None)
+        if one.type == OPTIONS:
+            kept.append(_keywords(one))
+        elif one.type == values.DTYPE and one.element and not of and name == "zeros":  # `x.type()`
+            kept.append(f"dtype={one.code}, device={one.element}.device")
+        else:
+            kept.append(f"{keyword}={one.code}" if keyword else one.code)
+    return ", ".join(sorted(filter(None, kept), key=lambda one: re.match(r"\w+=|\*\*", one) is not None))
+
+
 def _allocation(called: str, filled: bool, given: Node, scope: Scope) -> Value:
     """`torch::zeros({n, 3}, options)`, `x.new_full({n}, 3)`; `filled` where a value follows the sizes."""
     found = [python(one, scope) for one in children(given)]
     scope.read(given)
-    other = called.endswith(("_like", "arange"))
-    codes = []
-    for place, one in enumerate(found):
-        if one.type in (OPTIONS, DTYPE):
-            codes.append(_keywords(one) if one.type == OPTIONS else f"dtype={one.code}")
-        elif place == 0 and not other and one.type.is_integer:
-            codes.append(f"({one.code},)" if filled else one.code)
-        else:
-            codes.append(one.code)
-    return Value(f"{called}({', '.join(filter(None, codes))})", TENSOR)
+    if filled and found and found[0].type.is_integer:
+        found[0] = replace(found[0], code=f"({found[0].code},)", binds=values.ATOM)
+    return Value(f"{called}({_given(found, 'zeros')})", TENSOR)
 
 
 def _compound(node: Node, scope: Scope) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -153,18 +154,20 @@ def _missing(what):
 def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
     extension = extension_text.load(path.resolve(), None, options)
     atomics = adding("\n".join([extension.source.text, *extension.source.includes.values()]))
-    found = {}
+    found, written = dict[str, Kernel](), path.read_text(encoding="utf-8", errors="replace")
     for full in extension.kernels:
-        function = declarations.told(extension.source, full)
-        if function is None:  # a macro defines it, and says what it takes
-            found[bare(full)] = Kernel(bare(full), [], [], bare(full) in atomics)
-            continue
-        template = [(one.name, one.is_type) for one in function.template if not one.has_default]
-        try:
-            types = [ctype for ctype, _ in function.parameters]
-        except CupyopsError:
-            types = []
-        found[bare(full)] = Kernel(bare(full), template, types, bare(full) in atomics)
+        function, name, template, types = declarations.told(extension.source, full), bare(full), [], []
+        if function is not None:  # else a macro defines it, and says what it takes
+            template = [(one.name, one.is_type) for one in function.template if not one.has_default]
+            with contextlib.suppress(CupyopsError):
+                types = [ctype for ctype, _ in function.parameters]
+        if (first := re.sub(r"_\d+$", "", name)) in found and not re.search(rf"\b{name}\b", written):
+            name = first  # one of several, which the extension has named apart
+        kernel = Kernel(full if name in found else bare(full), template, types, bare(full) in atomics)
+        kernel.space = tuple(full.split("::")[:-1])
+        if (before := found.setdefault(name, kernel)) is not kernel:
+            before.others.append(kernel)
+            before.name = "::".join([*before.space, bare(before.name)])
     return found
 
 
@@ -227,6 +230,7 @@ class _Writing:
 
     def _function(self, function: Function, types: dict[str, Type], name: str) -> list[str]:
         program, scope = self.program, Scope(self.program, types=dict(types), request=self.request, file=function.file)
+        scope.space = function.space
         scope.changed = changed(function.body)
         writer = Writer(
             function,
@@ -244,7 +248,8 @@ class _Writing:
                 scope.declare(parameter, DTYPE if is_type else INT)
                 if is_type:
                     scope.types[parameter] = SCALAR
-        writer.returns = type_of(function.returns, scope.types) if function.returns != "auto" else None
+        if function.returns != "auto":
+            writer.returns = type_of(function.returns, scope.types) or structs.kind_of(function.returns, program)
         writer.block(function.body.named_children)
         parameters = [
             scope.frames[0][one].name + (f"={function.defaults[one]}" if one in function.defaults else "")

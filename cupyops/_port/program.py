@@ -57,6 +57,7 @@ class Function:
         types: the template parameters that are types, and that the types of its arguments tell.
         node: the whole definition.
         called: its name in C++, without namespaces: of overloads each has a name of its own in Python.
+        space: the namespaces and structs in which it stands.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Function:
     types: list[str] = field(default_factory=list)
     node: Node = None
     called: str = ""
+    space: tuple[str, ...] = ()
 
     @property
     def launches(self) -> bool:
@@ -130,6 +132,35 @@ def is_stream(ctype: str) -> bool:
 def bare(name: str) -> str:
     """A name without namespaces and template arguments."""
     return re.sub(r"<.*>", "", name, flags=re.DOTALL).rpartition("::")[2].strip()
+
+
+def qualifiers(name: str) -> tuple[str, ...]:
+    """The namespaces, or structs, that are written before a name."""
+    return tuple(one for one in re.sub(r"<.*?>+(?=::)|<.*", "", name, flags=re.DOTALL).split("::")[:-1] if one)
+
+
+def _space(node: Node) -> tuple[str, ...]:
+    names = _space(node.parent) if node.parent is not None else ()
+    inside = node.type in ("namespace_definition", "struct_specifier", "class_specifier")
+    return (*names, *[one for one in text(node.child_by_field_name("name")).split("::") if one]) if inside else names
+
+
+def _once(found: dict[str, tuple[str, str]], name: str, value: str, place: str) -> None:
+    """Record a constant: one that has other values elsewhere has no translation."""
+    before = found.setdefault(name, (value, place))[0]
+    if before != value and before != f"? {value}":
+        found[name] = (f"? {before.removeprefix('? ')}", place)
+
+
+def _alias(found: Program, name: str, of: str) -> None:
+    """Record the alias of a type: one that stands for others elsewhere has no translation."""
+    found.aliases[name] = of if found.aliases.get(name, of) == of else "?"
+
+
+def _struct(found: Program, node: Node) -> None:
+    """Record a struct: one whose name others have elsewhere has no translation."""
+    name = text(node.child_by_field_name("name"))
+    found.structs[name] = node if text(found.structs.get(name, node)) == text(node) else None
 
 
 def adding(code: str) -> set[str]:
@@ -246,13 +277,13 @@ def _gather(node: Node, file: str, found: Program) -> None:
         elif child.type == "enum_specifier":
             _enumeration(child, text(child.child_by_field_name("name")), file, found)
         elif child.type == "alias_declaration":
-            found.aliases.setdefault(*(text(child.child_by_field_name(part)) for part in ("name", "type")))
+            _alias(found, *(text(child.child_by_field_name(part)) for part in ("name", "type")))
         elif child.type == "type_definition" and child.child_by_field_name("declarator") is not None:
             name, of = (child.child_by_field_name(part) for part in ("declarator", "type"))
             if of.type == "enum_specifier":
                 _enumeration(of, text(name), file, found)
             else:
-                found.aliases.setdefault(text(name), text(of))
+                _alias(found, text(name), text(of))
         elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
@@ -268,10 +299,10 @@ def _gather(node: Node, file: str, found: Program) -> None:
                     and one.child_by_field_name("body")
                     and one.child_by_field_name("name")
                 ):
-                    found.structs.setdefault(text(one.child_by_field_name("name")), one)
+                    _struct(found, one)
             inherits = any(one.type == "base_class_clause" for one in child.named_children)
             if child.child_by_field_name("body") is not None and not inherits:
-                found.structs.setdefault(text(child.child_by_field_name("name")), child)
+                _struct(found, child)
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
 
@@ -293,7 +324,7 @@ def _constants(node: Node, file: str, found: Program) -> None:
         if one.type == "init_declarator" and one.child_by_field_name("declarator").type == "identifier":
             name, value = (text(one.child_by_field_name(part)) for part in ("declarator", "value"))
             cast = value if ctype == "auto" else f"static_cast<{ctype}>({value})"
-            found.constants.setdefault(name, (cast, f"{file}:{line(node)}"))
+            _once(found.constants, name, cast, f"{file}:{line(node)}")
 
 
 def _enumeration(node: Node, name: str, file: str, found: Program) -> None:
@@ -307,7 +338,7 @@ def _enumeration(node: Node, name: str, file: str, found: Program) -> None:
             counted = str(int(value) + 1) if value.isdigit() else f"({value}) + 1" if value else "0"
             value = given or counted
             names.append(scoped + text(one.child_by_field_name("name")))
-            found.constants.setdefault(names[-1], (value, f"{file}:{line(one)}"))
+            _once(found.constants, names[-1], value, f"{file}:{line(one)}")
     if name and names:
         found.enums.setdefault(name, names)
         found.aliases.setdefault(name, text(node.child_by_field_name("base")) or "int")
@@ -334,7 +365,8 @@ def _function(node: Node, file: str, found: Program) -> None:
         parameters = [
             one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
         ]
-        function = Function(name, parameters, body, file, returns, node=node, called=name)
+        space = (*_space(node), *qualifiers(text(declarator.child_by_field_name("declarator"))))
+        function = Function(name, parameters, body, file, returns, node=node, called=name, space=space)
         function.template, function.types = _template(node, body, parameters)
         _add(function, found)
         given = declarator.child_by_field_name("parameters").named_children
@@ -350,8 +382,10 @@ def _add(function: Function, found: Program) -> None:
     """A function among those of its name: one with the parameters of another is that function again."""
     name, others = function.called, found.named(function.called)
     types = [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in function.parameters]
-    if any(types == [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in one.parameters] for one in others):
-        return
+    for one in others:
+        same = types == [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in one.parameters]
+        if same and (one.space, text(one.body)) == (function.space, text(function.body)):
+            return
     if others:
         found.overloads.setdefault(name, list(others)).append(function)
         function.name = f"{name}_{len(others) + 1}"

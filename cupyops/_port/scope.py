@@ -51,6 +51,7 @@ class Scope:
         writer: that call, in Python, which gives its result and what it has written.
         changed: names that are assigned to after their declaration, anywhere in the function.
         request: gives the Python name of a function that is called, for the types of its template.
+        file, space: where the function stands: its file, its namespaces.
         inner: writes a lambda before the statement under way, and gives its name.
         changes: the number of assignments inside of expressions.
     """
@@ -66,6 +67,7 @@ class Scope:
     changed: frozenset[str] = frozenset()
     request: Callable[[Function, Mapping[str, Type]], str] = lambda function, types: name_of(function.name)
     file: str = ""
+    space: tuple[str, ...] = ()
     inner: Callable[[Node], Value] | None = None
     changes: int = 0
     _done: set[int] = field(default_factory=set)
@@ -109,7 +111,7 @@ class Scope:
             )
         else:
             made = Value(spelled, kind, low=kind.low, high=kind.high) if kind.is_integer else Value(spelled, kind)
-        if value is not None and kind.kind == "pointer":
+        if value is not None and kind.kind in ("pointer", "dtype"):
             made = Value(spelled, kind, element=value.element)
         if kind.kind == "options":
             made = Value(spelled, kind, options={"**": spelled})

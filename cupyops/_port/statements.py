@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from . import changes, loops, structs, values
 from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
 from .checks import is_check, message, refusals
-from .expressions import EXPRESSIONS, arguments, children, condition, ctype, python, typed
+from .expressions import EXPRESSIONS, a_tuple, arguments, children, condition, ctype, python, typed
 from .launches import Kernel, launch
 from .program import Function, Node, bare, line, parser, text, walk
 from .scope import NotTranslated, Scope, Variable, changed
@@ -95,7 +95,9 @@ class Writer:
                 raise NotTranslated(
                     node, f"an assignment inside of an expression: {' '.join(text(node).split())[:60]!r}"
                 )
-        except NotTranslated as error:
+        except (NotTranslated, AttributeError, LookupError, StopIteration) as error:  # forms that no handler expects
+            if not isinstance(error, NotTranslated):
+                error = NotTranslated(node, " ".join(text(node).split())[:80])
             self.scope.changes = changes
             lines, problems, self.depth, frames, depth = before
             del self.lines[lines:], self.problems[problems:], self.scope.frames[frames:], self.loops[depth:]
@@ -285,7 +287,7 @@ class Writer:
         elif value.type == "argument_list":
             found = made(node, kind, arguments(value, self.scope), children(value), self.scope)
         else:
-            found = python(value, self.scope)
+            found = self._braced(value, kind, node) or python(value, self.scope)
             if kind == DIM3 and found.type.is_number:
                 found = made(node, DIM3, [found], [value], self.scope)
             if found.type == DIM3 and kind.kind == "auto":
@@ -669,7 +671,7 @@ class Writer:
         if not inner:
             self.put(f"return {', '.join(outputs)}".rstrip(), node)
             return
-        value = python(inner[0], self.scope)
+        value = self._braced(inner[0], self.returns, node) or python(inner[0], self.scope)
         if self.scope.written:
             raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
         if self.returned is not None:
@@ -682,6 +684,19 @@ class Writer:
         if self.returns is not None:
             value = assigned(value, self.returns, node)
         self.put(f"return {', '.join([value.code, *outputs])}", node)
+
+    def _braced(self, value: Node, kind: Type | None, node: Node) -> Value | None:
+        """Translate `{a, b}` where a struct or a tuple is wanted; None for others."""
+        if value.type != "initializer_list" or kind is None:
+            return None
+        if kind.kind == "struct":
+            self.scope.frames.append({})
+            self._initialised("made", kind, value, False, node)
+            return self.scope.frames.pop()["made"].value
+        given = children(value)
+        if kind.kind != "tuple" or len(given) != len(kind.of):
+            return None
+        return a_tuple([assigned(python(one, self.scope), of, one) for one, of in zip(given, kind.of)], "tuple")
 
     def _if_statement(self, node: Node, word: str = "if") -> None:
         clause = node.child_by_field_name("condition")
@@ -926,10 +941,11 @@ class Writer:
         self.scope.types[template] = Type("scalar")
         listed = ", ".join(f"torch.{one}" for one in dtypes)
         self.put(f"{variable.value.code} = cpp.dispatched({value.code}, {name}, {listed})", node)
-        for one in body.child_by_field_name("body").named_children:
-            if one.type == "return_statement" and not children(one):
-                raise NotTranslated(one, "a return inside of a dispatch")
-            self.statement(one)
+        if self.scope.inner is not None and any(one.type == "return_statement" for one in walk(body)):
+            self.put(f"{self.scope.inner(body).code}()", node)  # of the lambda alone
+        else:
+            for one in body.child_by_field_name("body").named_children:
+                self.statement(one)
         self.scope.frames.pop()
         self.scope.read(node)
 

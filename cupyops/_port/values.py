@@ -171,7 +171,7 @@ def to_integer(value: Value, to: Type) -> Value:
         return replace(value, type=to)
     if value.low == value.high:  # one number, which is known
         known = (int(value.low) - int(to.low)) % 2**to.bits + int(to.low)
-        return number(known, to, str(known))
+        return replace(number(known, to, str(known)), sized=False)
     if not to.signed:
         low, high = (value.low, value.high) if value.low >= 0 and value.high <= to.high else (0, to.high)
         return whole(
@@ -272,7 +272,9 @@ def computed(sign: str, a: Value, b: Value) -> Value:
     a, b = _in_common_type(a, b)
     if to.kind == "float":
         return _of_floats(sign, a, b, to)
-    sized = (a.sized or b.sized) and all(one.sized or one.type.bits <= 32 for one in (a, b))
+    sized = any(one.sized and one.low != one.high for one in (a, b)) and all(
+        one.sized or one.type.bits <= 32 for one in (a, b)
+    )
     if sign in ("/", "%"):
         return replace(_divided(sign, a, b, to), sized=sized)
     left, right = _sides(a, b, _BINDS[sign])

@@ -81,6 +81,11 @@ FUNCTIONS = _words(
     add sub mul div addmv outer
     """
 )
+KEYWORDS: Mapping[str, tuple[int, tuple[str, ...]]] = {  # the first argument that Python has by its name, and names
+    "add": (1, ("alpha",)), "sub": (1, ("alpha",)), "rsub": (1, ("alpha",)), "index_add": (3, ("alpha",)),
+    "addmm": (2, ("beta", "alpha")), "addmv": (2, ("beta", "alpha")), "baddbmm": (2, ("beta", "alpha")),
+    "div": (1, ("rounding_mode",)),
+}  # fmt: skip
 ASKED = _words("isnan isinf isfinite")
 EXACT = _words("ceil floor round trunc rint fabs fmax fmin fmod copysign")  # of floats they are floats
 OF_TWO = _words("pow atan2 fmax fmin fmod copysign hypot")
@@ -195,7 +200,8 @@ def kind_of_type(ctype: str) -> str:
     """The kind of what a C++ type declares, as the operator that is made of a function has it."""
     found = type_of(ctype)
     kind = "" if found is None else found.kind
-    return {"bool": "int", "pointer": "tensor", "optional": "tensor"}.get(kind, kind)
+    kind = found.of[0].kind if found is not None and kind == "optional" else kind
+    return {"bool": "int", "pointer": "tensor"}.get(kind, kind)
 
 
 _QUALIFIERS = re.compile(

@@ -147,6 +147,11 @@ EXPRESSIONS = {
     "x.is_cuda() && a": "(x.is_cuda or cupyops.simulating()) and a",
     "x.strides()": "x.stride()",
     "x.nbytes() / 2": "x.nbytes // 2",
+    "at::empty({n}, x.type())": "torch.empty((n,), dtype=x.dtype, device=x.device)",
+    "at::empty({n}, x.type().scalarType())": "torch.empty((n,), dtype=x.dtype)",
+    "torch::zeros(x.sizes(), x.options(), at::MemoryFormat::ChannelsLast)": (
+        "torch.zeros(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)"
+    ),
 }
 
 

@@ -152,6 +152,25 @@ BODIES = {
         + LAUNCH % "a * 10 + b + y[0].item<float>()", [23] * 4,
     ),
     "a pointer or none": ("float* p = fast ? x.data_ptr<float>() : 0; if (p) add<<<1, 32>>>(p, 1, 4);", [1] * 4),
+    "what tensors on a GPU are not": (
+        "if (x.is_cpu() || x.device().is_cpu() || x.device().type() == at::kCPU) return; " + LAUNCH % 1, [1] * 4,
+    ),
+    "a return of a dispatch alone": (
+        'int t = 1; AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "run", [&] { if (n == 3) return; t = 2; }); ' + LAUNCH % "t",
+        [1] * 4,
+    ),
+    "arguments that Python has by name": (
+        "auto y = torch::linspace(1, 4, 4, x.options().dtype(at::kDouble)).clone(at::MemoryFormat::Contiguous);"
+        " x.copy_(torch::add(y, y, 2).sub_(y, -1)); x.add_(at::addmm(x.view({2, 2}), y.view({2, 2}).to(x), x.view({2, 2}),"
+        " 0, 2).sum(at::kFloat)); " + LAUNCH % "y.scalar_type() == at::kDouble", [4 + 432 + 1, 8 + 433, 12 + 433, 16 + 433],
+    ),
+    "an item of another type": (
+        "int k = (x + 2.75f)[0].item<int>(); bool b = (x + 3)[1].item<bool>(); " + LAUNCH % "k + b", [3] * 4,
+    ),
+    "an optional and none": (
+        "c10::optional<int64_t> k; auto y = fast ? at::Tensor() : x; " + LAUNCH % "k.value_or(5) + (y.defined() ? 1 : 2)",
+        [7] * 4,
+    ),
     "a stream of text": (
         'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4,
     ),
@@ -250,6 +269,14 @@ OF_FILES = {
         "int all(int n) { std::vector<int> a = {1, n}; return last(a) * 100 + a[1] * 10 + a.size(); }\n",
         "all(n)",
         932,
+    ),
+    "kernels of one name": (
+        "".join(
+            f"namespace {one} {{ __global__ void to(float* x) {{ x[{at}] = 5; }}\n"
+            f"int go(at::Tensor x) {{ {before}to<<<1, 1>>>(x.data_ptr<float>()); return {at}; }} }}\n"
+            for one, at, before in (("a", 1, ""), ("b", 2, "b::"))
+        ),
+        "a::go(x) + b::go(x) + x[1].item<float>() * 10 + x[2].item<float>() * 100", 553,
     ),
     "memory that a function fills": (
         "void fill_cuda(at::Tensor x, float by) { add<<<1, 32>>>(x.data_ptr<float>(), by, x.numel()); }\n"

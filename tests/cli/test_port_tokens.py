@@ -260,6 +260,7 @@ ALMOST = [
     "cudaError_t err = cudaDeviceReset(); if (err != cudaSuccess) return;",
     'at::checkAllSameType("run", {x, y});',
     "CUDA_CHECK(launch_other(x));",
+    "n = n ?: 4;",
 ]
 
 
@@ -283,3 +284,20 @@ def test_what_a_signature_has_besides_is_listed(tmp_path):
     path.write_text(path.read_text() + "void run(at::Tensor x) { k<<<two(1), 3>>>(x.data_ptr<float>(), 3); }\n")
     found = port([path], "x.cu")
     assert [one for one in found.problems if "left out" in one] == ["x.cu:3: check: '[[nodiscard]]' of two is left out"]
+
+
+SEVERAL = {
+    "const int kind = 3;": ("const int kind = 4;", "n = kind;", "the name kind, which has several values"),
+    "using kind = float;": ("using kind = int;", "kind y = n;", "the type ?"),
+    "struct kind { int q; };": ("struct kind { char q; int r; };", "kind p; p.q = n;", "the type kind"),
+}
+
+
+@pytest.mark.parametrize("first", SEVERAL)
+def test_a_name_that_means_several_things_is_listed(tmp_path, first):
+    second, body, said = SEVERAL[first]
+    path = tmp_path / "x.cu"
+    path.write_text(
+        f"namespace a {{ {first} }}\nnamespace b {{ {second} }} using namespace b;\n{RUN % f'{body} {LAUNCH}'}"
+    )
+    assert f"x.cu:7: not translated: {said}" in port([path], "x.cu").problems

@@ -408,6 +408,25 @@ struct Self {
   int get(int a) const { return this->a * 10 + a; }
 };
 constexpr int cdiv(int a, int b) { return (a + b - 1) / b; }
+namespace one { int within(int a) { return a + 1; } namespace two { int within(int a) { return a + 2; } int by(int a) { return within(a); } } }
+struct Left { static int get() { return 1; } };
+struct Right { static int get() { return 2; } };
+int spaces(int a) { return one::within(a) * 10000 + one::two::within(a) * 100 + one::two::by(a) + Left::get() * 3 + Right::get(); }
+Pair pair_of(int a) { return {a, a + 1}; }
+int braced_struct(int a) {
+  Pair p = pair_of(a), q = pair_of(p.b);
+  return p.a + q.b * 10 + pair_of(4).b;
+}
+std::tuple<int, float> tuple_of(int a) { return {a * 0.5, a}; }
+int braced_tuple(int a) {
+  auto [x, y] = tuple_of(a);
+  std::tuple<int, int> t = {x, y * 0.3f};
+  return x * 10 + (y / 2 > x) + std::get<1>(t) * 100;
+}
+int signed_of_hash(unsigned a, int b) {
+  int h = a * 2654435761u, k = b & ~0x0fu;
+  return h % 7 + k / 3 + (int)(a | 0xf0000000u);
+}
 int ternary_effects(int a, int b) {
   int n = a;
   int r = a > b ? n++ : n--;
