@@ -208,13 +208,7 @@ def _binary(node: Node, scope: Scope) -> Value:
     if sign in ("==", "!=") and len(kinds) == 1 and kinds <= {"dtype", "device", "string", "list", "kind of device"}:
         if (left.checked or right.checked or kinds == {"kind of device"}) and (tensor := left.element or right.element):
             return on_gpu(tensor, (left.checked or right.checked) == (sign == "=="))
-        return Value(
-            f"{left.at(values.COMPARE + 1)} {sign} {right.at(values.COMPARE + 1)}",
-            BOOL,
-            values.COMPARE,
-            0,
-            1,
-        )
+        return Value(f"{left.at(values.COMPARE + 1)} {sign} {right.at(values.COMPARE + 1)}", BOOL, values.COMPARE, 0, 1)
     if (
         "tensor" in kinds
         and kinds <= {"tensor", "int", "float", "bool", "scalar"}

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from . import structs
 from .calls import grid, nothing, template_argument, visible
-from .expressions import assigned, children, python
+from .expressions import DTYPE_NAMES, assigned, children, python
 from .program import Node, bare, text, walk
 from .scope import NotTranslated, Scope
-from .values import ATOM, Value
+from .values import ATOM, VOID, Value
 from .vocabulary import DTYPES, type_of
 
 
@@ -77,14 +77,15 @@ def _meant(node: Node, function: Node, kernel: Kernel, found: Sequence[Value], s
     """The kernel of a name that several have: by its namespace, then by its arguments. Raises `NotTranslated`."""
     fits = visible(text(function).partition("<<<")[0], [kernel, *kernel.others], scope)
 
+    def element(value: Value) -> str:
+        of = value.type.of[0] if value.type.kind == "pointer" else VOID
+        known = f"torch.{DTYPE_NAMES.get((of.kind, of.bits, of.signed))}" if of.is_number else ""
+        return value.element if value.element.startswith("torch.") else known
+
     def takes(one: Kernel) -> bool:
-        dtypes = [
-            f"torch.{DTYPES.get(re.sub(r'const|[*&]|__restrict__', '', spelled).strip())}" for spelled in one.types
-        ]
-        pairs = [
-            (dtype, value.element) for dtype, value in zip(dtypes, found) if value.element and dtype != "torch.None"
-        ]
-        return len(one.types) == len(found) and all(dtype == of for dtype, of in pairs)
+        plain = [re.sub(r"\bconst\b|[*&]|__restrict__", "", spelled).strip() for spelled in one.types]
+        pairs = [(f"torch.{DTYPES[of]}", element(value)) for of, value in zip(plain, found) if of in DTYPES]
+        return len(one.types) == len(found) and all(dtype == of for dtype, of in pairs if of)
 
     fits = [one for one in fits if takes(one)] if len(fits) > 1 else fits
     if len(fits) != 1:

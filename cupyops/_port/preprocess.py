@@ -43,11 +43,7 @@ def _predefined() -> dict[str, str]:
     return (
         names
         | dict.fromkeys(("__NVCC__", "__CUDACC__", "WITH_CUDA", "__x86_64__", "__linux__"), "1")
-        | {
-            "__cplusplus": "201703",
-            "__CUDACC_VER_MAJOR__": str(cuda[0]),
-            "__CUDACC_VER_MINOR__": str(cuda[1]),
-        }
+        | {"__cplusplus": "201703", "__CUDACC_VER_MAJOR__": str(cuda[0]), "__CUDACC_VER_MINOR__": str(cuda[1])}
     )
 
 

@@ -33,7 +33,7 @@ FILES = {
     "complex of thrust's": (
         "#include <thrust/complex.h>\n__global__ void f(const float* x, float* y) {\n"
         "  thrust::complex<float> a(x[threadIdx.x], 1.0f);\n  a *= thrust::conj(a);\n"
-        "  y[threadIdx.x] = a.real() + thrust::abs(thrust::complex<float>(3, 4));\n}\n",
+        "  y[threadIdx.x] = a.real() + abs(thrust::complex<float>(3, 4));\n}\n",
         [a * a + 1 + 5 for a in X],
     ),
     "array, pair, tuple": (
