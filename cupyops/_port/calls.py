@@ -25,7 +25,7 @@ from .expressions import (
     python,
     typed,
 )
-from .program import Function, Node, bare, is_stream, qualifiers, text, walk
+from .program import Function, Node, bare, is_stream, qualifiers, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
 from .values import BOOL, FLOAT, INT, OPTIONS, TENSOR, VOID, Type, Value
 from .vocabulary import name_of, type_of
@@ -35,7 +35,7 @@ Named = TypeVar("Named", bound=Any)
 
 def call(node: Node, scope: Scope) -> Value:
     """A call, as an expression."""
-    function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
+    function, given = under(node, "function"), under(node, "arguments")
     if function.type == "field_expression":
         return _method(node, function, given, scope)
     spelled, base = text(function), bare(text(function))
@@ -50,15 +50,8 @@ def call(node: Node, scope: Scope) -> Value:
         return found
     if scope.program.named(base) and not re.match(r"(std|at|torch|c10)::", spelled):
         return _own(node, function, scope.program.named(base), given, scope)
-    if function.type in ("primitive_type", "sized_type_specifier") or (
-        (
-            base in vocabulary.NUMBERS
-            or base in scope.types
-            or base in scope.program.aliases
-            or base in vocabulary.DTYPES
-        )
-        and len(nodes) == 1
-    ):
+    named = {*vocabulary.NUMBERS, *scope.types, *scope.program.aliases, *vocabulary.DTYPES}
+    if function.type in ("primitive_type", "sized_type_specifier") or (base in named and len(nodes) == 1):
         found = conversion(node, function, spelled, nodes[0], scope)
         scope.read(given)
         return found
@@ -92,11 +85,8 @@ def made(node: Node, kind: Type, found: list[Value], nodes: Sequence[Node], scop
     if len(found) == 1 and (kind.is_number or found[0].type.kind == kind.kind or kind.kind in ("optional", "scalar")):
         return assigned(found[0], kind, node)
     if kind.kind == "list" and kind.of and 1 <= len(found) <= 2 and found[0].type.is_integer and kind.of[0].is_number:
-        filled = (
-            assigned(found[1], kind.of[0], node).code
-            if len(found) == 2
-            else ("0.0" if kind.of[0].kind == "float" else "0")
-        )
+        zero = "0.0" if kind.of[0].kind == "float" else "0"
+        filled = assigned(found[1], kind.of[0], node).code if len(found) == 2 else zero
         return Value(f"[{filled}] * {found[0].at(values.TIMES + 1)}", kind, values.TIMES)
     if kind.kind in ("string", "list", "tuple", "optional") and not found:
         return Value({"string": '""', "list": "[]", "tuple": "()", "optional": "None"}[kind.kind], kind)
@@ -175,11 +165,8 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         return replace(value, type=Type("pointer", of=(TENSOR,)), element=f"{value.at(values.ATOM)}.dtype")
     if base in vocabulary.FUNCTIONS and of_torch:
         found = arguments(given, scope)
-        kind = (
-            Type("tuple", of=(TENSOR, TENSOR))
-            if base in vocabulary.PAIRS and (len(found) > 1 or base in ("sort", "topk"))
-            else TENSOR
-        )
+        is_pair = base in vocabulary.PAIRS and (len(found) > 1 or base in ("sort", "topk"))
+        kind = Type("tuple", of=(TENSOR, TENSOR)) if is_pair else TENSOR
         return Value(f"torch.{base}({_given(found, base, 1)})", kind)
     if base.endswith("_out") and base.removesuffix("_out") in vocabulary.FUNCTIONS and of_torch and len(nodes) > 1:
         out, *found = arguments(given, scope)
@@ -293,11 +280,8 @@ def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Sc
     found = arguments(given, scope)
     if not all(one.type.is_number for one in found) or len(found) != (2 if real in vocabulary.OF_TWO else 1):
         raise NotTranslated(node, f"the function {spelled[:60]} of {', '.join(str(one.type) for one in found)}")
-    is_float = (
-        base != real
-        or (spelled.startswith("std::") and all(one.type == FLOAT for one in found))
-        or (all(one.type == FLOAT for one in found) and (real in vocabulary.EXACT or real == "sqrt"))
-    )
+    floats = all(one.type == FLOAT for one in found)
+    is_float = base != real or (floats and (spelled.startswith("std::") or real in {*vocabulary.EXACT, "sqrt"}))
     if is_float:
         found = [assigned(one, FLOAT, node) for one in found]
     code = f"{'cpp' if hasattr(cpp, real) else 'math'}.{real}({', '.join(one.code for one in found)})"
@@ -367,13 +351,9 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     scope.read(given)
     passed += _by_name(node, function, called, nodes, found, scope)
     known = scope.types | types | {name: Type("scalar") for name, is_type in called.template if name and is_type}
-    returns = type_of(called.returns, known) if called.returns != "auto" else None
-    if returns is None:
-        returns = (
-            ctype(node, replace(scope, types=known), called.returns)
-            if called.returns != "auto"
-            else Type("result", name="result")
-        )
+    returns = Type("result", name="result")
+    if called.returns != "auto":
+        returns = type_of(called.returns, known) or ctype(node, replace(scope, types=known), called.returns)
     code = f"{scope.request(called, types)}({', '.join(passed)})"
     if outputs:  # one call alone may have such results
         scope.writer = "" if scope.written else code
@@ -404,7 +384,7 @@ def written_to(function: Function) -> set[str]:
 def _is_assigned(body: Node, name: str) -> bool:
     for node in walk(body):
         field = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
-        if field is not None and text(node.child_by_field_name(field)) == name:
+        if field is not None and text(under(node, field)) == name:
             return True
     return False
 
@@ -419,6 +399,12 @@ def visible(name: str, candidates: Sequence[Named], scope: Scope) -> list[Named]
     return fits or list(candidates)
 
 
+def _distance(of: Type, to: Type | None) -> int:
+    if to is None:
+        return 9
+    return 0 if of == to else 1 if of.kind == to.kind else 2 if of.is_number and to.is_number else 9
+
+
 def _resolved(node: Node, candidates: list[Function], nodes: list[Node], scope: Scope) -> Function:
     """The function that a call means: of overloads that which takes so many arguments, of these types."""
     fits = [one for one in candidates if len(one.parameters) - len(one.defaults) <= len(nodes) <= len(one.parameters)]
@@ -430,16 +416,7 @@ def _resolved(node: Node, candidates: list[Function], nodes: list[Node], scope: 
 
         def distance(function: Function) -> int:
             kinds = [_parameter(spelled, function, scope) for spelled, _ in function.parameters]
-            return sum(
-                0
-                if of == to
-                else 1
-                if of.kind == (to.kind if to else "")
-                else 2
-                if to and of.is_number and to.is_number
-                else 9
-                for of, to in zip(found, kinds)
-            )
+            return sum(_distance(of, to) for of, to in zip(found, kinds))
 
         ranked = sorted(fits, key=distance)
         if distance(ranked[0]) < distance(ranked[1]) and distance(ranked[0]) < 9:
@@ -460,14 +437,8 @@ def _by_name(
         if not name:
             continue
         given = template_argument(written[place], is_type, scope) if place < len(written) else None
-        given = given or next(
-            (
-                value.element or f"{value.at(values.ATOM)}.dtype"
-                for value, spelled in pointers
-                if re.search(rf"\b{name}\b[^<>]*\*", spelled)
-            ),
-            None,
-        )
+        of = [value for value, spelled in pointers if re.search(rf"\b{name}\b[^<>]*\*", spelled)]
+        given = given or (of[0].element or f"{of[0].at(values.ATOM)}.dtype" if of else None)
         if given is None:
             raise NotTranslated(node, f"the template parameter {name} of {called.called}, which is not written")
         passed.append(f"{name_of(name)}={given}")
@@ -515,16 +486,16 @@ def _named_value(node: Node, scope: Scope) -> Value:
 def _of_struct(node: Node, value: Value, method: str, given: list[Value], scope: Scope) -> Value:
     """A method of a struct that is a `return` alone, in the place of its call. Raises `NotTranslated`."""
     found = structs.method(value.type.name, method, scope.program)
-    body = children(found[0].child_by_field_name("body")) if len(found) == 1 else []
+    body = children(under(found[0], "body")) if len(found) == 1 else []
     if len(body) != 1 or body[0].type != "return_statement" or not children(body[0]) or changed(found[0]):
         raise NotTranslated(node, f"the method {method} of the struct {value.type.name}")
     own, taken = structs.frame(value, scope.program), structs.parameters(found[0])
-    if len(taken) != len(given) or "auto" in (spelled := text(found[0].child_by_field_name("type"))):
+    if len(taken) != len(given) or "auto" in (spelled := text(under(found[0], "type"))):
         raise NotTranslated(node, f"the method {method} of the struct {value.type.name}")
     for one, (parameter, name) in zip(given, taken):
         if "*" in text(parameter) or not re.fullmatch(r"[\w.+*/ -]+", one.code):
             raise NotTranslated(node, f"{one.code} as the argument {name} of the method {method}")
-        one = assigned(one, ctype(parameter.child_by_field_name("type"), scope), node)
+        one = assigned(one, ctype(under(parameter, "type"), scope), node)
         own[name] = Variable(replace(one, code=one.at(values.ATOM), binds=values.ATOM), name)
     frames, scope.frames = scope.frames, [own]
     try:
@@ -537,7 +508,7 @@ def _of_struct(node: Node, value: Value, method: str, given: list[Value], scope:
 
 
 def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
-    of, named = function.child_by_field_name("argument"), function.child_by_field_name("field")
+    of, named = under(function, "argument"), under(function, "field")
     method, nodes = bare(text(named)) or text(named), children(given)
     if re.fullmatch(r"(at|torch)::globalContext\(\)", text(of)) and method == "alertNotDeterministic":
         (value,) = arguments(given, scope)
@@ -640,9 +611,7 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
     if method == "item" and not nodes:
         written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
         kind_ = ctype(children(written)[0], scope) if written is not None else Type("scalar")
-        cast = {FLOAT: "cpp.to_float", values.DOUBLE: "float", BOOL: "bool"}.get(
-            kind_, "int" if kind_.kind == "int" else ""
-        )
+        cast = "cpp.to_float" if kind_ == FLOAT else kind_.kind if kind_.is_number else ""
         return typed(f"{cast}({base}.item())" if cast else f"{base}.item()", kind_)
     if method == "is_same" and len(nodes) == 1:
         return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)
@@ -692,11 +661,8 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
     codes = [one.code for one in found]
     if method == "index" and len(codes) == 1:
         return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
-    if (
-        method == "slice"
-        and codes
-        and all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
-    ):
+    known = all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
+    if method == "slice" and codes and known:
         bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
         inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
         if codes[0] == "0":
@@ -791,7 +757,7 @@ def _allocation(called: str, filled: bool, given: Node, scope: Scope) -> Value:
 
 def _compound(node: Node, scope: Scope) -> Value:
     """`dim3{a, b}`, `at::Device{...}`."""
-    named, given = node.child_by_field_name("type"), node.child_by_field_name("value")
+    named, given = under(node, "type"), under(node, "value")
     found = constructed(node, named, text(named), children(given), scope)
     if found is None:
         raise NotTranslated(node, f"the type {text(named)}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import structs, values
-from .program import Node, bare, parser, text, walk
+from .program import Node, bare, parser, text, under, walk
 from .scope import NotTranslated, Scope
 from .values import BOOL, DTYPE, INT, OPTIONS, TENSOR, Type, Value
 from .vocabulary import DTYPES, GUARDS, LIMITS, NUMBERS, OF_LAUNCHES, STREAMS, dtype_of_constant, name_of, type_of
@@ -157,12 +157,8 @@ def _number(node: Node, scope: Scope) -> Value:
 
 def _string(node: Node, scope: Scope) -> Value:
     scope.read(node)
-    return Value(
-        repr(
-            "".join(_content(one, node) for one in ([node] if node.type != "concatenated_string" else children(node)))
-        ),
-        values.STRING,
-    )
+    parts = [node] if node.type != "concatenated_string" else children(node)
+    return Value(repr("".join(_content(one, node) for one in parts)), values.STRING)
 
 
 def _content(node: Node, whole: Node) -> str:
@@ -185,8 +181,8 @@ def _parenthesized(node: Node, scope: Scope) -> Value:
 
 
 def _binary(node: Node, scope: Scope) -> Value:
-    operator = node.child_by_field_name("operator")
-    sides = [node.child_by_field_name(side) for side in ("left", "right")]
+    operator = under(node, "operator")
+    sides = [under(node, side) for side in ("left", "right")]
     sign = {"and": "&&", "or": "||"}.get(text(operator), text(operator))
     scope.read(operator)
     if sign in ("&&", "||"):
@@ -195,12 +191,8 @@ def _binary(node: Node, scope: Scope) -> Value:
     if left.type.is_number and right.type.is_number:
         return values.computed(sign, left, right)
     kinds = {left.type.kind, right.type.kind}
-    if (
-        kinds <= {"status", "int"}
-        and "status" in kinds
-        and sign in ("==", "!=")
-        and (kinds == {"status"} or "0" in (left.code, right.code))
-    ):
+    of_status = kinds == {"status"} or (kinds == {"status", "int"} and "0" in (left.code, right.code))
+    if of_status and sign in ("==", "!="):
         return Value(str(sign == "=="), BOOL, truth=sign == "==")  # CUDA's errors are exceptions
     if sign in ("==", "!=") and "none" in kinds:
         there = left if right.type == values.NONE else right
@@ -251,8 +243,8 @@ def _not(value: Value) -> Value:
 
 
 def _unary(node: Node, scope: Scope) -> Value:
-    operator = node.child_by_field_name("operator")
-    sign, inner = {"not": "!"}.get(text(operator), text(operator)), node.child_by_field_name("argument")
+    operator = under(node, "operator")
+    sign, inner = {"not": "!"}.get(text(operator), text(operator)), under(node, "argument")
     scope.read(operator)
     if sign == "!":
         return _not(condition(inner, scope))
@@ -265,7 +257,7 @@ def _unary(node: Node, scope: Scope) -> Value:
 
 
 def _pointer(node: Node, scope: Scope) -> Value:
-    argument = node.child_by_field_name("argument")
+    argument = under(node, "argument")
     if text(node).startswith("*"):
         value = python(argument, scope)
         if value.type.kind == "optional":
@@ -275,8 +267,8 @@ def _pointer(node: Node, scope: Scope) -> Value:
             scope.read(node)
             return typed(f"cpp.memory({value.code}, 0)[0].item()", value.type.of[0])
     elif argument.type == "subscript_expression":  # `&p[n]`
-        of = python(argument.child_by_field_name("argument"), scope)
-        given = arguments(argument.child_by_field_name("indices"), scope)
+        of = python(under(argument, "argument"), scope)
+        given = arguments(under(argument, "indices"), scope)
         if of.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer:
             scope.read(node)
             return replace(of, code=f"cpp.memory({of.code}, {given[0].code})", binds=values.ATOM)
@@ -284,8 +276,8 @@ def _pointer(node: Node, scope: Scope) -> Value:
 
 
 def _conditional(node: Node, scope: Scope) -> Value:
-    test = condition(node.child_by_field_name("condition"), scope)
-    sides = [python(node.child_by_field_name(one), scope) for one in ("consequence", "alternative")]
+    test = condition(under(node, "condition"), scope)
+    sides = [python(under(node, one), scope) for one in ("consequence", "alternative")]
     if test.truth is not None:
         return sides[0] if test.truth else sides[1]
     first, second = (_null(one, other) for one, other in (sides, sides[::-1]))
@@ -309,13 +301,7 @@ def _null(value: Value, other: Value) -> Value:
 
 
 def _cast(node: Node, scope: Scope) -> Value:
-    return conversion(
-        node,
-        node.child_by_field_name("type"),
-        text(node.child_by_field_name("type")),
-        node.child_by_field_name("value"),
-        scope,
-    )
+    return conversion(node, under(node, "type"), text(under(node, "type")), under(node, "value"), scope)
 
 
 def conversion(node: Node, named: Node, spelled: str, inner: Node, scope: Scope) -> Value:
@@ -364,7 +350,7 @@ def _list(node: Node, scope: Scope) -> Value:
 
 
 def _field(node: Node, scope: Scope) -> Value:
-    of, name = node.child_by_field_name("argument"), node.child_by_field_name("field")
+    of, name = under(node, "argument"), under(node, "field")
     if text(of).endswith("getCurrentDeviceProperties()") and text(name) in ("multiProcessorCount", "warpSize"):
         scope.read(node)
         if text(name) == "warpSize":
@@ -393,7 +379,7 @@ def typed(code: str, kind: Type) -> Value:
 
 
 def _subscript(node: Node, scope: Scope) -> Value:
-    of, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+    of, index = under(node, "argument"), under(node, "indices")
     value, given = python(of, scope), arguments(index, scope)
     if value.type == TENSOR and all(one.type.is_integer for one in given):
         return Value(f"{value.at(values.ATOM)}[{', '.join(one.code for one in given)}]", TENSOR)
@@ -428,13 +414,9 @@ def _qualified(node: Node, scope: Scope) -> Value:
         return Value("None", values.NONE)
     if re.fullmatch(r"(at|torch)::indexing::Ellipsis", name):
         return Value("...", Type("index"))
-    if re.fullmatch(r"(at|torch|c10)::(MemoryFormat|kStrided|k\w*)(::\w+)?", name) and last in (
-        "Contiguous",
-        "ChannelsLast",
-    ):
-        return Value(
-            {"Contiguous": "torch.contiguous_format", "ChannelsLast": "torch.channels_last"}[last], Type("format")
-        )
+    formats = {"Contiguous": "torch.contiguous_format", "ChannelsLast": "torch.channels_last"}
+    if re.fullmatch(r"(at|torch|c10)::(MemoryFormat|kStrided|k\w*)(::\w+)?", name) and last in formats:
+        return Value(formats[last], Type("format"))
     for one in ("::".join(name.split("::")[-2:]), last):
         if one in scope.program.constants:
             return constant(node, one, scope)
@@ -442,7 +424,7 @@ def _qualified(node: Node, scope: Scope) -> Value:
 
 
 def _sizeof(node: Node, scope: Scope) -> Value:
-    named = node.child_by_field_name("type") or node.child_by_field_name("value")
+    named = under(node, "type") or under(node, "value")
     spelled = text(named).strip("() ")
     scope.read(node)
     variable = scope.find(spelled)
@@ -493,7 +475,7 @@ def constant_value(name: str, value: str, scope: Scope) -> Value | None:
     inner = Scope(replace(scope.program, constants=others), types=scope.types)
     try:
         found = (_map if re.match(r"static_cast<(std::)?(unordered_)?map<", value) else python)(
-            node.child_by_field_name("value"), inner
+            under(node, "value"), inner
         )
     except NotTranslated:
         return None
@@ -532,11 +514,11 @@ def nothing(node: Node, scope: Scope) -> None:
             scope.read(node)
             return
     elif node.type == "call_expression":
-        function, given = node.child_by_field_name("function"), children(node.child_by_field_name("arguments"))
-        if function.type == "field_expression" and not given and text(function.child_by_field_name("field")) in (
+        function, given = under(node, "function"), children(under(node, "arguments"))
+        if function.type == "field_expression" and not given and text(under(function, "field")) in (
             "device", "get_device", "index", "stream", "device_index",
         ):  # fmt: skip
-            nothing(function.child_by_field_name("argument"), scope)
+            nothing(under(function, "argument"), scope)
             scope.read(node)
             return
         if function.type != "field_expression" and bare(text(function)) in STREAMS | GUARDS:
@@ -549,11 +531,11 @@ def nothing(node: Node, scope: Scope) -> None:
             scope.read(node)
             return
     elif node.type in ("cast_expression", "parenthesized_expression"):
-        nothing(node.child_by_field_name("value") or children(node)[0], scope)
+        nothing(under(node, "value") or children(node)[0], scope)
         scope.read(node)
         return
     elif node.type == "subscript_expression":
-        nothing(node.child_by_field_name("argument"), scope)
+        nothing(under(node, "argument"), scope)
         scope.read(node)
         return
     raise NotTranslated(node, f"{text(node)[:60]!r}, where a device or a stream is expected")

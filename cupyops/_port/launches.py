@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from . import structs
 from .calls import grid, nothing, template_argument, visible
 from .expressions import DTYPE_NAMES, assigned, children, python
-from .program import Node, bare, text, walk
+from .program import Node, bare, text, under, walk
 from .scope import NotTranslated, Scope
 from .values import ATOM, VOID, Value
 from .vocabulary import DTYPES, type_of
@@ -45,7 +45,7 @@ def launch(
         scope.read(function)
         function = variable.kernel
         if function.type == "pointer_expression":
-            function = function.child_by_field_name("argument")
+            function = under(function, "argument")
     name = bare(text(function).partition("<<<")[0])
     kernel = kernels.get(name)
     if kernel is None:
@@ -99,7 +99,7 @@ def _argument(node: Node, spelled: str, value: Value) -> str:
         return structs.passed(value, spelled, node)
     kind = type_of(spelled) if spelled else None
     if kind is None or not kind.is_number or not value.type.is_number:
-        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status"):
+        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status", "guard"):
             raise NotTranslated(node, f"a {value.type} as an argument of a kernel: {text(node)[:60]!r}")
         return value.lax or value.code
     if kind.kind == "float" or (kind.kind == "int" and value.type.kind == "int" and (kind.signed or value.low >= 0)):

@@ -17,7 +17,7 @@ from .expressions import constant_value
 from .flow import Use
 from .launches import Kernel
 from .operators import Operator, annotation, pairs
-from .program import Function, Program, adding, bare, is_stream, line, read, text
+from .program import Function, Program, adding, bare, is_stream, line, read, text, under
 from .scope import Scope, changed
 from .statements import Writer
 from .values import DTYPE, FLOAT, INT, SCALAR, Type, Value
@@ -308,7 +308,7 @@ def _signature(function: Function) -> list[str]:
     """List parts of a signature that are not translated, such as attributes: all but types, a name and parameters."""
     found, node = list[str](), function.node
     while node is not None:
-        parts = [node.child_by_field_name(field) for field in ("type", "declarator", "body", "parameters")]
+        parts = [under(node, field) for field in ("type", "declarator", "body", "parameters")]
         known = {one.id for one in parts if one is not None}
         for one in node.named_children:
             inside = one.type.endswith("declarator") or one.id in known

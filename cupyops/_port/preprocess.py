@@ -188,12 +188,7 @@ class Preprocessor:
             return False
 
     def _ask(self, name: str, file: str, line: int) -> None:
-        if (
-            name not in self.macros
-            and name not in _predefined()
-            and name not in self._known
-            and name != "__CUDA_ARCH__"
-        ):
+        if name not in {*self.macros, *_predefined(), *self._known, "__CUDA_ARCH__"}:
             self.taken.append((file, line, name))
 
     # --- macros ---

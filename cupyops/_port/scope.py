@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .program import Function, Node, Program, line, text, walk
+from .program import Function, Node, Program, line, text, under, walk
 from .values import Type, Value
 from .vocabulary import name_of
 
@@ -169,24 +169,24 @@ def changed(body: Node) -> frozenset[str]:
     for node in walk(body):
         target = None
         if node.type == "assignment_expression":
-            target = node.child_by_field_name("left")
+            target = under(node, "left")
         elif node.type == "update_expression" or (node.type == "pointer_expression" and text(node).startswith("&")):
-            target = node.child_by_field_name("argument")
-        elif node.type == "call_expression" and text(node.child_by_field_name("function")).endswith("_back"):
-            target = node.child_by_field_name("function")  # a vector that grows
+            target = under(node, "argument")
+        elif node.type == "call_expression" and text(under(node, "function")).endswith("_back"):
+            target = under(node, "function")  # a vector that grows
         while target is not None and target.type in (
             "subscript_expression",
             "field_expression",
             "parenthesized_expression",
         ):
-            target = target.child_by_field_name("argument") or next(iter(target.named_children), None)
+            target = under(target, "argument") or next(iter(target.named_children), None)
         if target is not None:
             found.add(text(target))
         if node.type == "reference_declarator" and node.parent is not None and node.parent.type == "init_declarator":
-            value = node.parent.child_by_field_name("value")
+            value = under(node.parent, "value")
             found.add(text(value))
         if node.type == "call_expression":  # a function of the files may take a reference
-            given = node.child_by_field_name("arguments")
+            given = under(node, "arguments")
             found |= (
                 {text(one) for one in given.named_children if one.type == "identifier"} if _is_plain(node) else set()
             )
@@ -194,8 +194,6 @@ def changed(body: Node) -> frozenset[str]:
 
 
 def _is_plain(node: Node) -> bool:
-    return node.child_by_field_name("function").type in (
-        "identifier",
-        "qualified_identifier",
-        "template_function",
-    ) and not any(one.type == "kernel_call_syntax" for one in walk(node.child_by_field_name("function")))
+    return under(node, "function").type in ("identifier", "qualified_identifier", "template_function") and not any(
+        one.type == "kernel_call_syntax" for one in walk(under(node, "function"))
+    )

@@ -284,8 +284,6 @@ def computed(sign: str, a: Value, b: Value) -> Value:
         return whole(code, to, _BINDS[sign], low, high, sized=sized)
     corners = [_INTEGERS[sign](x, y) for x in (a.low, a.high) for y in (b.low, b.high)]  # type: ignore[arg-type]
     low, high = min(corners), max(corners)
-    if low == high and low >= 0 and all(re.fullmatch(r"\d+", one.code) for one in (a, b)):
-        code = code  # a sum of constants is left as it was written
     made = Value(code, to, _BINDS[sign], low, high, sized=sized)
     if to.low <= low and high <= to.high:
         return made

@@ -165,21 +165,12 @@ def dispatched(macro: str, given: str) -> list[str] | None:
     match = re.fullmatch(r"(?:AT|TORCH)_DISPATCH_(.+?)(_AND_HALF|_AND\d?)?", macro)
     if match is None or match[1] not in _DISPATCHES:
         return None
-    named = (
-        [dtype_of_constant(one) for one in re.sub(r"\s", "", given).split(",") if one]
-        if (match[2] or "")[4:5] != "_"
-        else []
-    )
-    named = [] if match[2] in (None, "_AND_HALF") else named
+    count = 0 if match[2] in (None, "_AND_HALF") else int(match[2][4:] or 1)  # of dtypes that are named
+    named = [dtype_of_constant(one) for one in re.sub(r"\s", "", given).split(",") if one] if count else []
     extra = ["float16"] if match[2] == "_AND_HALF" else [one for one in named if one is not None]
-    if len(extra) != len(named) + (match[2] == "_AND_HALF") or len(named) != _count(match[2]):
+    if len(named) != count or None in named:
         return None
     return list(dict.fromkeys([*_DISPATCHES[match[1]], *extra]))
-
-
-def _count(word: str | None) -> int:
-    """Number of dtypes that a macro takes before its first argument: two for `_AND2`."""
-    return 0 if word in (None, "_AND_HALF") else int((word or "").removeprefix("_AND") or 1)
 
 
 # names that the Python of a port has a use for
@@ -237,10 +228,9 @@ def _plain_type(plain: str, types: Mapping[str, Type]) -> Type | None:
     name = re.sub(r"^(::)?((std|at|torch|c10|cuda|detail|nn)::)+", "", plain)
     words = [one for one in name.split() if one != "int" or name.strip() == "int"]
     spelled = " ".join(words)
-    if "unsigned" in words:
-        spelled = " ".join(["unsigned", *(one for one in words if one not in ("unsigned", "signed"))])
-    elif words[:1] == ["signed"] or "signed" in words:
-        spelled = " ".join(one for one in words if one != "signed") or "int"
+    if {"unsigned", "signed"} & set(words):
+        rest = [one for one in words if one not in ("unsigned", "signed")]
+        spelled = " ".join(["unsigned", *rest] if "unsigned" in words else rest) or "int"
     if spelled in NUMBERS:
         return NUMBERS[spelled]
     if spelled in _KINDS:
@@ -249,15 +239,11 @@ def _plain_type(plain: str, types: Mapping[str, Type]) -> Type | None:
         return Type("guard")
     if match := re.fullmatch(r"(\w+)<(.*)>", name, re.DOTALL):
         inner = [type_of(one, types) for one in split(match[2])]
-        if match[1] in ("vector", "ArrayRef", "List", "initializer_list") and inner[0] is not None:
-            return Type("list", of=(inner[0],))
-        if match[1] == "array" and inner[0] is not None:
+        if match[1] in ("vector", "ArrayRef", "List", "initializer_list", "array") and inner[0] is not None:
             return Type("list", of=(inner[0],))
         if match[1] in ("tuple", "pair") and None not in inner:
             return Type("tuple", of=tuple(one for one in inner if one is not None))
-        if match[1] == "optional" and inner[0] is not None:
-            return Type("optional", of=(inner[0],))
-        if match[1] == "OptionalRef" and inner[0] is not None:
+        if match[1] in ("optional", "OptionalRef") and inner[0] is not None:
             return Type("optional", of=(inner[0],))
         if "Accessor" in match[1]:
             return Type("pointer", of=(inner[0] or SCALAR,))

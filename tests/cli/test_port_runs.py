@@ -171,6 +171,11 @@ BODIES = {
         "c10::optional<int64_t> k; auto y = fast ? at::Tensor() : x; " + LAUNCH % "k.value_or(5) + (y.defined() ? 1 : 2)",
         [7] * 4,
     ),
+    "the current device, and checks of two numbers": (
+        "int device = -1; cudaGetDevice(&device); cudaStream_t s = at::cuda::getCurrentCUDAStream(device); CHECK_EQ(n, 3);"
+        " add<<<1, 32, 0, s>>>(x.data_ptr<float>(), 1, 4);",
+        [1] * 4,
+    ),
     "a stream of text": (
         'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4,
     ),

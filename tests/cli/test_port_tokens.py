@@ -261,6 +261,7 @@ ALMOST = [
     'at::checkAllSameType("run", {x, y});',
     "CUDA_CHECK(launch_other(x));",
     "n = n ?: 4;",
+    "int d = 3; cudaGetDevice(&d); k<<<1, 2>>>(x.data_ptr<float>(), d);",
 ]
 
 
