@@ -615,7 +615,8 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         return typed(f"{cast}({base}.item())" if cast else f"{base}.item()", kind_)
     if method == "is_same" and len(nodes) == 1:
         return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)
-    if method in ("index", "slice", "toType", "set_requires_grad", "is_same_size", "equal"):
+    is_item = method == "index_put_" and len(nodes) == 2
+    if is_item or method in ("index", "slice", "toType", "set_requires_grad", "is_same_size", "equal"):
         return _renamed(node, base, method, given, scope)
     found = [python(one, scope) for one in nodes]
     scope.read(given)
@@ -659,6 +660,8 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
     """Methods that Python says in another way."""
     found = arguments(given, scope)
     codes = [one.code for one in found]
+    if method == "index_put_":  # of numbers and slices too, which Python's takes in brackets alone
+        return Value(f"{base}.__setitem__({codes[0]}, {codes[1]})".replace("'...'", "..."), VOID)
     if method == "index" and len(codes) == 1:
         return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
     known = all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)

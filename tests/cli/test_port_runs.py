@@ -128,8 +128,9 @@ BODIES = {
     "slices": (
         "x.slice(0, 1, 3).add_(2); x.view({2, 2}).slice(1, 1).add_(10);"
         ' x.view({2, 2}).index({torch::indexing::Slice(), 0}).add_(100);'
-        ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0,
-        [100, 12, 102, 20],
+        ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0
+        + " x.index_put_({x == 12}, 7); x.index_put_({torch::indexing::Slice(2, 3)}, torch::ones({1}, x.options()));",
+        [100, 7, 1, 20],
     ),
     "vectors that are copied": (
         "std::vector<int> a = {1, 2}; auto b = a; b[0] = 9; std::vector<int> c; c = a; c[1] = 7;"
