@@ -249,6 +249,11 @@ struct alignas(2 * sizeof(T)) complex {
 namespace c10_complex_math {
 CUPYOPS_OF_COMPLEX
 }
+namespace c10 {  // for calls that name no namespace
+using c10_complex_math::abs, c10_complex_math::arg, c10_complex_math::conj, c10_complex_math::exp,
+    c10_complex_math::imag;
+using c10_complex_math::log, c10_complex_math::norm, c10_complex_math::real, c10_complex_math::sqrt;
+}  // namespace c10
 namespace std {
 using namespace c10_complex_math;
 // of the same names as functions of std's own, which hide those of a namespace that is used

@@ -274,64 +274,65 @@ CUPYOPS_FUNCTIONAL(bit_or, |)
 CUPYOPS_FUNCTIONAL(bit_xor, ^)
 #undef CUPYOPS_FUNCTIONAL
 
+}  // namespace std
+
+// C++ has these functions of integers too, as of doubles; NVRTC finds them ambiguous
+#define CUPYOPS_OF_INTEGER(name)                                                \
+  template <typename T>                                                         \
+  __device__ inline std::enable_if_t<std::is_integral_v<T>, double> name(T x) { \
+    return name(static_cast<double>(x));                                        \
+  }
+#define CUPYOPS_OF_INTEGERS(name)                                                                             \
+  template <typename A, typename B>                                                                           \
+  __device__ inline std::enable_if_t<std::is_integral_v<A> && std::is_integral_v<B>, double> name(A a, B b) { \
+    return name(static_cast<double>(a), static_cast<double>(b));                                              \
+  }
+CUPYOPS_OF_INTEGER(acos)
+CUPYOPS_OF_INTEGER(acosh)
+CUPYOPS_OF_INTEGER(asin)
+CUPYOPS_OF_INTEGER(asinh)
+CUPYOPS_OF_INTEGER(atan)
+CUPYOPS_OF_INTEGER(atanh)
+CUPYOPS_OF_INTEGER(cbrt)
+CUPYOPS_OF_INTEGER(ceil)
+CUPYOPS_OF_INTEGER(cos)
+CUPYOPS_OF_INTEGER(cosh)
+CUPYOPS_OF_INTEGER(erf)
+CUPYOPS_OF_INTEGER(erfc)
+CUPYOPS_OF_INTEGER(exp)
+CUPYOPS_OF_INTEGER(exp2)
+CUPYOPS_OF_INTEGER(expm1)
+CUPYOPS_OF_INTEGER(fabs)
+CUPYOPS_OF_INTEGER(floor)
+CUPYOPS_OF_INTEGER(lgamma)
+CUPYOPS_OF_INTEGER(log)
+CUPYOPS_OF_INTEGER(log10)
+CUPYOPS_OF_INTEGER(log1p)
+CUPYOPS_OF_INTEGER(log2)
+CUPYOPS_OF_INTEGER(nearbyint)
+CUPYOPS_OF_INTEGER(rint)
+CUPYOPS_OF_INTEGER(round)
+CUPYOPS_OF_INTEGER(sin)
+CUPYOPS_OF_INTEGER(sinh)
+CUPYOPS_OF_INTEGER(sqrt)
+CUPYOPS_OF_INTEGER(tan)
+CUPYOPS_OF_INTEGER(tanh)
+CUPYOPS_OF_INTEGER(tgamma)
+CUPYOPS_OF_INTEGER(trunc)
+CUPYOPS_OF_INTEGERS(atan2)
+CUPYOPS_OF_INTEGERS(fmax)
+CUPYOPS_OF_INTEGERS(fmin)
+CUPYOPS_OF_INTEGERS(fmod)
+CUPYOPS_OF_INTEGERS(hypot)
+CUPYOPS_OF_INTEGERS(pow)
+
+namespace std {
 // `#include <cmath>`: the names are CUDA's own
-using ::abs;
-using ::acos;
-using ::acosh;
-using ::asin;
-using ::asinh;
-using ::atan;
-using ::atan2;
-using ::atanh;
-using ::cbrt;
-using ::ceil;
-using ::copysign;
-using ::cos;
-using ::cosh;
-using ::erf;
-using ::erfc;
-using ::exp;
-using ::exp2;
-using ::expm1;
-using ::fabs;
-using ::floor;
-using ::fma;
-using ::fmax;
-using ::fmin;
-using ::fmod;
-using ::frexp;
-using ::hypot;
-using ::int16_t;
-using ::int32_t;
-using ::int64_t;
-using ::int8_t;
-using ::isfinite;
-using ::isinf;
-using ::isnan;
-using ::ldexp;
-using ::lgamma;
-using ::log;
-using ::log10;
-using ::log1p;
-using ::log2;
-using ::nearbyint;
-using ::pow;
-using ::remainder;
-using ::rint;
-using ::round;
-using ::signbit;
-using ::sin;
-using ::sinh;
-using ::size_t;
-using ::sqrt;
-using ::tan;
-using ::tanh;
-using ::tgamma;
-using ::trunc;
-using ::uint16_t;
-using ::uint32_t;
-using ::uint64_t;
-using ::uint8_t;
+using ::abs, ::acos, ::acosh, ::asin, ::asinh, ::atan, ::atan2, ::atanh, ::cbrt, ::ceil, ::copysign, ::cos, ::cosh;
+using ::erf, ::erfc, ::exp, ::exp2, ::expm1, ::fabs, ::floor, ::fma, ::fmax, ::fmin, ::fmod, ::frexp, ::hypot;
+using ::int16_t, ::int32_t, ::int64_t, ::int8_t, ::isfinite, ::isinf, ::isnan, ::ldexp, ::lgamma, ::log, ::log10;
+using ::log1p, ::log2, ::nearbyint, ::pow, ::remainder, ::rint, ::round, ::signbit, ::sin, ::sinh, ::size_t, ::sqrt;
+using ::tan, ::tanh, ::tgamma, ::trunc, ::uint16_t, ::uint32_t, ::uint64_t, ::uint8_t;
 
 template <typename T>
 struct numeric_limits {

@@ -9,9 +9,9 @@ from typing import Protocol
 from .expressions import python
 from .flow import Use, uses
 from .launches import Kernel
-from .program import Function, Node, Program, bare, text, walk
+from .program import Function, Node, Program, bare, text, under, walk
 from .scope import NotTranslated, Scope
-from .values import HELPERS, Type
+from .values import VOID, Type
 from .vocabulary import kind_of_type, name_of, type_of
 
 # what stands before or behind the name of that of which it is the gradient
@@ -122,11 +122,11 @@ class Backward:
         """Arguments that are sizes of a gradient that it allocates, hence of the input: `n` of `zeros({b, c, n}, ...)`."""
         found: dict[str, str] = {}
         for node in walk(self.function.body):
-            name = text(node.child_by_field_name("declarator")) if node.type == "init_declarator" else ""
-            value = node.child_by_field_name("value") if name in self.results and self.of else None
+            name = text(under(node, "declarator")) if node.type == "init_declarator" else ""
+            value = under(node, "value") if name in self.results and self.of else None
             if value is None or value.type != "call_expression":
                 continue
-            shape = next(iter(value.child_by_field_name("arguments").named_children), None)
+            shape = next(iter(under(value, "arguments").named_children), None)
             if shape is not None and shape.type == "initializer_list":
                 of = self.of[self.results.index(name)]
                 sizes = [one for one in shape.named_children if one.type != "comment"]
@@ -181,15 +181,16 @@ def contiguous(tensors: Sequence[str]) -> list[str]:
 def returned(function: Function, program: Program) -> list[str]:
     """The names that it returns, `?` for what has none; empty where it returns no tensor."""
     statements = [one for one in walk(function.body) if one.type == "return_statement" and one.named_children]
-    if not statements or function.returns in ("void", "int", "bool"):
+    kind = type_of(function.returns)
+    if not statements or (kind is not None and (kind == VOID or kind.is_number)):
         return []
     value = statements[-1].named_children[0]
     if value.type == "initializer_list":
         return [_name(one) for one in value.named_children]
     if value.type == "call_expression":
-        called = text(value.child_by_field_name("function"))
+        called = text(under(value, "function"))
         if re.search(r"make_tuple|tie", called):
-            return [_name(one) for one in value.child_by_field_name("arguments").named_children]
+            return [_name(one) for one in under(value, "arguments").named_children]
         if (others := program.named(bare(called))) and bare(called) != function.called:
             return returned(others[0], program)
     return [_name(value)]
@@ -218,11 +219,11 @@ def _defined(function: Function, name: str, operator: Forward) -> str:
     """Return the forward's value of a name, in terms of its arguments: a variable's, or that of an argument passed on."""
     for node in walk(function.body):
         value: Node | None = None
-        if node.type == "init_declarator" and text(node.child_by_field_name("declarator")) == name:
-            value = node.child_by_field_name("value")
+        if node.type == "init_declarator" and text(under(node, "declarator")) == name:
+            value = under(node, "value")
         elif node.type == "call_expression":
-            called = operator.program.named(bare(text(node.child_by_field_name("function"))))
-            given = [one for one in node.child_by_field_name("arguments").named_children if one.type != "comment"]
+            called = operator.program.named(bare(text(under(node, "function"))))
+            given = [one for one in under(node, "arguments").named_children if one.type != "comment"]
             names = [one for _, one in called[0].parameters] if called else []
             value = given[names.index(name)] if name in names and len(given) == len(names) else None
         if value is None:
@@ -235,11 +236,6 @@ def _defined(function: Function, name: str, operator: Forward) -> str:
         except NotTranslated:
             continue
         words = {text(one) for one in walk(value) if one.type == "identifier"}
-        if (
-            not scope.notes
-            and not scope.used
-            and not any(f"{one}(" in found for one in HELPERS)
-            and {name_of(one) for one in words} <= set(operator.names)
-        ):
+        if not (scope.notes or scope.used or "cpp." in found or {*map(name_of, words)} - set(operator.names)):
             return found
     return ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from . import memory, structs, values
+from .. import cpp
+from . import memory, structs, values, vocabulary
 from .expressions import (
     DTYPE_NAMES,
     EXPRESSIONS,
@@ -23,53 +25,17 @@ from .expressions import (
     python,
     typed,
 )
-from .program import Function, Node, bare, is_stream, text, walk
+from .program import Function, Node, bare, is_stream, qualifiers, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
-from .values import (
-    BOOL,
-    DEVICE,
-    DIM3,
-    DOUBLE,
-    DTYPE,
-    FLOAT,
-    INT,
-    LONG,
-    OPTIONS,
-    STATUS,
-    STRING,
-    TENSOR,
-    VOID,
-    Type,
-    Value,
-)
-from .vocabulary import (
-    ATTRIBUTES_OF_KERNELS,
-    CEIL,
-    DTYPES,
-    FUNCTIONS,
-    GUARDS,
-    LISTS,
-    MEMORY,
-    METHODS,
-    NUMBERS,
-    OF_LAUNCHES,
-    PAIRS,
-    POINTERS,
-    PROPERTIES,
-    QUERIES,
-    REAL,
-    REPORTS,
-    SIZES,
-    STREAMS,
-    TENSORS,
-    name_of,
-    type_of,
-)
+from .values import BOOL, FLOAT, INT, OPTIONS, TENSOR, VOID, Type, Value
+from .vocabulary import name_of, type_of
+
+Named = TypeVar("Named", bound=Any)
 
 
 def call(node: Node, scope: Scope) -> Value:
     """A call, as an expression."""
-    function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
+    function, given = under(node, "function"), under(node, "arguments")
     if function.type == "field_expression":
         return _method(node, function, given, scope)
     spelled, base = text(function), bare(text(function))
@@ -84,15 +50,14 @@ def call(node: Node, scope: Scope) -> Value:
         return found
     if scope.program.named(base) and not re.match(r"(std|at|torch|c10)::", spelled):
         return _own(node, function, scope.program.named(base), given, scope)
-    if function.type in ("primitive_type", "sized_type_specifier") or (
-        (base in NUMBERS or base in scope.types or base in scope.program.aliases or base in DTYPES) and len(nodes) == 1
-    ):
+    named = {*vocabulary.NUMBERS, *scope.types, *scope.program.aliases, *vocabulary.DTYPES}
+    if function.type in ("primitive_type", "sized_type_specifier") or (base in named and len(nodes) == 1):
         found = conversion(node, function, spelled, nodes[0], scope)
         scope.read(given)
         return found
-    if spelled in QUERIES or base in REPORTS:
+    if spelled in vocabulary.QUERIES or base in vocabulary.REPORTS:
         return status(node, base, given, scope)
-    if base in MEMORY:
+    if base in vocabulary.MEMORY:
         return memory.call(node, base, given, scope)
     if (constructed_ := constructed(node, function, spelled, nodes, scope)) is not None:
         scope.read(given)
@@ -103,7 +68,8 @@ def call(node: Node, scope: Scope) -> Value:
 def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], scope: Scope) -> Value | None:
     """Translate a constructor call; None where the type is not known."""
     kind = type_of(spelled, scope.types)
-    if kind is None or kind.kind not in ("dim3", "options", "string", "list", "tuple", "optional", "device", "scalar"):
+    known = ("dim3", "options", "string", "list", "tuple", "optional", "device", "scalar", *["tensor"] * (not nodes))
+    if kind is None or kind.kind not in known:
         return None
     scope.read(named)
     if kind == OPTIONS:
@@ -114,23 +80,20 @@ def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], sc
 
 def made(node: Node, kind: Type, found: list[Value], nodes: Sequence[Node], scope: Scope) -> Value:
     """A value of a type that is made of others: `dim3 grid(n, 2)`, `std::vector<int> v(3, 1)`. Raises `NotTranslated`."""
-    if kind == DIM3 and 1 <= len(found) <= 3:
-        return replace(a_tuple([_whole(one, part) for one, part in zip(found, nodes)]), type=DIM3)
+    if kind == values.DIM3 and 1 <= len(found) <= 3:
+        return replace(a_tuple([_whole(one, part) for one, part in zip(found, nodes)]), type=values.DIM3)
     if len(found) == 1 and (kind.is_number or found[0].type.kind == kind.kind or kind.kind in ("optional", "scalar")):
         return assigned(found[0], kind, node)
     if kind.kind == "list" and kind.of and 1 <= len(found) <= 2 and found[0].type.is_integer and kind.of[0].is_number:
-        filled = (
-            assigned(found[1], kind.of[0], node).code
-            if len(found) == 2
-            else ("0.0" if kind.of[0].kind == "float" else "0")
-        )
+        zero = "0.0" if kind.of[0].kind == "float" else "0"
+        filled = assigned(found[1], kind.of[0], node).code if len(found) == 2 else zero
         return Value(f"[{filled}] * {found[0].at(values.TIMES + 1)}", kind, values.TIMES)
     if kind.kind in ("string", "list", "tuple", "optional") and not found:
         return Value({"string": '""', "list": "[]", "tuple": "()", "optional": "None"}[kind.kind], kind)
     if kind.kind == "tensor" and not found:
         return Value("None", TENSOR)
     if kind.kind == "device" and found:
-        return Value(f"torch.device({', '.join(one.code for one in found)})", DEVICE)
+        return Value(f"torch.device({', '.join(one.code for one in found)})", values.DEVICE)
     raise NotTranslated(node, f"a {kind} made of {len(found)} values: {text(node)[:60]!r}")
 
 
@@ -146,7 +109,7 @@ def _whole(value: Value, node: Node) -> Value:
 def grid(node: Node, scope: Scope) -> Value:
     """A grid or a block of a launch: one number, or three."""
     value = python(node, scope)
-    return value if value.type == DIM3 else _whole(value, node)
+    return value if value.type == values.DIM3 else _whole(value, node)
 
 
 # --- what is nothing ---
@@ -155,19 +118,19 @@ def grid(node: Node, scope: Scope) -> Value:
 def status(node: Node, base: str, given: Node, scope: Scope) -> Value:
     """Translate a call that only reports an error of CUDA's, or waits, as success: errors are exceptions here."""
     for one in children(given):
-        if base in REPORTS:
-            if python(one, scope).type != STATUS:
+        if base in vocabulary.REPORTS:
+            if python(one, scope).type != values.STATUS:
                 raise NotTranslated(one, f"a check of {text(one)[:60]!r}, which is no error of CUDA's")
         else:
             nothing(one, scope)
     scope.read(node)
-    return Value("0", STATUS)
+    return Value("0", values.STATUS)
 
 
 def attribute(node: Node, given: Node, scope: Scope) -> bool:
     """Accept a call that sets a hint for a kernel, or asks for its shared memory, which a launch does itself."""
     nodes = children(given)
-    if len(nodes) < 2 or bare(text(nodes[1])) not in ATTRIBUTES_OF_KERNELS:
+    if len(nodes) < 2 or bare(text(nodes[1])) not in vocabulary.ATTRIBUTES_OF_KERNELS:
         raise NotTranslated(node, f"{text(node)[:60]!r}: an attribute of a kernel that is no hint")
     scope.read(given)
     return True
@@ -178,40 +141,37 @@ def attribute(node: Node, given: Node, scope: Scope) -> bool:
 
 def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> Value:
     of_torch = re.match(r"(at|torch|c10)::", spelled) is not None
-    if base in STREAMS | GUARDS:
+    if base in vocabulary.STREAMS | vocabulary.GUARDS:
         nothing(node, scope)
         return Value("None", Type("guard"))
     nodes = children(given)
-    if base in CEIL:
+    if base in vocabulary.CEIL:
         left, right = arguments(given, scope)
         return _rounded_up(left, right)
     if base == "GET_BLOCKS":  # ATen's, of blocks of CUDA_NUM_THREADS
         found = arguments(given, scope)
-        by = found[1] if len(found) > 1 else values.number(1024, INT, str(OF_LAUNCHES["CUDA_NUM_THREADS"]))
+        by = found[1] if len(found) > 1 else values.number(1024, INT, str(vocabulary.OF_LAUNCHES["CUDA_NUM_THREADS"]))
         return _rounded_up(found[0], by)
-    if base in TENSORS and of_torch:
+    if base in vocabulary.TENSORS and of_torch:
         return _allocation(f"torch.{base}", base == "full", given, scope)
     if base in ("dtype", "device", "requires_grad", "CUDA", "memory_format") and of_torch:
         found_ = _options(node, base, nodes, scope)
         scope.read(given)
         return found_
     if base == "elementSize" and len(nodes) == 1:
-        return values.whole(f"{arguments(given, scope)[0].at(values.ATOM)}.itemsize", LONG, low=1, high=16)
+        return values.whole(f"{arguments(given, scope)[0].at(values.ATOM)}.itemsize", values.LONG, low=1, high=16)
     if base == "getTensorInfo" and len(nodes) == 1:  # which a launch packs of the tensor
         (value,) = arguments(given, scope)
         return replace(value, type=Type("pointer", of=(TENSOR,)), element=f"{value.at(values.ATOM)}.dtype")
-    if base in FUNCTIONS and of_torch:
+    if base in vocabulary.FUNCTIONS and of_torch:
         found = arguments(given, scope)
-        kind = (
-            Type("tuple", of=(TENSOR, TENSOR))
-            if base in PAIRS and (len(found) > 1 or base in ("sort", "topk"))
-            else TENSOR
-        )
-        return Value(f"torch.{base}({', '.join(one.code for one in found)})", kind)
-    if base.endswith("_out") and base.removesuffix("_out") in FUNCTIONS and of_torch and len(nodes) > 1:
+        is_pair = base in vocabulary.PAIRS and (len(found) > 1 or base in ("sort", "topk"))
+        kind = Type("tuple", of=(TENSOR, TENSOR)) if is_pair else TENSOR
+        return Value(f"torch.{base}({_given(found, base, 1)})", kind)
+    if base.endswith("_out") and base.removesuffix("_out") in vocabulary.FUNCTIONS and of_torch and len(nodes) > 1:
         out, *found = arguments(given, scope)
-        inner = ", ".join(one.code for one in found)
-        return Value(f"torch.{base.removesuffix('_out')}({inner}, out={out.code})", TENSOR)
+        name = base.removesuffix("_out")
+        return Value(f"torch.{name}({_given(found, name, 1)}, out={out.code})", TENSOR)
     if base == "unique_dim" and of_torch and len(nodes) > 1:
         found = arguments(given, scope)
         inner = ", ".join(one.code for one in found)
@@ -220,13 +180,13 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         inner = ", ".join(one.code for one in arguments(given, scope))
         return Value(f"slice({inner or None}{', None' * (len(nodes) == 1)})", Type("index"))
     if re.fullmatch(r"((at|torch|c10)::)?toString", spelled) and len(nodes) == 1:
-        return Value(f"str({arguments(given, scope)[0].code})", STRING)
+        return Value(f"str({arguments(given, scope)[0].code})", values.STRING)
     if base in ("max", "lowest", "min", "infinity") and (limit := _limit(base, spelled, scope)) is not None:
         scope.read(given)
         return limit
     if base == "time" and spelled in ("time", "std::time") and text(given) in ("(NULL)", "(0)", "(nullptr)", "()"):
         scope.read(given)
-        return values.whole("int(time.time())", LONG, low=0)
+        return values.whole("int(time.time())", values.LONG, low=0)
     return _standard(node, spelled, base, given, scope)
 
 
@@ -234,8 +194,8 @@ def _limit(base: str, spelled: str, scope: Scope) -> Value | None:
     """`std::numeric_limits<T>::max()`."""
     match = re.fullmatch(r"(?:std::)?numeric_limits<\s*([\w: ]+?)\s*>::\w+", spelled)
     variable = scope.find(match[1]) if match is not None else None
-    if variable is not None and variable.value.type == DTYPE:
-        return Value(f"_limit({variable.value.code}, {base!r})", Type("scalar"))
+    if variable is not None and variable.value.type == values.DTYPE:
+        return Value(f"cpp.limit({variable.value.code}, {base!r})", Type("scalar"))
     kind = type_of(match[1], scope.types) if match is not None else None
     if kind is None or not kind.is_number:
         return None
@@ -273,12 +233,12 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
         (value,) = arguments(given, scope)
         return value
     single = base.removesuffix("f")
-    real = single if single in REAL and base not in REAL else base
+    real = single if single in vocabulary.REAL and base not in vocabulary.REAL else base
     if base in ("min", "max", "abs", "swap", "llabs", "labs") and re.match(r"(std::|::|)\w+(<|$)", spelled):
         return _chosen(node, spelled, {"llabs": "abs", "labs": "abs"}.get(base, base), given, scope)
     if base in ("lround", "llround") and len(children(given)) == 1:
-        return values.whole(f"int(_round({arguments(given, scope)[0].code}))", LONG)
-    if real in REAL and re.match(r"(std::|::|)\w+$", spelled):
+        return values.whole(f"int(cpp.round({arguments(given, scope)[0].code}))", values.LONG)
+    if real in vocabulary.REAL and re.match(r"(std::|::|)\w+$", spelled):
         return _real(node, real, base, spelled, given, scope)
     raise NotTranslated(node, f"the function {spelled[:60]}")
 
@@ -318,29 +278,18 @@ def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> V
 def _real(node: Node, real: str, base: str, spelled: str, given: Node, scope: Scope) -> Value:
     """Functions of numbers with a fraction: in float where C++ computes in float, which rounds once more."""
     found = arguments(given, scope)
-    if not all(one.type.is_number for one in found) or len(found) != (
-        2 if real in ("pow", "atan2", "fmax", "fmin", "fmod") else 1
-    ):
+    if not all(one.type.is_number for one in found) or len(found) != (2 if real in vocabulary.OF_TWO else 1):
         raise NotTranslated(node, f"the function {spelled[:60]} of {', '.join(str(one.type) for one in found)}")
-    is_float = (
-        base != real
-        or (spelled.startswith("std::") and all(one.type == FLOAT for one in found))
-        or (
-            all(one.type == FLOAT for one in found)
-            and real in ("ceil", "floor", "round", "trunc", "fabs", "sqrt", "fmin", "fmax")
-        )
-    )
+    floats = all(one.type == FLOAT for one in found)
+    is_float = base != real or (floats and (spelled.startswith("std::") or real in {*vocabulary.EXACT, "sqrt"}))
     if is_float:
         found = [assigned(one, FLOAT, node) for one in found]
-    inner = ", ".join(one.code for one in found)
-    if real in ("ceil", "floor"):
-        return Value(f"float(math.{real}({inner}))", FLOAT if is_float else DOUBLE)
-    if real in ("fmax", "fmin", "fabs"):
-        name = {"fmax": "max", "fmin": "min", "fabs": "abs"}[real]
-        return Value(f"float({name}({inner}))", FLOAT if is_float else DOUBLE)
-    if real in ("round", "trunc"):
-        return Value(f"_{real}({inner})", FLOAT if is_float else DOUBLE)
-    made_ = Value(f"math.{real}({inner})", DOUBLE)
+    code = f"{'cpp' if hasattr(cpp, real) else 'math'}.{real}({', '.join(one.code for one in found)})"
+    if real in vocabulary.ASKED:
+        return Value(code, BOOL, low=0, high=1)
+    if real in vocabulary.EXACT:
+        return Value(code, FLOAT if is_float else values.DOUBLE)
+    made_ = Value(code, values.DOUBLE)
     if not is_float:
         return made_
     if real != "sqrt":
@@ -369,7 +318,7 @@ def _of_lambda(node: Node, function: Node, given: Node, scope: Scope) -> Value |
 
 def _own(node: Node, function: Node, candidates: list[Function], given: Node, scope: Scope) -> Value:
     nodes = children(given)
-    called = _resolved(node, candidates, nodes, scope)
+    called = _resolved(node, visible(text(function), candidates, scope), nodes, scope)
     found, types = list[Value](), dict[str, Type]()
     passed, outputs = list[str](), list[str]()
     written = _template_arguments(function)
@@ -402,13 +351,9 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     scope.read(given)
     passed += _by_name(node, function, called, nodes, found, scope)
     known = scope.types | types | {name: Type("scalar") for name, is_type in called.template if name and is_type}
-    returns = type_of(called.returns, known) if called.returns != "auto" else None
-    if returns is None:
-        returns = (
-            ctype(node, replace(scope, types=known), called.returns)
-            if called.returns != "auto"
-            else Type("result", name="result")
-        )
+    returns = Type("result", name="result")
+    if called.returns != "auto":
+        returns = type_of(called.returns, known) or ctype(node, replace(scope, types=known), called.returns)
     code = f"{scope.request(called, types)}({', '.join(passed)})"
     if outputs:  # one call alone may have such results
         scope.writer = "" if scope.written else code
@@ -417,10 +362,10 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
 
 
 def _parameter(spelled: str, called: Function, scope: Scope) -> Type | None:
-    templates = {name: DTYPE if is_type else INT for name, is_type in called.template if name}
+    templates = {name: values.DTYPE if is_type else INT for name, is_type in called.template if name}
     aliases = {name: kind for name, what in scope.program.aliases.items() if (kind := type_of(what)) is not None}
     kind = type_of(spelled, aliases | templates)
-    if kind is not None and kind == DTYPE and re.sub(r"\bconst\b|[&\s]", "", spelled) in templates:
+    if kind is not None and kind == values.DTYPE and re.sub(r"\bconst\b|[&\s]", "", spelled) in templates:
         return Type("scalar")  # a number of the template's type
     return kind or structs.kind_of(spelled, scope.program)
 
@@ -439,29 +384,39 @@ def written_to(function: Function) -> set[str]:
 def _is_assigned(body: Node, name: str) -> bool:
     for node in walk(body):
         field = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
-        if field is not None and text(node.child_by_field_name(field)) == name:
+        if field is not None and text(under(node, field)) == name:
             return True
     return False
+
+
+def visible(name: str, candidates: Sequence[Named], scope: Scope) -> list[Named]:
+    """The functions of a name that C++ finds: those of the namespace that is written, else of the innermost around."""
+    if written := qualifiers(name):
+        fits = [one for one in candidates if one.space[-len(written) :] == written]
+    else:
+        around = [one for one in candidates if one.space == scope.space[: len(one.space)]]
+        fits = [one for one in around if len(one.space) == max(len(one.space) for one in around)]
+    return fits or list(candidates)
+
+
+def _distance(of: Type, to: Type | None) -> int:
+    if to is None:
+        return 9
+    return 0 if of == to else 1 if of.kind == to.kind else 2 if of.is_number and to.is_number else 9
 
 
 def _resolved(node: Node, candidates: list[Function], nodes: list[Node], scope: Scope) -> Function:
     """The function that a call means: of overloads that which takes so many arguments, of these types."""
     fits = [one for one in candidates if len(one.parameters) - len(one.defaults) <= len(nodes) <= len(one.parameters)]
+    if len({one.space for one in fits}) == 1:  # each file has functions of its own
+        nearest = sorted(fits, key=lambda one: one.file == scope.file)
+        fits = list({tuple(ctype for ctype, _ in one.parameters): one for one in nearest}.values())
     if len(fits) > 1:
         found = [python(one, scope).type for one in nodes]
 
         def distance(function: Function) -> int:
             kinds = [_parameter(spelled, function, scope) for spelled, _ in function.parameters]
-            return sum(
-                0
-                if of == to
-                else 1
-                if of.kind == (to.kind if to else "")
-                else 2
-                if to and of.is_number and to.is_number
-                else 9
-                for of, to in zip(found, kinds)
-            )
+            return sum(_distance(of, to) for of, to in zip(found, kinds))
 
         ranked = sorted(fits, key=distance)
         if distance(ranked[0]) < distance(ranked[1]) and distance(ranked[0]) < 9:
@@ -482,14 +437,8 @@ def _by_name(
         if not name:
             continue
         given = template_argument(written[place], is_type, scope) if place < len(written) else None
-        given = given or next(
-            (
-                value.element or f"{value.at(values.ATOM)}.dtype"
-                for value, spelled in pointers
-                if re.search(rf"\b{name}\b[^<>]*\*", spelled)
-            ),
-            None,
-        )
+        of = [value for value, spelled in pointers if re.search(rf"\b{name}\b[^<>]*\*", spelled)]
+        given = given or (of[0].element or f"{of[0].at(values.ATOM)}.dtype" if of else None)
         if given is None:
             raise NotTranslated(node, f"the template parameter {name} of {called.called}, which is not written")
         passed.append(f"{name_of(name)}={given}")
@@ -537,16 +486,16 @@ def _named_value(node: Node, scope: Scope) -> Value:
 def _of_struct(node: Node, value: Value, method: str, given: list[Value], scope: Scope) -> Value:
     """A method of a struct that is a `return` alone, in the place of its call. Raises `NotTranslated`."""
     found = structs.method(value.type.name, method, scope.program)
-    body = children(found[0].child_by_field_name("body")) if len(found) == 1 else []
+    body = children(under(found[0], "body")) if len(found) == 1 else []
     if len(body) != 1 or body[0].type != "return_statement" or not children(body[0]) or changed(found[0]):
         raise NotTranslated(node, f"the method {method} of the struct {value.type.name}")
     own, taken = structs.frame(value, scope.program), structs.parameters(found[0])
-    if len(taken) != len(given) or "auto" in (spelled := text(found[0].child_by_field_name("type"))):
+    if len(taken) != len(given) or "auto" in (spelled := text(under(found[0], "type"))):
         raise NotTranslated(node, f"the method {method} of the struct {value.type.name}")
     for one, (parameter, name) in zip(given, taken):
         if "*" in text(parameter) or not re.fullmatch(r"[\w.+*/ -]+", one.code):
             raise NotTranslated(node, f"{one.code} as the argument {name} of the method {method}")
-        one = assigned(one, ctype(parameter.child_by_field_name("type"), scope), node)
+        one = assigned(one, ctype(under(parameter, "type"), scope), node)
         own[name] = Variable(replace(one, code=one.at(values.ATOM), binds=values.ATOM), name)
     frames, scope.frames = scope.frames, [own]
     try:
@@ -559,12 +508,12 @@ def _of_struct(node: Node, value: Value, method: str, given: list[Value], scope:
 
 
 def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
-    of, named = function.child_by_field_name("argument"), function.child_by_field_name("field")
+    of, named = under(function, "argument"), under(function, "field")
     method, nodes = bare(text(named)) or text(named), children(given)
     if re.fullmatch(r"(at|torch)::globalContext\(\)", text(of)) and method == "alertNotDeterministic":
         (value,) = arguments(given, scope)
         scope.read(function)
-        return Value(f"_alert({value.code})", VOID)
+        return Value(f"cpp.alert({value.code})", VOID)
     value = python(of, scope)
     scope.read(function)
     kind = value.type.kind
@@ -573,6 +522,10 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "options":
         return _with_option(node, value, method, nodes, given, scope)
     if kind == "optional":
+        if method == "value_or" and len(nodes) == 1 and re.fullmatch(r"[\w.]+", value.code):
+            other = assigned(arguments(given, scope)[0], value.type.of[0], node)
+            code = f"{value.code} if {value.code} is not None else {other.at(values.CHOICE)}"
+            return replace(typed(code, value.type.of[0]), binds=values.CHOICE)
         if method == "has_value" and not nodes:
             return Value(f"{value.at(values.COMPARE + 1)} is not None", BOOL, values.COMPARE)
         if method == "value" and not nodes:
@@ -583,7 +536,7 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
     if kind == "guard" and method in ("stream", "device", "device_index", "get_device") and not nodes:
         return value
     if kind == "stream" and method == "str" and not nodes:
-        return replace(value, type=STRING)
+        return replace(value, type=values.STRING)
     if kind == "tensor":
         return _of_tensor(node, value, method, named, given, scope)
     if kind == "list" and not nodes and method in ("size", "empty"):
@@ -605,29 +558,26 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
         if method == "index":
             return values.whole(f"{value.at(values.ATOM)}.index", low=0)
         tensor = value.code.removesuffix(".device")
-        if method == "is_cuda" and tensor != value.code:
-            return on_gpu(tensor)
-        return (
-            Value(f"{value.at(values.ATOM)}.type", Type("kind of device"), element=tensor)
-            if method == "type"
-            else Value(f"{value.at(values.ATOM)}.type == 'cpu'", BOOL, values.COMPARE)
-        )
+        if method == "type":
+            return Value(f"{value.at(values.ATOM)}.type", Type("kind of device"), element=tensor)
+        if tensor != value.code:
+            return on_gpu(tensor, method == "is_cuda")
     if kind == "dtype" and not nodes and method == "is_cuda" and value.element:
         return on_gpu(value.element)
     if kind == "dtype" and not nodes and method in ("scalarType", "toScalarType"):
-        return value
+        return replace(value, element="")
     if kind == "pointer" and not nodes and method in ("data",):
         return value
     if kind == "scalar" and not nodes and method in ("toFloat", "toDouble", "toInt", "toLong", "toBool", "to"):
-        to = {"toFloat": FLOAT, "toDouble": DOUBLE, "toInt": INT, "toLong": LONG, "toBool": BOOL}[method]
-        code = {"toFloat": "_float", "toBool": "bool", "toDouble": "float"}.get(method, "int")
+        to = {"toFloat": FLOAT, "toDouble": values.DOUBLE, "toInt": INT, "toLong": values.LONG, "toBool": BOOL}[method]
+        code = {"toFloat": "cpp.to_float", "toBool": "bool", "toDouble": "float"}.get(method, "int")
         return replace(typed(f"{code}({value.code})", to))
     raise NotTranslated(node, f"the method {method} of a {value.type}")
 
 
 def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, scope: Scope) -> Value:
     base, nodes = value.at(values.ATOM), children(given)
-    if method in POINTERS:
+    if method in vocabulary.POINTERS:
         if nodes:
             raise NotTranslated(node, f"the method {method} with arguments")
         written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
@@ -638,47 +588,44 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         return _accessor(node, named, base, scope)
     if method in ("new_empty", "new_zeros", "new_ones", "new_full"):
         return _allocation(f"{base}.{method}", method == "new_full", given, scope)
-    if method == "is_cuda" and not nodes:
-        return on_gpu(base)
+    if method in ("is_cuda", "is_cpu") and not nodes:
+        return on_gpu(base, method == "is_cuda")
     if method == "defined" and not nodes:
         return Value(f"{value.at(values.COMPARE + 1)} is not None", BOOL, values.COMPARE)
     if method == "type" and not nodes:
-        return Value(f"{base}.dtype", DTYPE, element=base)
+        return Value(f"{base}.dtype", values.DTYPE, element=base)
     if method == "options" and not nodes:
         return Value("", OPTIONS, options={"dtype": f"{base}.dtype", "device": f"{base}.device"})
-    if method in PROPERTIES and not nodes:
-        attribute_, kind = PROPERTIES[method]
+    if method in vocabulary.PROPERTIES and not nodes:
+        attribute_, kind = vocabulary.PROPERTIES[method]
         code = f"{base}.{attribute_}"
         if kind == "size":
             return replace(values.size(code))
         if kind == "sizes":
-            return Value(code, Type("list", of=(LONG,)), sized=True)
-        types = {"dtype": DTYPE, "device": DEVICE, "bool": BOOL, "int": INT, "tensor": TENSOR}
+            return Value(code, Type("list", of=(values.LONG,)), sized=True)
+        types = {"dtype": values.DTYPE, "device": values.DEVICE, "bool": BOOL, "int": INT, "tensor": TENSOR}
         return replace(typed(code, types[kind]))
-    if method in SIZES and len(nodes) == 1:
+    if method in vocabulary.SIZES and len(nodes) == 1:
         (one,) = arguments(given, scope)
         return replace(values.size(f"{base}.{method}({one.code})"))
     if method == "item" and not nodes:
         written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
         kind_ = ctype(children(written)[0], scope) if written is not None else Type("scalar")
-        if kind_ == FLOAT:
-            return Value(f"_float({base}.item())", FLOAT)
-        return replace(typed(f"{base}.item()", kind_))
+        cast = "cpp.to_float" if kind_ == FLOAT else kind_.kind if kind_.is_number else ""
+        return typed(f"{cast}({base}.item())" if cast else f"{base}.item()", kind_)
     if method == "is_same" and len(nodes) == 1:
         return Value(f"{base} is {arguments(given, scope)[0].code}", BOOL, values.COMPARE)
-    if method in ("index", "slice", "toType", "set_requires_grad", "is_same_size", "equal"):
+    is_item = method == "index_put_" and len(nodes) == 2
+    if is_item or method in ("index", "slice", "toType", "set_requires_grad", "is_same_size", "equal"):
         return _renamed(node, base, method, given, scope)
-    found = [] if method == "to" else arguments(given, scope)
-    if method == "to":
-        parts = [python(one, scope) for one in nodes]
-        scope.read(given)
-        found = [replace(one, code=_keywords(one)) if one.type == OPTIONS else one for one in parts]
-    inner = ", ".join(one.code for one in found)
-    if method in LISTS:
+    found = [python(one, scope) for one in nodes]
+    scope.read(given)
+    inner = _given(found, method)
+    if method in vocabulary.LISTS:
         return Value(f"{base}.{method}({inner})", Type("list", of=(TENSOR,)))
-    if method in PAIRS and (found or method in ("sort",)):
+    if method in vocabulary.PAIRS and (found or method in ("sort",)):
         return Value(f"{base}.{method}({inner})", Type("tuple", of=(TENSOR, TENSOR)))
-    if method in METHODS:
+    if method in vocabulary.METHODS:
         return Value(f"{base}.{method}({inner})", TENSOR)
     raise NotTranslated(node, f"the method {method}")
 
@@ -700,10 +647,12 @@ def _element(named: Node, base: str, scope: Scope) -> str:
         return f"{base}.dtype"
     name = " ".join(re.sub(r"\bconst\b", " ", text(children(written)[0])).split())
     variable = scope.find(name)
-    if variable is not None and variable.value.type == DTYPE:
+    if variable is not None and variable.value.type == values.DTYPE:
         return f"{base}.dtype"
     kind = type_of(name, scope.types)
-    spelled = DTYPES.get(name) or (DTYPE_NAMES.get((kind.kind, kind.bits, kind.signed)) if kind is not None else None)
+    spelled = vocabulary.DTYPES.get(name) or (
+        DTYPE_NAMES.get((kind.kind, kind.bits, kind.signed)) if kind is not None else None
+    )
     return f"torch.{spelled}" if spelled else f"{base}.dtype"
 
 
@@ -711,13 +660,12 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
     """Methods that Python says in another way."""
     found = arguments(given, scope)
     codes = [one.code for one in found]
+    if method == "index_put_":  # of numbers and slices too, which Python's takes in brackets alone
+        return Value(f"{base}.__setitem__({codes[0]}, {codes[1]})".replace("'...'", "..."), VOID)
     if method == "index" and len(codes) == 1:
         return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
-    if (
-        method == "slice"
-        and codes
-        and all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
-    ):
+    known = all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
+    if method == "slice" and codes and known:
         bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
         inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
         if codes[0] == "0":
@@ -785,25 +733,34 @@ def _options(node: Node, key: str, nodes: Sequence[Node], scope: Scope) -> Value
     raise NotTranslated(node, f"the option {key}")
 
 
+def _given(found: Sequence[Value], name: str, of: int = 0) -> str:
+    """Arguments of a function of PyTorch; Python has some by their names alone. `of` is 1 if the first is the tensor."""
+    first, names = vocabulary.KEYWORDS.get(name.removesuffix("_"), (len(found), ()))
+    kept, kinds = [], {"format": "memory_format", "kind of device": "device", "device": "device", "dtype": "dtype"}
+    for place, one in enumerate(found):
+        keyword = kinds.get(one.type.kind) if name != "to" or one.type.kind == "format" else None
+        keyword = keyword or (names[place - first - of] if 0 <= place - first - of < len(names) else None)
+        if one.type == OPTIONS:
+            kept.append(_keywords(one))
+        elif one.type == values.DTYPE and one.element and not of and name == "zeros":  # `x.type()`
+            kept.append(f"dtype={one.code}, device={one.element}.device")
+        else:
+            kept.append(f"{keyword}={one.code}" if keyword else one.code)
+    return ", ".join(sorted(filter(None, kept), key=lambda one: re.match(r"\w+=|\*\*", one) is not None))
+
+
 def _allocation(called: str, filled: bool, given: Node, scope: Scope) -> Value:
     """`torch::zeros({n, 3}, options)`, `x.new_full({n}, 3)`; `filled` where a value follows the sizes."""
     found = [python(one, scope) for one in children(given)]
     scope.read(given)
-    other = called.endswith(("_like", "arange"))
-    codes = []
-    for place, one in enumerate(found):
-        if one.type in (OPTIONS, DTYPE):
-            codes.append(_keywords(one) if one.type == OPTIONS else f"dtype={one.code}")
-        elif place == 0 and not other and one.type.is_integer:
-            codes.append(f"({one.code},)" if filled else one.code)
-        else:
-            codes.append(one.code)
-    return Value(f"{called}({', '.join(filter(None, codes))})", TENSOR)
+    if filled and found and found[0].type.is_integer:
+        found[0] = replace(found[0], code=f"({found[0].code},)", binds=values.ATOM)
+    return Value(f"{called}({_given(found, 'zeros')})", TENSOR)
 
 
 def _compound(node: Node, scope: Scope) -> Value:
     """`dim3{a, b}`, `at::Device{...}`."""
-    named, given = node.child_by_field_name("type"), node.child_by_field_name("value")
+    named, given = under(node, "type"), under(node, "value")
     found = constructed(node, named, text(named), children(given), scope)
     if found is None:
         raise NotTranslated(node, f"the type {text(named)}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from . import values
 from .expressions import assigned, python, typed
-from .program import Node, text
+from .program import Node, text, under
 from .scope import NotTranslated, Scope
 from .values import INT, Value
 
 
 def update(node: Node, scope: Scope) -> Value:
     """`++n`, or `n++`, which is what `n` was before."""
-    target, sign = _target(node, "argument", scope), text(node.child_by_field_name("operator"))[0]
+    target, sign = _target(node, "argument", scope), text(under(node, "operator"))[0]
     one = values.number(1, INT, "1")
     after = _changed(target, assigned(values.computed(sign, target, one), target.type, node), node, scope)
     if text(node).startswith(sign):
@@ -21,8 +21,8 @@ def update(node: Node, scope: Scope) -> Value:
 
 def assignment(node: Node, scope: Scope) -> Value:
     """`n = value`, `n += value`."""
-    target, sign = _target(node, "left", scope), text(node.child_by_field_name("operator")).removesuffix("=")
-    right = python(node.child_by_field_name("right"), scope)
+    target, sign = _target(node, "left", scope), text(under(node, "operator")).removesuffix("=")
+    right = python(under(node, "right"), scope)
     if not right.type.is_number:
         raise NotTranslated(node, f"an assignment of a {right.type} inside of an expression: {text(node)[:60]!r}")
     found = right if not sign else values.computed(sign, target, right)
@@ -31,7 +31,7 @@ def assignment(node: Node, scope: Scope) -> Value:
 
 def _target(node: Node, field: str, scope: Scope) -> Value:
     """The number that is assigned to. Raises `NotTranslated` for all but variables."""
-    name = node.child_by_field_name(field)
+    name = under(node, field)
     while name.type == "parenthesized_expression" and len(name.named_children) == 1:
         name = name.named_children[0]
     variable = scope.find(text(name)) if name.type == "identifier" else None

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from . import values
 from .expressions import children, condition, python
-from .program import Node, text
+from .program import Node, text, under
 from .scope import NotTranslated, Scope
 from .values import Value
 
 _ASSERTS = re.compile(
-    r"AT_(CHECK|ASSERTM?)|TORCH_(CHECK(_(EQ|NE|GT|GE|LT|LE|VALUE|INDEX|TYPE|NOT_IMPLEMENTED))?|INTERNAL_ASSERT(_DEBUG_ONLY)?)|assert"
+    r"AT_(CHECK|ASSERTM?)|CHECK_(EQ|NE|GT|GE|LT|LE)|"
+    r"TORCH_(CHECK(_(EQ|NE|GT|GE|LT|LE|VALUE|INDEX|TYPE|NOT_IMPLEMENTED))?|INTERNAL_ASSERT(_DEBUG_ONLY)?)|assert"
 )
 _SIGNS = {"EQ": "==", "NE": "!=", "GT": ">", "GE": ">=", "LT": "<", "LE": "<="}
 
@@ -51,8 +52,8 @@ def _needed(node: Node, scope: Scope) -> Value | None:
         inner = _needed(children(node)[0], scope)
         scope.read(node)
         return inner
-    if node.type == "binary_expression" and text(node.child_by_field_name("operator")) in ("&&", "and"):
-        sides = [_needed(node.child_by_field_name(side), scope) for side in ("left", "right")]
+    if node.type == "binary_expression" and text(under(node, "operator")) in ("&&", "and"):
+        sides = [_needed(under(node, side), scope) for side in ("left", "right")]
         scope.read(node)
         left, right = sides
         if left is None or right is None:

@@ -8,32 +8,15 @@ an error.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from . import structs, values
-from .program import Node, bare, parser, text, walk
+from .program import Node, bare, parser, text, under, walk
 from .scope import NotTranslated, Scope
-from .values import (
-    BOOL,
-    DIM3,
-    DOUBLE,
-    DTYPE,
-    FLOAT,
-    INT,
-    LONG,
-    NONE,
-    OPTIONS,
-    STATUS,
-    STRING,
-    TENSOR,
-    UINT,
-    ULONG,
-    VOID,
-    Type,
-    Value,
-)
+from .values import BOOL, DTYPE, INT, OPTIONS, TENSOR, Type, Value
 from .vocabulary import DTYPES, GUARDS, LIMITS, NUMBERS, OF_LAUNCHES, STREAMS, dtype_of_constant, name_of, type_of
 
 
@@ -99,6 +82,10 @@ def assigned(value: Value, to: Type, node: Node, *, lax: bool = False) -> Value:
         return value if value.type.kind in ("none", "optional") else assigned(value, to.of[0], node)
     if value.type.kind == "optional" and value.type.of[0] == to:
         return value
+    if to.kind == "tuple" and any(
+        one.is_number and one not in value.type.of[at : at + 1] for at, one in enumerate(to.of)
+    ):
+        raise NotTranslated(node, f"{text(node)[:60]!r}: the numbers of a {value.type}, where others are wanted")
     alike = {value.type.kind, to.kind}
     if value.type.kind == to.kind or alike in (
         {"pointer", "none"},
@@ -133,11 +120,12 @@ def _identifier(node: Node, scope: Scope) -> Value:
         return values.number(OF_LAUNCHES[name], INT, str(OF_LAUNCHES[name]))
     if name in LIMITS:
         number, kind = LIMITS[name]
-        return values.number(number, NUMBERS[kind], repr(number))
+        code = repr(number) if math.isfinite(number) else f"math.{number}"
+        return values.number(number, NUMBERS[kind], code)
     if name == "cudaSuccess":
-        return Value("0", STATUS)
+        return Value("0", values.STATUS)
     if name in ("NULL", "nullptr"):
-        return Value("None", NONE)
+        return Value("None", values.NONE)
     raise NotTranslated(node, f"the name {name}, which the files do not define")
 
 
@@ -153,14 +141,14 @@ def _number(node: Node, scope: Scope) -> Value:
     hexadecimal = digits[:2].lower() in ("0x", "0b")
     if not hexadecimal and re.search(r"[.e]", digits):
         code = re.sub(r"\.(?=$|e)", ".0", digits) if not digits.startswith(".") else f"0{digits}"
-        found = values.number(float(digits), FLOAT if "f" in suffix else DOUBLE, code)
+        found = values.number(float(digits), values.FLOAT if "f" in suffix else values.DOUBLE, code)
         return values.unary("-", found) if negative else found
     octal = not hexadecimal and re.fullmatch(r"0[0-7]+", digits) is not None
     code = f"0o{digits[1:]}" if octal else digits
     value = int(code, 0)
-    wide = [INT, *([UINT] if hexadecimal or octal else []), LONG, ULONG]
+    wide = [INT, *([values.UINT] if hexadecimal or octal else []), values.LONG, values.ULONG]
     wide = [one for one in wide if ("u" not in suffix or not one.signed) and ("l" not in suffix or one.bits == 64)]
-    wide += [UINT, ULONG] if suffix == "u" else []
+    wide += [values.UINT, values.ULONG] if suffix == "u" else []
     fits = [one for one in sorted(wide, key=lambda one: one.bits) if value <= one.high]
     if not fits:
         raise NotTranslated(node, f"the number {text(node)}")
@@ -169,12 +157,8 @@ def _number(node: Node, scope: Scope) -> Value:
 
 def _string(node: Node, scope: Scope) -> Value:
     scope.read(node)
-    return Value(
-        repr(
-            "".join(_content(one, node) for one in ([node] if node.type != "concatenated_string" else children(node)))
-        ),
-        STRING,
-    )
+    parts = [node] if node.type != "concatenated_string" else children(node)
+    return Value(repr("".join(_content(one, node) for one in parts)), values.STRING)
 
 
 def _content(node: Node, whole: Node) -> str:
@@ -197,8 +181,8 @@ def _parenthesized(node: Node, scope: Scope) -> Value:
 
 
 def _binary(node: Node, scope: Scope) -> Value:
-    operator = node.child_by_field_name("operator")
-    sides = [node.child_by_field_name(side) for side in ("left", "right")]
+    operator = under(node, "operator")
+    sides = [under(node, side) for side in ("left", "right")]
     sign = {"and": "&&", "or": "||"}.get(text(operator), text(operator))
     scope.read(operator)
     if sign in ("&&", "||"):
@@ -207,27 +191,16 @@ def _binary(node: Node, scope: Scope) -> Value:
     if left.type.is_number and right.type.is_number:
         return values.computed(sign, left, right)
     kinds = {left.type.kind, right.type.kind}
-    if (
-        kinds <= {"status", "int"}
-        and "status" in kinds
-        and sign in ("==", "!=")
-        and (kinds == {"status"} or "0" in (left.code, right.code))
-    ):
+    of_status = kinds == {"status"} or (kinds == {"status", "int"} and "0" in (left.code, right.code))
+    if of_status and sign in ("==", "!="):
         return Value(str(sign == "=="), BOOL, truth=sign == "==")  # CUDA's errors are exceptions
     if sign in ("==", "!=") and "none" in kinds:
-        there = left if right.type == NONE else right
+        there = left if right.type == values.NONE else right
         return Value(f"{there.at(values.COMPARE + 1)} is {'not ' * (sign == '!=')}None", BOOL, values.COMPARE)
     if sign in ("==", "!=") and len(kinds) == 1 and kinds <= {"dtype", "device", "string", "list", "kind of device"}:
-        if left.checked or right.checked:
-            there = on_gpu(left.element or right.element)
-            return there if sign == "==" else _not(there)
-        return Value(
-            f"{left.at(values.COMPARE + 1)} {sign} {right.at(values.COMPARE + 1)}",
-            BOOL,
-            values.COMPARE,
-            0,
-            1,
-        )
+        if (left.checked or right.checked or kinds == {"kind of device"}) and (tensor := left.element or right.element):
+            return on_gpu(tensor, (left.checked or right.checked) == (sign == "=="))
+        return Value(f"{left.at(values.COMPARE + 1)} {sign} {right.at(values.COMPARE + 1)}", BOOL, values.COMPARE, 0, 1)
     if (
         "tensor" in kinds
         and kinds <= {"tensor", "int", "float", "bool", "scalar"}
@@ -243,9 +216,9 @@ def _binary(node: Node, scope: Scope) -> Value:
         return Value(f"{left.at(binds + extra)} {sign} {right.at(binds + 1)}", TENSOR, binds)
     if sign in ("+", "-") and left.type.kind == "pointer" and right.type.is_integer:
         at = right if sign == "+" else values.unary("-", right)
-        return replace(left, code=f"_memory({left.code}, {at.code})", binds=values.ATOM)
+        return replace(left, code=f"cpp.memory({left.code}, {at.code})", binds=values.ATOM)
     if sign == "+" and kinds == {"string"}:
-        return Value(f"{left.at(values.PLUS)} + {right.at(values.PLUS + 1)}", STRING, values.PLUS)
+        return Value(f"{left.at(values.PLUS)} + {right.at(values.PLUS + 1)}", values.STRING, values.PLUS)
     raise NotTranslated(node, f"{sign} of a {left.type} and a {right.type}")
 
 
@@ -270,8 +243,8 @@ def _not(value: Value) -> Value:
 
 
 def _unary(node: Node, scope: Scope) -> Value:
-    operator = node.child_by_field_name("operator")
-    sign, inner = {"not": "!"}.get(text(operator), text(operator)), node.child_by_field_name("argument")
+    operator = under(node, "operator")
+    sign, inner = {"not": "!"}.get(text(operator), text(operator)), under(node, "argument")
     scope.read(operator)
     if sign == "!":
         return _not(condition(inner, scope))
@@ -284,7 +257,7 @@ def _unary(node: Node, scope: Scope) -> Value:
 
 
 def _pointer(node: Node, scope: Scope) -> Value:
-    argument = node.child_by_field_name("argument")
+    argument = under(node, "argument")
     if text(node).startswith("*"):
         value = python(argument, scope)
         if value.type.kind == "optional":
@@ -292,19 +265,19 @@ def _pointer(node: Node, scope: Scope) -> Value:
             return replace(value, type=value.type.of[0])
         if value.type.kind == "pointer" and value.type.of[0].bits:
             scope.read(node)
-            return typed(f"_memory({value.code}, 0)[0].item()", value.type.of[0])
+            return typed(f"cpp.memory({value.code}, 0)[0].item()", value.type.of[0])
     elif argument.type == "subscript_expression":  # `&p[n]`
-        of = python(argument.child_by_field_name("argument"), scope)
-        given = arguments(argument.child_by_field_name("indices"), scope)
+        of = python(under(argument, "argument"), scope)
+        given = arguments(under(argument, "indices"), scope)
         if of.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer:
             scope.read(node)
-            return replace(of, code=f"_memory({of.code}, {given[0].code})", binds=values.ATOM)
+            return replace(of, code=f"cpp.memory({of.code}, {given[0].code})", binds=values.ATOM)
     raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
 
 
 def _conditional(node: Node, scope: Scope) -> Value:
-    test = condition(node.child_by_field_name("condition"), scope)
-    sides = [python(node.child_by_field_name(one), scope) for one in ("consequence", "alternative")]
+    test = condition(under(node, "condition"), scope)
+    sides = [python(under(node, one), scope) for one in ("consequence", "alternative")]
     if test.truth is not None:
         return sides[0] if test.truth else sides[1]
     first, second = (_null(one, other) for one, other in (sides, sides[::-1]))
@@ -314,7 +287,7 @@ def _conditional(node: Node, scope: Scope) -> Value:
     elif first.type.kind != second.type.kind and not {first.type.kind, second.type.kind} & {"none", "optional"}:
         raise NotTranslated(node, f"either a {first.type} or a {second.type}: {text(node)[:60]!r}")
     code = f"{first.at(values.CHOICE + 1)} if {test.at(values.CHOICE + 1)} else {second.at(values.CHOICE)}"
-    kind = second.type if first.type == NONE else first.type
+    kind = second.type if first.type == values.NONE else first.type
     return Value(
         code, kind, values.CHOICE, min(first.low, second.low), max(first.high, second.high),
         sized=first.sized and second.sized, element=first.element,
@@ -324,23 +297,17 @@ def _conditional(node: Node, scope: Scope) -> Value:
 
 def _null(value: Value, other: Value) -> Value:
     """`0` where the other side is a pointer."""
-    return Value("None", NONE) if value.code == "0" and other.type.kind == "pointer" else value
+    return Value("None", values.NONE) if value.code == "0" and other.type.kind == "pointer" else value
 
 
 def _cast(node: Node, scope: Scope) -> Value:
-    return conversion(
-        node,
-        node.child_by_field_name("type"),
-        text(node.child_by_field_name("type")),
-        node.child_by_field_name("value"),
-        scope,
-    )
+    return conversion(node, under(node, "type"), text(under(node, "type")), under(node, "value"), scope)
 
 
 def conversion(node: Node, named: Node, spelled: str, inner: Node, scope: Scope) -> Value:
     """`static_cast<T>(value)`, `(T)value`, `T(value)`."""
     value, to = python(inner, scope), ctype(named, scope, spelled)
-    if to == VOID:
+    if to == values.VOID:
         return value
     if value.type.is_number and to.is_number:
         found = values.converted(value, to)
@@ -373,7 +340,7 @@ def a_tuple(found: list[Value], kind: str = "list") -> Value:
     if any(one.kind in ("index", "none") for one in of) or (kind == "list" and "'...'" in [one.code for one in found]):
         of, kind = (Type("index"),), "index"
     if kind == "list":
-        of = (LONG if of and all(one.is_integer for one in of) else of[0],) if of else ()
+        of = (values.LONG if of and all(one.is_integer for one in of) else of[0],) if of else ()
     code = f"({', '.join(one.code for one in found)}{',' if len(found) == 1 else ''})"
     return Value(code, Type(kind, of=of))
 
@@ -383,16 +350,16 @@ def _list(node: Node, scope: Scope) -> Value:
 
 
 def _field(node: Node, scope: Scope) -> Value:
-    of, name = node.child_by_field_name("argument"), node.child_by_field_name("field")
+    of, name = under(node, "argument"), under(node, "field")
     if text(of).endswith("getCurrentDeviceProperties()") and text(name) in ("multiProcessorCount", "warpSize"):
         scope.read(node)
         if text(name) == "warpSize":
             return values.number(32, INT, "32")
-        return values.whole("_multiprocessors()", low=1, high=1024)
+        return values.whole("cpp.multiprocessors()", low=1, high=1024)
     value = python(of, scope)
     scope.read(name)
-    if value.type == DIM3 and text(name) in ("x", "y", "z"):
-        return values.whole(f"{value.code}[{'xyz'.index(text(name))}]", UINT)
+    if value.type == values.DIM3 and text(name) in ("x", "y", "z"):
+        return values.whole(f"{value.code}[{'xyz'.index(text(name))}]", values.UINT)
     if value.type.kind == "tuple" and text(name) in ("first", "second") and len(value.type.of) == 2:
         place = ("first", "second").index(text(name))
         return typed(f"{value.code}[{place}]", value.type.of[place])
@@ -412,7 +379,7 @@ def typed(code: str, kind: Type) -> Value:
 
 
 def _subscript(node: Node, scope: Scope) -> Value:
-    of, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+    of, index = under(node, "argument"), under(node, "indices")
     value, given = python(of, scope), arguments(index, scope)
     if value.type == TENSOR and all(one.type.is_integer for one in given):
         return Value(f"{value.at(values.ATOM)}[{', '.join(one.code for one in given)}]", TENSOR)
@@ -428,7 +395,7 @@ def _subscript(node: Node, scope: Scope) -> Value:
             return Value(inner, replace(value.type, bits=value.type.bits - 1))
         return typed(f"{inner}.item()", value.type.of[0])
     if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
-        return typed(f"_memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
+        return typed(f"cpp.memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
     raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
 
 
@@ -444,16 +411,12 @@ def _qualified(node: Node, scope: Scope) -> Value:
     if re.fullmatch(r"(at|torch|c10)::(DeviceType::CPU|kCPU)", name):
         return Value('"cpu"', Type("kind of device"))
     if re.fullmatch(r"(std|at|c10|torch)::(nullopt|indexing::None)", name):
-        return Value("None", NONE)
+        return Value("None", values.NONE)
     if re.fullmatch(r"(at|torch)::indexing::Ellipsis", name):
         return Value("...", Type("index"))
-    if re.fullmatch(r"(at|torch|c10)::(MemoryFormat|kStrided|k\w*)(::\w+)?", name) and last in (
-        "Contiguous",
-        "ChannelsLast",
-    ):
-        return Value(
-            {"Contiguous": "torch.contiguous_format", "ChannelsLast": "torch.channels_last"}[last], Type("format")
-        )
+    formats = {"Contiguous": "torch.contiguous_format", "ChannelsLast": "torch.channels_last"}
+    if re.fullmatch(r"(at|torch|c10)::(MemoryFormat|kStrided|k\w*)(::\w+)?", name) and last in formats:
+        return Value(formats[last], Type("format"))
     for one in ("::".join(name.split("::")[-2:]), last):
         if one in scope.program.constants:
             return constant(node, one, scope)
@@ -461,20 +424,20 @@ def _qualified(node: Node, scope: Scope) -> Value:
 
 
 def _sizeof(node: Node, scope: Scope) -> Value:
-    named = node.child_by_field_name("type") or node.child_by_field_name("value")
+    named = under(node, "type") or under(node, "value")
     spelled = text(named).strip("() ")
     scope.read(node)
     variable = scope.find(spelled)
     if variable is not None and variable.value.type.kind == "dtype":
-        return values.whole(f"{variable.value.code}.itemsize", ULONG, low=1, high=16)
+        return values.whole(f"{variable.value.code}.itemsize", values.ULONG, low=1, high=16)
     kind = variable.value.type if variable is not None else ctype(named, scope, spelled)
     if kind.kind == "pointer":
-        return values.number(8, ULONG, "8")
+        return values.number(8, values.ULONG, "8")
     if kind.is_number:
         size = max(kind.bits // 8, 1)
-        return values.number(size, ULONG, str(size))
+        return values.number(size, values.ULONG, str(size))
     if spelled in DTYPES and "16" in DTYPES[spelled]:
-        return values.number(2, ULONG, "2")
+        return values.number(2, values.ULONG, "2")
     raise NotTranslated(node, f"the size of {spelled}")
 
 
@@ -484,9 +447,10 @@ def _lambda(node: Node, scope: Scope) -> Value:
     return scope.inner(node)
 
 
-def on_gpu(tensor: str) -> Value:
-    """`x.is_cuda()`: in the simulator a tensor is one of a GPU."""
-    return Value(f"{tensor}.is_cuda or cupyops.simulating()", BOOL, values.OR, 0, 1, checked=True)
+def on_gpu(tensor: str, there: bool = True) -> Value:
+    """`x.is_cuda()`, or else `x.is_cpu()`: in the simulator a tensor is one of a GPU."""
+    found = Value(f"{tensor}.is_cuda or cupyops.simulating()", BOOL, values.OR, 0, 1, checked=True)
+    return found if there else _not(found)
 
 
 def constant(node: Node, name: str, scope: Scope) -> Value:
@@ -494,7 +458,8 @@ def constant(node: Node, name: str, scope: Scope) -> Value:
     value, place = scope.program.constants[name]
     found = constant_value(name, value, scope)
     if found is None:
-        raise NotTranslated(node, f"the name {name}, {value!r} in {place}")
+        what = f"{value!r} in {place}" if not value.startswith("? ") else "which has several values"
+        raise NotTranslated(node, f"the name {name}, {what}")
     scope.read(node)
     scope.used.add(name)
     return replace(found, code=name_of(name), binds=values.ATOM, lax="")
@@ -510,7 +475,7 @@ def constant_value(name: str, value: str, scope: Scope) -> Value | None:
     inner = Scope(replace(scope.program, constants=others), types=scope.types)
     try:
         found = (_map if re.match(r"static_cast<(std::)?(unordered_)?map<", value) else python)(
-            node.child_by_field_name("value"), inner
+            under(node, "value"), inner
         )
     except NotTranslated:
         return None
@@ -549,11 +514,11 @@ def nothing(node: Node, scope: Scope) -> None:
             scope.read(node)
             return
     elif node.type == "call_expression":
-        function, given = node.child_by_field_name("function"), children(node.child_by_field_name("arguments"))
-        if function.type == "field_expression" and not given and text(function.child_by_field_name("field")) in (
+        function, given = under(node, "function"), children(under(node, "arguments"))
+        if function.type == "field_expression" and not given and text(under(function, "field")) in (
             "device", "get_device", "index", "stream", "device_index",
         ):  # fmt: skip
-            nothing(function.child_by_field_name("argument"), scope)
+            nothing(under(function, "argument"), scope)
             scope.read(node)
             return
         if function.type != "field_expression" and bare(text(function)) in STREAMS | GUARDS:
@@ -566,11 +531,11 @@ def nothing(node: Node, scope: Scope) -> None:
             scope.read(node)
             return
     elif node.type in ("cast_expression", "parenthesized_expression"):
-        nothing(node.child_by_field_name("value") or children(node)[0], scope)
+        nothing(under(node, "value") or children(node)[0], scope)
         scope.read(node)
         return
     elif node.type == "subscript_expression":
-        nothing(node.child_by_field_name("argument"), scope)
+        nothing(under(node, "argument"), scope)
         scope.read(node)
         return
     raise NotTranslated(node, f"{text(node)[:60]!r}, where a device or a stream is expected")
@@ -621,7 +586,7 @@ EXPRESSIONS: dict[str, Callable[[Node, Scope], Value]] = {
     "char_literal": _character,
     "true": lambda node, scope: replace(_literal(node, scope, "True", BOOL), low=1, high=1),
     "false": lambda node, scope: replace(_literal(node, scope, "False", BOOL), low=0, high=0),
-    "null": lambda node, scope: _literal(node, scope, "None", NONE),
+    "null": lambda node, scope: _literal(node, scope, "None", values.NONE),
     "parenthesized_expression": _parenthesized,
     "binary_expression": _binary,
     "unary_expression": _unary,
@@ -644,4 +609,4 @@ def _literal(node: Node, scope: Scope, code: str, kind: Type) -> Value:
 
 def _raw(node: Node, scope: Scope) -> Value:
     scope.read(node)
-    return Value(repr("".join(text(one) for one in children(node) if one.type == "raw_string_content")), STRING)
+    return Value(repr("".join(text(one) for one in children(node) if one.type == "raw_string_content")), values.STRING)

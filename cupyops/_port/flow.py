@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .launches import Kernel
-from .program import Function, Node, Program, bare, text, walk
+from .program import Function, Node, Program, bare, text, under, walk
 from .vocabulary import DTYPES, dispatched, kind_of_type
 
 
@@ -54,8 +54,8 @@ def dispatched_dtypes(functions: Sequence[Function], program: Program) -> list[s
     found: list[str] | None = None
     for function in _reachable(functions, program):
         for node in walk(function.body):
-            if node.type == "call_expression" and "DISPATCH" in (name := text(node.child_by_field_name("function"))):
-                before = text(node.child_by_field_name("arguments")).partition('"')[0].lstrip("( ").rstrip(", \n")
+            if node.type == "call_expression" and "DISPATCH" in (name := text(under(node, "function"))):
+                before = text(under(node, "arguments")).partition('"')[0].lstrip("( ").rstrip(", \n")
                 dtypes = dispatched(name, before.rpartition(",")[0])
                 if dtypes and not any("int" in one for one in dtypes):
                     found = dtypes if found is None else [one for one in found if one in dtypes]
@@ -81,7 +81,7 @@ def _uses(
     for node in walk(function.body):
         if node.type != "call_expression":
             continue
-        given = [one for one in node.child_by_field_name("arguments").named_children if one.type != "comment"]
+        given = [one for one in under(node, "arguments").named_children if one.type != "comment"]
         for argument, use in zip(given, _of_call(node, program, kernels, within | {function.name})):
             name = _root(argument, aliases)
             if use is not None and name:
@@ -92,13 +92,13 @@ def _uses(
 
 def _of_call(node: Node, program: Program, kernels: Mapping[str, Kernel], within: frozenset[str]) -> list[Use | None]:
     """Return the use of each argument of a call; None for one that is no tensor."""
-    called = text(node.child_by_field_name("function"))
+    called = text(under(node, "function"))
     name = bare(called.partition("<<<")[0])
-    if any(one.type == "kernel_call_syntax" for one in walk(node.child_by_field_name("function"))) or any(
+    if any(one.type == "kernel_call_syntax" for one in walk(under(node, "function"))) or any(
         one.type == "kernel_call_syntax" for one in node.named_children
     ):
         return [_of_type(ctype) for ctype in kernels[name].types] if name in kernels else []
-    given = len(node.child_by_field_name("arguments").named_children)
+    given = len(under(node, "arguments").named_children)
     function = next((one for one in program.named(name) if len(one.parameters) >= given), None)
     if function is None or function.name in within:
         return []
@@ -123,11 +123,11 @@ def _aliases(body: Node) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in walk(body):
         if node.type == "init_declarator" and re.search(
-            r"(data|data_ptr|accessor\w*)\s*(<[^;]*>)?\s*\(\)", text(node.child_by_field_name("value"))
+            r"(data|data_ptr|accessor\w*)\s*(<[^;]*>)?\s*\(\)", text(under(node, "value"))
         ):
-            declarator = node.child_by_field_name("declarator")
+            declarator = under(node, "declarator")
             name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
-            found[name] = _root(node.child_by_field_name("value"), found)
+            found[name] = _root(under(node, "value"), found)
     return found
 
 
@@ -146,13 +146,13 @@ def _root(node: Node, aliases: Mapping[str, str]) -> str:
             "binary_expression": "left",
         }.get(inner.type)
         if inner.type == "call_expression" and re.match(
-            r"(reinterpret|static|const)_cast\b", text(inner.child_by_field_name("function"))
+            r"(reinterpret|static|const)_cast\b", text(under(inner, "function"))
         ):
-            following = next(iter(inner.child_by_field_name("arguments").named_children), None)
+            following = next(iter(under(inner, "arguments").named_children), None)
         elif inner.type in ("parenthesized_expression", "template_function"):
             following = next(iter(inner.named_children), None)
         else:
-            following = None if field is None else inner.child_by_field_name(field)
+            following = None if field is None else under(inner, field)
         if following is None:
             return ""
         inner = following

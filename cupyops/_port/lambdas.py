@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from .expressions import children, ctype
-from .program import Node, text, walk
+from .program import Node, text, under, walk
 from .scope import NotTranslated, Scope, changed
 from .statements import Writer
 from .values import VOID, Type, Value
@@ -21,7 +21,7 @@ def reader(writer: Writer) -> Callable[[Node], Value]:
 
 
 def _written(writer: Writer, node: Node) -> Value:
-    scope, body = writer.scope, node.child_by_field_name("body")
+    scope, body = writer.scope, under(node, "body")
     _captured(node, scope)
     outer = {one.name for frame in scope.frames for one in frame.values()}
     kept = scope.before, scope.notes, scope.written
@@ -48,8 +48,8 @@ def _written(writer: Writer, node: Node) -> Value:
 
 def _captured(node: Node, scope: Scope) -> None:
     """Refuse what is captured by its value, where the value is another later."""
-    parts = [text(one) for one in node.child_by_field_name("captures").children]
-    used = {text(one) for one in walk(node.child_by_field_name("body")) if one.type == "identifier"}
+    parts = [text(one) for one in under(node, "captures").children]
+    used = {text(one) for one in walk(under(node, "body")) if one.type == "identifier"}
     named = {one for one in parts if re.fullmatch(r"\w+", one)}
     if "=" in parts:
         named |= {one for one in used if scope.find(one) is not None}
@@ -62,7 +62,7 @@ def _captured(node: Node, scope: Scope) -> None:
 
 def _signature(node: Node, scope: Scope) -> tuple[Sequence[Value], Type | None]:
     """The parameters of a lambda, as variables of it, and the type that it returns, if it says so."""
-    declarator = node.child_by_field_name("declarator")
+    declarator = under(node, "declarator")
     if declarator is None:
         return [], None
     returns = None
@@ -71,14 +71,14 @@ def _signature(node: Node, scope: Scope) -> tuple[Sequence[Value], Type | None]:
             returns = ctype(one, scope, text(one).removeprefix("->").strip())
         elif one.type not in ("parameter_list", "comment"):
             raise NotTranslated(one, f"{text(one)[:60]!r} of a lambda")
-    return _parameters(declarator.child_by_field_name("parameters"), node, scope), returns
+    return _parameters(under(declarator, "parameters"), node, scope), returns
 
 
 def _parameters(given: Node, node: Node, scope: Scope) -> Sequence[Value]:
-    found, inside = [], changed(node.child_by_field_name("body"))
+    found, inside = [], changed(under(node, "body"))
     for one in children(given):
         named = next((inner for inner in walk(one) if inner.type == "identifier"), None)
-        spelled = one.child_by_field_name("type")
+        spelled = under(one, "type")
         if named is None or spelled is None or (text(named) in inside and "&" in text(one)):
             raise NotTranslated(one, f"the parameter {text(one)[:60]!r} of a lambda")
         stars = "*" * sum(inner.type == "pointer_declarator" for inner in walk(one))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import structs
-from .calls import grid, nothing, template_argument
-from .expressions import assigned, children, python
-from .program import Node, bare, text, walk
+from .calls import grid, nothing, template_argument, visible
+from .expressions import DTYPE_NAMES, assigned, children, python
+from .program import Node, bare, text, under, walk
 from .scope import NotTranslated, Scope
-from .values import ATOM, Value
-from .vocabulary import type_of
+from .values import ATOM, VOID, Value
+from .vocabulary import DTYPES, type_of
 
 
 @dataclass
@@ -21,16 +21,19 @@ class Kernel:
     """Signature of a kernel.
 
     Attributes:
-        name: its name, without namespaces.
+        name: the name by which the extension has it.
         template: (name, whether it is a type) of each template parameter.
         types: the C types that it takes.
         atomics: whether it, or a device function that it calls, adds by atomics.
+        space, others: its namespaces, and the kernels that share its name.
     """
 
     name: str
     template: Sequence[tuple[str, bool]]
     types: Sequence[str]
     atomics: bool = False
+    space: tuple[str, ...] = ()
+    others: list[Kernel] = field(default_factory=list)
 
 
 def launch(
@@ -42,7 +45,7 @@ def launch(
         scope.read(function)
         function = variable.kernel
         if function.type == "pointer_expression":
-            function = function.child_by_field_name("argument")
+            function = under(function, "argument")
     name = bare(text(function).partition("<<<")[0])
     kernel = kernels.get(name)
     if kernel is None:
@@ -59,13 +62,35 @@ def launch(
     nodes = children(given)
     found = [python(one, scope) for one in nodes]
     scope.read(given)
+    kernel = _meant(node, function, kernel, found, scope)
     if kernel.types and len(kernel.types) < len(found):
         raise NotTranslated(node, f"{name} takes {len(kernel.types)} arguments, not {len(found)}")
     codes = [
         _argument(one, spelled, value) for one, spelled, value in zip(nodes, [*kernel.types, *[""] * len(nodes)], found)
     ]
-    written = f"ext[{name!r}]" if keyword.iskeyword(name) else f"ext.{name}"
+    name = kernel.name
+    written = f"ext.{name}" if name.isidentifier() and not keyword.iskeyword(name) else f"ext[{name!r}]"
     return f"{written}[{', '.join(shape)}]", [*codes, *_template(node, function, kernel, nodes, found, scope)]
+
+
+def _meant(node: Node, function: Node, kernel: Kernel, found: Sequence[Value], scope: Scope) -> Kernel:
+    """The kernel of a name that several have: by its namespace, then by its arguments. Raises `NotTranslated`."""
+    fits = visible(text(function).partition("<<<")[0], [kernel, *kernel.others], scope)
+
+    def element(value: Value) -> str:
+        of = value.type.of[0] if value.type.kind == "pointer" else VOID
+        known = f"torch.{DTYPE_NAMES.get((of.kind, of.bits, of.signed))}" if of.is_number else ""
+        return value.element if value.element.startswith("torch.") else known
+
+    def takes(one: Kernel) -> bool:
+        plain = [re.sub(r"\bconst\b|[*&]|__restrict__", "", spelled).strip() for spelled in one.types]
+        pairs = [(f"torch.{DTYPES[of]}", element(value)) for of, value in zip(plain, found) if of in DTYPES]
+        return len(one.types) == len(found) and all(dtype == of for dtype, of in pairs if of)
+
+    fits = [one for one in fits if takes(one)] if len(fits) > 1 else fits
+    if len(fits) != 1:
+        raise NotTranslated(node, f"which of the kernels {kernel.name} is launched")
+    return fits[0]
 
 
 def _argument(node: Node, spelled: str, value: Value) -> str:
@@ -74,7 +99,7 @@ def _argument(node: Node, spelled: str, value: Value) -> str:
         return structs.passed(value, spelled, node)
     kind = type_of(spelled) if spelled else None
     if kind is None or not kind.is_number or not value.type.is_number:
-        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status"):
+        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status", "guard"):
             raise NotTranslated(node, f"a {value.type} as an argument of a kernel: {text(node)[:60]!r}")
         return value.lax or value.code
     if kind.kind == "float" or (kind.kind == "int" and value.type.kind == "int" and (kind.signed or value.low >= 0)):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from . import values
 from .expressions import assigned, children, condition, ctype, python
-from .program import Node, text, walk
+from .program import Node, text, under, walk
 from .scope import NotTranslated, Scope, changed
 from .values import INT, Type, Value
 
@@ -58,8 +58,8 @@ def _body(writer: Writer, node: Node, loop: Loop, after: Callable[[], None] | No
 
 def for_statement(writer: Writer, node: Node) -> None:
     """`for (int i = 0; i < n; ++i)` is a range where neither `i` nor `n` changes inside; any other is a `while`."""
-    begin, until, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
-    body = node.child_by_field_name("body")
+    begin, until, update = (under(node, one) for one in ("initializer", "condition", "update"))
+    body = under(node, "body")
     writer.scope.frames.append({})
     if not _write_range(writer, begin, until, update, body, node):
         if begin is not None:
@@ -82,48 +82,34 @@ def _write_range(
 ) -> bool:
     """Write a loop that counts as a range, whose limits are taken once; return False for other loops."""
     scope = writer.scope
-    if (
-        begin is None
-        or until is None
-        or update is None
-        or begin.type != "declaration"
-        or until.type != "binary_expression"
-    ):
+    if begin is None or until is None or update is None:
+        return False
+    if begin.type != "declaration" or until.type != "binary_expression":
         return False
     declared = begin.children_by_field_name("declarator")
-    if (
-        len(declared) != 1
-        or declared[0].type != "init_declarator"
-        or begin.child_by_field_name("type").type == "placeholder_type_specifier"
-    ):
+    is_auto = under(begin, "type").type == "placeholder_type_specifier"
+    if len(declared) != 1 or declared[0].type != "init_declarator" or is_auto:
         return False
-    name = text(declared[0].child_by_field_name("declarator"))
-    sign, left, right = (
-        text(until.child_by_field_name("operator")),
-        until.child_by_field_name("left"),
-        until.child_by_field_name("right"),
-    )
+    name = text(under(declared[0], "declarator"))
+    sign, left, right = (text(under(until, "operator")), under(until, "left"), under(until, "right"))
     step = _step(writer, update, name)
     limits = {text(one) for one in walk(right) if one.type in ("identifier", "field_identifier")}
     inside = changed(body)
     calls = any(one.type == "call_expression" for one in walk(right))
     if text(left) != name or step is None or name in limits or (inside & ({name} | limits)):
         return False
-    if (
-        calls
-        and any(one.type in ("call_expression", "assignment_expression") for one in walk(body))
-        and not _is_size(right)
-    ):
+    effects = any(one.type in ("call_expression", "assignment_expression") for one in walk(body))
+    if calls and effects and not _is_size(right):
         return False
     if any(_is_lambda(one, scope) for one in walk(body)):
         return False  # which may change what it captures
     up = sign in ("<", "<=")
     if sign not in ("<", "<=", ">", ">=") or (step > 0) != up:
         return False
-    kind = ctype(begin.child_by_field_name("type"), scope)
+    kind = ctype(under(begin, "type"), scope)
     if not kind.is_integer:
         return False
-    first_value = declared[0].child_by_field_name("value")
+    first_value = under(declared[0], "value")
     if first_value.type == "initializer_list":  # `int i{0}`
         if len(children(first_value)) != 1:
             return False
@@ -155,11 +141,7 @@ def _wider(value: Value) -> Value:
 
 def _is_size(node: Node) -> bool:
     """Return True if the calls in a limit are of sizes of tensors, which what a loop computes does not change."""
-    found = [
-        text(one.child_by_field_name("function")).rpartition(".")[2]
-        for one in walk(node)
-        if one.type == "call_expression"
-    ]
+    found = [text(under(one, "function")).rpartition(".")[2] for one in walk(node) if one.type == "call_expression"]
     return all(one in ("size", "numel", "dim") for one in found)
 
 
@@ -171,10 +153,10 @@ def _is_lambda(node: Node, scope: Scope) -> bool:
 
 def _step(writer: Writer, update: Node, name: str) -> int | None:
     """Step by which the update counts; None where it does something else."""
-    if update.type == "update_expression" and text(update.child_by_field_name("argument")) == name:
-        return 1 if text(update.child_by_field_name("operator")) == "++" else -1
-    if update.type == "assignment_expression" and text(update.child_by_field_name("left")) == name:
-        sign, right = text(update.child_by_field_name("operator")), text(update.child_by_field_name("right"))
+    if update.type == "update_expression" and text(under(update, "argument")) == name:
+        return 1 if text(under(update, "operator")) == "++" else -1
+    if update.type == "assignment_expression" and text(under(update, "left")) == name:
+        sign, right = text(under(update, "operator")), text(under(update, "right"))
         if sign in ("+=", "-=") and right.isdigit() and int(right):
             return int(right) if sign == "+=" else -int(right)
     return None
@@ -182,16 +164,13 @@ def _step(writer: Writer, update: Node, name: str) -> int | None:
 
 def for_range_loop(writer: Writer, node: Node) -> None:
     """`for (auto& x : tensors)`."""
-    names = [text(one) for one in walk(node.child_by_field_name("declarator")) if one.type == "identifier"]
-    body = node.child_by_field_name("body")
-    value = python(node.child_by_field_name("right"), writer.scope)
+    names = [text(one) for one in walk(under(node, "declarator")) if one.type == "identifier"]
+    body = under(node, "body")
+    value = python(under(node, "right"), writer.scope)
     if value.type.kind != "list" or not value.type.of or len(names) != 1:
         raise NotTranslated(node, f"a loop over a {value.type}: {text(node)[:60]!r}")
-    if (
-        any(one.type == "reference_declarator" for one in walk(node))
-        and names[0] in changed(body)
-        and "const" not in text(node)[:40]
-    ):
+    by_reference = any(one.type == "reference_declarator" for one in walk(node)) and "const" not in text(node)[:40]
+    if by_reference and names[0] in changed(body):
         raise NotTranslated(node, f"a loop that writes to what it goes over: {text(node)[:60]!r}")
     for one in node.named_children:
         if one.type != "compound_statement" and one.id != body.id:
@@ -206,15 +185,15 @@ def for_range_loop(writer: Writer, node: Node) -> None:
 
 def while_statement(writer: Writer, node: Node) -> None:
     """`while (test)`."""
-    test = writer.asked(node.child_by_field_name("condition"))
+    test = writer.asked(under(node, "condition"))
     writer.put(f"while {test.code}:", node)
-    _body(writer, node.child_by_field_name("body"), Loop(_nothing))
+    _body(writer, under(node, "body"), Loop(_nothing))
     writer.scope.read(node)
 
 
 def do_statement(writer: Writer, node: Node) -> None:
     """`do ... while (test);`, of which that of a macro, `while (0)`, runs once."""
-    body, clause = node.child_by_field_name("body"), node.child_by_field_name("condition")
+    body, clause = under(node, "body"), under(node, "condition")
     if text(clause).strip("() ") in ("0", "false") and not any(
         one.type in ("break_statement", "continue_statement") for one in walk(body)
     ):
@@ -239,10 +218,10 @@ _LEAVES = ("break_statement", "return_statement", "throw_statement", "continue_s
 
 def switch_statement(writer: Writer, node: Node) -> None:
     """A switch as conditions; a case that goes on into the next has that one's statements, too."""
-    asked = writer.asked(node.child_by_field_name("condition"), once=True, read=python)
+    asked = writer.asked(under(node, "condition"), once=True, read=python)
     if not asked.type.is_integer and asked.type.kind != "dtype":
         raise NotTranslated(node, f"a switch over a {asked.type}: {text(node)[:60]!r}")
-    body = node.child_by_field_name("body")
+    body = under(node, "body")
     code = asked.code
     cases = [one for one in children(body) if one.type == "case_statement"]
     if len(cases) != len(children(body)):
@@ -256,7 +235,7 @@ def switch_statement(writer: Writer, node: Node) -> None:
     pending: list[Node] = []
     default: int | None = None
     for index, case in enumerate(cases):
-        value = case.child_by_field_name("value")
+        value = under(case, "value")
         if value is None:
             default = index
             pending = []  # what falls into the default takes it anyway
@@ -276,7 +255,7 @@ def switch_statement(writer: Writer, node: Node) -> None:
     if default is not None:
         _otherwise(writer, cases, default, word)
     for one in cases:
-        if (value := one.child_by_field_name("value")) is not None and not writer.scope.is_read(value):
+        if (value := under(one, "value")) is not None and not writer.scope.is_read(value):
             python(value, writer.scope)
         writer.scope.read(one)
     writer.loops.pop()
@@ -296,7 +275,7 @@ def _otherwise(writer: Writer, cases: Sequence[Node], default: int, word: str) -
 
 
 def _statements(case: Node) -> list[Node]:
-    value = case.child_by_field_name("value")
+    value = under(case, "value")
     return [one for one in children(case) if value is None or one.id != value.id]
 
 
@@ -323,6 +302,6 @@ def _ends(node: Node) -> bool:
         inner = children(node)
         return bool(inner) and _ends(inner[-1])
     if node.type == "if_statement":
-        other = node.child_by_field_name("alternative")
-        return other is not None and _ends(node.child_by_field_name("consequence")) and _ends(children(other)[-1])
+        other = under(node, "alternative")
+        return other is not None and _ends(under(node, "consequence")) and _ends(children(other)[-1])
     return node.type in _LEAVES

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from . import values
-from .expressions import assigned, children, dtype_of_type, nothing, python, typed
-from .program import Node, bare, text
+from .expressions import DTYPE_NAMES, assigned, children, nothing, python, typed
+from .program import Node, bare, text, under
 from .scope import NotTranslated, Scope
 from .values import STATUS, ULONG, VOID, Type, Value
 
-_KINDS = (
-    "cudaMemcpyHostToDevice",
-    "cudaMemcpyDeviceToHost",
-    "cudaMemcpyDeviceToDevice",
-    "cudaMemcpyDefault",
-    "cudaMemcpyHostToHost",
-)
+_KINDS = [f"cudaMemcpy{one}" for one in ("HostToDevice", "DeviceToHost", "DeviceToDevice", "Default", "HostToHost")]
 
 
 def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
@@ -44,10 +38,10 @@ def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
         scope.before.append(f"{_pointer(nodes[0], scope).code} = None")
     elif base.startswith("cudaMemset") and len(nodes) == 3:
         to, value, count = _pointer(nodes[0], scope), python(nodes[1], scope), _bytes(nodes[2], scope)
-        scope.before.append(f"_bytes({to.code}, {count.code}).fill_({value.at(values.BIT_AND)} & 255)")
+        scope.before.append(f"cpp.first_bytes({to.code}, {count.code}).fill_({value.at(values.BIT_AND)} & 255)")
     elif base.startswith("cudaMemcpy") and len(nodes) == 4 and bare(text(nodes[3])) in _KINDS:
         to, of, count = _pointer(nodes[0], scope), _pointer(nodes[1], scope), _bytes(nodes[2], scope)
-        scope.before.append(f"_bytes({to.code}, {count.code}).copy_(_bytes({of.code}, {count.code}))")
+        scope.before.append(f"cpp.first_bytes({to.code}, {count.code}).copy_(cpp.first_bytes({of.code}, {count.code}))")
     else:
         raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}")
     scope.read(given)
@@ -58,11 +52,11 @@ def _to_host(nodes: list[Node], scope: Scope) -> bool:
     """Translate a copy to a variable or an array of the host, `cudaMemcpy(&n, p, sizeof(int), ...)`; False for others."""
     target, name = nodes[0], None
     if text(target).startswith("&") and target.type == "pointer_expression":
-        name = target.child_by_field_name("argument")
-        if name.type == "subscript_expression" and text(name.child_by_field_name("indices")).strip("[ ]") == "0":
-            name = name.child_by_field_name("argument")
+        name = under(target, "argument")
+        if name.type == "subscript_expression" and text(under(name, "indices")).strip("[ ]") == "0":
+            name = under(name, "argument")
     elif target.type == "call_expression" and text(target).endswith(".data()"):
-        name = target.child_by_field_name("function").child_by_field_name("argument")
+        name = under(under(target, "function"), "argument")
     elif target.type == "identifier":
         name = target
     variable = scope.find(text(name)) if name is not None and name.type == "identifier" else None
@@ -73,8 +67,7 @@ def _to_host(nodes: list[Node], scope: Scope) -> bool:
     if not kind.is_number or (is_list == (target.type == "pointer_expression" and "[" not in text(target))):
         return False
     of, count = _pointer(nodes[1], scope), _bytes(nodes[2], scope)
-    dtype = dtype_of_type(nodes[0], _SPELLED[kind.kind, kind.bits, kind.signed], scope)
-    found = f"_bytes({of.code}, {count.code}).view({dtype})"
+    found = f"cpp.first_bytes({of.code}, {count.code}).view(torch.{DTYPE_NAMES[kind.kind, kind.bits, kind.signed]})"
     if is_list:
         scope.before.append(f"{variable.name}[: ({count.code}) // {max(kind.bits // 8, 1)}] = {found}.tolist()")
     else:
@@ -100,27 +93,18 @@ def _allocated(node: Node, nodes: list[Node], scope: Scope) -> None:
     """A flat tensor on the device of the tensors at hand."""
     target = nodes[0]
     while target.type in ("cast_expression", "parenthesized_expression"):
-        target = target.child_by_field_name("value") or children(target)[0]
-    name = target.child_by_field_name("argument") if text(target).startswith("&") else None
+        target = under(target, "value") or children(target)[0]
+    name = under(target, "argument") if text(target).startswith("&") else None
     variable = scope.find(text(name)) if name is not None else None
     if variable is None or variable.value.type.kind != "pointer" or not variable.value.type.of[0].bits:
         raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}")
     element = variable.value.type.of[0]
-    others = [
-        one.name for frame in scope.frames for one in frame.values() if one.value.type.kind in ("tensor", "pointer")
-    ]
-    others = [one for one in others if one != variable.name]
+    kinds = {one.name: one.value.type.kind for frame in scope.frames for one in frame.values()}
+    others = [one for one, kind in kinds.items() if kind in ("tensor", "pointer") and one != variable.name]
     if not others:
         raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}: on the device of which tensor?")
     count = _bytes(nodes[1], scope)
-    dtype = dtype_of_type(node, _SPELLED[element.kind, element.bits, element.signed], scope)
+    dtype = f"torch.{DTYPE_NAMES[element.kind, element.bits, element.signed]}"
     size = max(element.bits // 8, 1)
     length = count.code if size == 1 else f"({count.code}) // {size}"
     scope.before.append(f"{variable.name} = torch.empty({length}, dtype={dtype}, device={others[0]}.device)")
-
-
-_SPELLED = {
-    ("int", 32, True): "int", ("int", 64, True): "long", ("int", 16, True): "short", ("int", 8, True): "char",
-    ("int", 8, False): "unsigned char", ("bool", 1, True): "bool", ("float", 32, True): "float",
-    ("float", 64, True): "double", ("int", 32, False): "unsigned", ("int", 64, False): "unsigned long",
-}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,10 @@ from .expressions import constant_value
 from .flow import Use
 from .launches import Kernel
 from .operators import Operator, annotation, pairs
-from .program import Function, Program, adding, bare, is_stream, line, read, text
+from .program import Function, Program, adding, bare, is_stream, line, read, text, under
 from .scope import Scope, changed
 from .statements import Writer
-from .values import DTYPE, FLOAT, HELPERS, INT, SCALAR, Type, Value
+from .values import DTYPE, FLOAT, INT, SCALAR, Type, Value
 from .vocabulary import DTYPES, kind_of_type, name_of, type_of
 
 
@@ -94,15 +95,16 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     given = f", options={options!r}" if options else ""
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
-    needed = [*_needed("\n".join([*constants, *parts])), *made]
-    written = "\n".join([*needed, *constants, *parts])
+    written = "\n".join([*made, *constants, *parts])
     if modules := [one for one in ("ctypes", "math", "sys", "time") if re.search(rf"\b{one}\.", written)]:
         imports = "".join(f"import {one}\n" for one in modules)
         head = head.replace("import torch\n", f"{imports}\nimport torch\n", 1)
     if made:
         head = head.replace("import torch\n", "import numpy as np\nimport torch\n", 1)
+    if re.search(r"\bcpp\.", written):
+        head = head.replace("import cupyops\n", "import cupyops\nfrom cupyops import cpp\n", 1)
     ported.files[f"{stem}.py"] = (
-        "\n\n\n".join([head.rstrip(), *needed, *(["\n".join(constants)] if constants else []), *parts]) + "\n"
+        "\n\n\n".join([head.rstrip(), *made, *(["\n".join(constants)] if constants else []), *parts]) + "\n"
     )
     ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, operators)
     return ported
@@ -152,18 +154,20 @@ def _missing(what):
 def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
     extension = extension_text.load(path.resolve(), None, options)
     atomics = adding("\n".join([extension.source.text, *extension.source.includes.values()]))
-    found = {}
+    found, written = dict[str, Kernel](), path.read_text(encoding="utf-8", errors="replace")
     for full in extension.kernels:
-        function = declarations.told(extension.source, full)
-        if function is None:  # a macro defines it, and says what it takes
-            found[bare(full)] = Kernel(bare(full), [], [], bare(full) in atomics)
-            continue
-        template = [(one.name, one.is_type) for one in function.template if not one.has_default]
-        try:
-            types = [ctype for ctype, _ in function.parameters]
-        except CupyopsError:
-            types = []
-        found[bare(full)] = Kernel(bare(full), template, types, bare(full) in atomics)
+        function, name, template, types = declarations.told(extension.source, full), bare(full), [], []
+        if function is not None:  # else a macro defines it, and says what it takes
+            template = [(one.name, one.is_type) for one in function.template if not one.has_default]
+            with contextlib.suppress(CupyopsError):
+                types = [ctype for ctype, _ in function.parameters]
+        if (first := re.sub(r"_\d+$", "", name)) in found and not re.search(rf"\b{name}\b", written):
+            name = first  # one of several, which the extension has named apart
+        kernel = Kernel(full if name in found else bare(full), template, types, bare(full) in atomics)
+        kernel.space = tuple(full.split("::")[:-1])
+        if (before := found.setdefault(name, kernel)) is not kernel:
+            before.others.append(kernel)
+            before.name = "::".join([*before.space, bare(before.name)])
     return found
 
 
@@ -180,15 +184,6 @@ def _hints(program: Program) -> list[str]:
         if re.fullmatch(r"cu(da)?Launch(Cooperative)?Kernel\w*", called)
     ]
     return found + [f"from {place} on it does not read as C++: is a bracket missing?" for place in program.broken]
-
-
-def _needed(code: str) -> list[str]:
-    """The helpers that some Python calls, and those that they call."""
-    found: set[str] = set()
-    while more := {one for one in HELPERS if one not in found and re.search(rf"(?<!def )\b{one}\(", code)}:
-        found |= more
-        code += "".join(HELPERS[one] for one in more)
-    return [HELPERS[one] for one in HELPERS if one in found]
 
 
 def _wanted(program: Program) -> list[Function]:
@@ -235,6 +230,7 @@ class _Writing:
 
     def _function(self, function: Function, types: dict[str, Type], name: str) -> list[str]:
         program, scope = self.program, Scope(self.program, types=dict(types), request=self.request, file=function.file)
+        scope.space = function.space
         scope.changed = changed(function.body)
         writer = Writer(
             function,
@@ -252,7 +248,8 @@ class _Writing:
                 scope.declare(parameter, DTYPE if is_type else INT)
                 if is_type:
                     scope.types[parameter] = SCALAR
-        writer.returns = type_of(function.returns, scope.types) if function.returns != "auto" else None
+        if function.returns != "auto":
+            writer.returns = type_of(function.returns, scope.types) or structs.kind_of(function.returns, program)
         writer.block(function.body.named_children)
         parameters = [
             scope.frames[0][one].name + (f"={function.defaults[one]}" if one in function.defaults else "")
@@ -261,7 +258,7 @@ class _Writing:
         self.used |= {one for one in function.defaults.values() if one in program.constants}
         if template := [name_of(one) for one, _ in function.template if one]:
             parameters += ["*", *template]
-        lines = [f"    {one} = _float({one})" for one in rounded] + writer.lines
+        lines = [f"    {one} = cpp.to_float({one})" for one in rounded] + writer.lines
         if writer.outputs:
             last = f"    return {', '.join(scope.frames[0][one].name for one in writer.outputs)}"
             lines = [*lines, last] if not lines[-1].startswith("    return") else lines
@@ -290,7 +287,7 @@ class _Writing:
             variable.value = replace(variable.value, element=written)
         if kind == FLOAT and name not in scope.changed:
             code = variable.value.code
-            variable.value = Value(f"_float({code})", FLOAT, lax=code)
+            variable.value = Value(f"cpp.to_float({code})", FLOAT, lax=code)
 
     def _conditions(self, function: Function) -> list[str]:
         """Branches of `#if` that are left out, since nothing defines what they ask for."""
@@ -311,7 +308,7 @@ def _signature(function: Function) -> list[str]:
     """List parts of a signature that are not translated, such as attributes: all but types, a name and parameters."""
     found, node = list[str](), function.node
     while node is not None:
-        parts = [node.child_by_field_name(field) for field in ("type", "declarator", "body", "parameters")]
+        parts = [under(node, field) for field in ("type", "declarator", "body", "parameters")]
         known = {one.id for one in parts if one is not None}
         for one in node.named_children:
             inside = one.type.endswith("declarator") or one.id in known

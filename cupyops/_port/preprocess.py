@@ -43,11 +43,7 @@ def _predefined() -> dict[str, str]:
     return (
         names
         | dict.fromkeys(("__NVCC__", "__CUDACC__", "WITH_CUDA", "__x86_64__", "__linux__"), "1")
-        | {
-            "__cplusplus": "201703",
-            "__CUDACC_VER_MAJOR__": str(cuda[0]),
-            "__CUDACC_VER_MINOR__": str(cuda[1]),
-        }
+        | {"__cplusplus": "201703", "__CUDACC_VER_MAJOR__": str(cuda[0]), "__CUDACC_VER_MINOR__": str(cuda[1])}
     )
 
 
@@ -192,12 +188,7 @@ class Preprocessor:
             return False
 
     def _ask(self, name: str, file: str, line: int) -> None:
-        if (
-            name not in self.macros
-            and name not in _predefined()
-            and name not in self._known
-            and name != "__CUDA_ARCH__"
-        ):
+        if name not in {*self.macros, *_predefined(), *self._known, "__CUDA_ARCH__"}:
             self.taken.append((file, line, name))
 
     # --- macros ---

@@ -33,6 +33,11 @@ def text(node: Node | None) -> str:
     return "" if node is None or node.text is None else node.text.decode("utf-8", "replace")
 
 
+def under(node: Node, name: str) -> Node:
+    """The part of a node that the grammar calls so; None for none."""
+    return node.child_by_field_name(name)
+
+
 def line(node: Node) -> int:
     """The line, from 1, on which a node begins."""
     return int(node.start_point[0]) + 1
@@ -57,6 +62,7 @@ class Function:
         types: the template parameters that are types, and that the types of its arguments tell.
         node: the whole definition.
         called: its name in C++, without namespaces: of overloads each has a name of its own in Python.
+        space: the namespaces and structs in which it stands.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Function:
     types: list[str] = field(default_factory=list)
     node: Node = None
     called: str = ""
+    space: tuple[str, ...] = ()
 
     @property
     def launches(self) -> bool:
@@ -78,7 +85,7 @@ class Function:
     @property
     def calls(self) -> set[str]:
         """The names of the functions that it calls."""
-        found = (node.child_by_field_name("function") for node in walk(self.body) if node.type == "call_expression")
+        found = (under(node, "function") for node in walk(self.body) if node.type == "call_expression")
         return {bare(text(one)) for one in found}
 
     @property
@@ -132,14 +139,43 @@ def bare(name: str) -> str:
     return re.sub(r"<.*>", "", name, flags=re.DOTALL).rpartition("::")[2].strip()
 
 
+def qualifiers(name: str) -> tuple[str, ...]:
+    """The namespaces, or structs, that are written before a name."""
+    return tuple(one for one in re.sub(r"<.*?>+(?=::)|<.*", "", name, flags=re.DOTALL).split("::")[:-1] if one)
+
+
+def _space(node: Node) -> tuple[str, ...]:
+    names = _space(node.parent) if node.parent is not None else ()
+    inside = node.type in ("namespace_definition", "struct_specifier", "class_specifier")
+    return (*names, *[one for one in text(under(node, "name")).split("::") if one]) if inside else names
+
+
+def _once(found: dict[str, tuple[str, str]], name: str, value: str, place: str) -> None:
+    """Record a constant: one that has other values elsewhere has no translation."""
+    before = found.setdefault(name, (value, place))[0]
+    if before != value and before != f"? {value}":
+        found[name] = (f"? {before.removeprefix('? ')}", place)
+
+
+def _alias(found: Program, name: str, of: str) -> None:
+    """Record the alias of a type: one that stands for others elsewhere has no translation."""
+    found.aliases[name] = of if found.aliases.get(name, of) == of else "?"
+
+
+def _struct(found: Program, node: Node) -> None:
+    """Record a struct: one whose name others have elsewhere has no translation."""
+    name = text(under(node, "name"))
+    found.structs[name] = node if text(found.structs.get(name, node)) == text(node) else None
+
+
 def adding(code: str) -> set[str]:
     """The functions of device code that add by atomics, themselves or through others."""
     bodies: dict[str, set[str]] = {}
     for node in walk(parser().parse(code.encode()).root_node):
-        declarator = node.child_by_field_name("declarator") if node.type == "function_definition" else None
+        declarator = under(node, "declarator") if node.type == "function_definition" else None
         if declarator is not None:
             name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
-            bodies[name] = bodies.get(name, set()) | set(re.findall(r"\w+", text(node.child_by_field_name("body"))))
+            bodies[name] = bodies.get(name, set()) | set(re.findall(r"\w+", text(under(node, "body"))))
     found = {name for name, words in bodies.items() if any(re.search(r"[aA]tomic\w*Add", one) for one in words)}
     while more := {name for name, words in bodies.items() if name not in found and words & found}:
         found |= more
@@ -244,15 +280,15 @@ def _gather(node: Node, file: str, found: Program) -> None:
         if child.type == "function_definition":
             _function(child, file, found)
         elif child.type == "enum_specifier":
-            _enumeration(child, text(child.child_by_field_name("name")), file, found)
+            _enumeration(child, text(under(child, "name")), file, found)
         elif child.type == "alias_declaration":
-            found.aliases.setdefault(*(text(child.child_by_field_name(part)) for part in ("name", "type")))
-        elif child.type == "type_definition" and child.child_by_field_name("declarator") is not None:
-            name, of = (child.child_by_field_name(part) for part in ("declarator", "type"))
+            _alias(found, *(text(under(child, part)) for part in ("name", "type")))
+        elif child.type == "type_definition" and under(child, "declarator") is not None:
+            name, of = (under(child, part) for part in ("declarator", "type"))
             if of.type == "enum_specifier":
                 _enumeration(of, text(name), file, found)
             else:
-                found.aliases.setdefault(text(name), text(of))
+                _alias(found, text(name), text(of))
         elif child.type == "declaration" and "=" in text(child) and _declared(child, found):
             pass
         elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
@@ -262,23 +298,19 @@ def _gather(node: Node, file: str, found: Program) -> None:
             and _static_methods(child, file, found)
             and node.type != "template_declaration"
         ):
-            for one in walk(child.child_by_field_name("body")) if child.child_by_field_name("body") else ():
-                if (
-                    one.type == "struct_specifier"
-                    and one.child_by_field_name("body")
-                    and one.child_by_field_name("name")
-                ):
-                    found.structs.setdefault(text(one.child_by_field_name("name")), one)
+            for one in walk(under(child, "body")) if under(child, "body") else ():
+                if one.type == "struct_specifier" and under(one, "body") and under(one, "name"):
+                    _struct(found, one)
             inherits = any(one.type == "base_class_clause" for one in child.named_children)
-            if child.child_by_field_name("body") is not None and not inherits:
-                found.structs.setdefault(text(child.child_by_field_name("name")), child)
+            if under(child, "body") is not None and not inherits:
+                _struct(found, child)
         elif child.type not in ("class_specifier", "struct_specifier"):
             _gather(child, file, found)
 
 
 def _static_methods(node: Node, file: str, found: Program) -> bool:
     """Read the functions of a struct that host code may call without one, `Name<T>::function(n)`; True."""
-    body = node.child_by_field_name("body")
+    body = under(node, "body")
     for one in [] if body is None else body.named_children:
         words = {text(inner) for inner in one.named_children if inner.type == "storage_class_specifier"}
         if one.type == "function_definition" and "static" in words:
@@ -288,57 +320,56 @@ def _static_methods(node: Node, file: str, found: Program) -> bool:
 
 def _constants(node: Node, file: str, found: Program) -> None:
     """`const int n = 3;`: with a cast to its type, so that it keeps it."""
-    ctype = text(node.child_by_field_name("type"))
+    ctype = text(under(node, "type"))
     for one in node.children_by_field_name("declarator"):
-        if one.type == "init_declarator" and one.child_by_field_name("declarator").type == "identifier":
-            name, value = (text(one.child_by_field_name(part)) for part in ("declarator", "value"))
+        if one.type == "init_declarator" and under(one, "declarator").type == "identifier":
+            name, value = (text(under(one, part)) for part in ("declarator", "value"))
             cast = value if ctype == "auto" else f"static_cast<{ctype}>({value})"
-            found.constants.setdefault(name, (cast, f"{file}:{line(node)}"))
+            _once(found.constants, name, cast, f"{file}:{line(node)}")
 
 
 def _enumeration(node: Node, name: str, file: str, found: Program) -> None:
     """Each name of an enumeration, as a constant: its value, or one more than that of the name before."""
     value, names = "", list[str]()
     scoped = f"{name}::" if any(one.type in ("class", "struct") for one in node.children) else ""
-    listed = node.child_by_field_name("body")
+    listed = under(node, "body")
     for one in [] if listed is None else listed.named_children:
         if one.type == "enumerator":
-            given = text(one.child_by_field_name("value"))
+            given = text(under(one, "value"))
             counted = str(int(value) + 1) if value.isdigit() else f"({value}) + 1" if value else "0"
             value = given or counted
-            names.append(scoped + text(one.child_by_field_name("name")))
-            found.constants.setdefault(names[-1], (value, f"{file}:{line(one)}"))
+            names.append(scoped + text(under(one, "name")))
+            _once(found.constants, names[-1], value, f"{file}:{line(one)}")
     if name and names:
         found.enums.setdefault(name, names)
-        found.aliases.setdefault(name, text(node.child_by_field_name("base")) or "int")
+        found.aliases.setdefault(name, text(under(node, "base")) or "int")
 
 
 def _function(node: Node, file: str, found: Program) -> None:
-    declarator, body = node.child_by_field_name("declarator"), node.child_by_field_name("body")
+    declarator, body = under(node, "declarator"), under(node, "body")
     while declarator is not None and declarator.type != "function_declarator":
-        declarator = declarator.child_by_field_name("declarator") or next(
+        declarator = under(declarator, "declarator") or next(
             (one for one in declarator.named_children if "declarator" in one.type), None
         )
     if declarator is None or body is None:
         return
-    name = bare(text(declarator.child_by_field_name("declarator")))
+    name = bare(text(under(declarator, "declarator")))
     head = text(node)[: body.start_byte - node.start_byte]
     if _BINDING.fullmatch(name):
         _bindings(body, found)
     elif "__host__" in head or not _MARKED.search(
         " ".join([head, *(found.constants[one][0] for one in re.findall(r"\w+", head) if one in found.constants)])
     ):
-        returns = text(node.child_by_field_name("type"))
-        pointers = node.child_by_field_name("declarator")
+        returns = text(under(node, "type"))
+        pointers = under(node, "declarator")
         returns += "*" if pointers.type == "pointer_declarator" else ""
-        parameters = [
-            one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
-        ]
-        function = Function(name, parameters, body, file, returns, node=node, called=name)
+        parameters = [one for one in map(_parameter, under(declarator, "parameters").named_children) if one]
+        space = (*_space(node), *qualifiers(text(under(declarator, "declarator"))))
+        function = Function(name, parameters, body, file, returns, node=node, called=name, space=space)
         function.template, function.types = _template(node, body, parameters)
         _add(function, found)
-        given = declarator.child_by_field_name("parameters").named_children
-        defaults = [text(one.child_by_field_name("default_value")) for one in given if one.type != "comment"]
+        given = under(declarator, "parameters").named_children
+        defaults = [text(under(one, "default_value")) for one in given if one.type != "comment"]
         _give_defaults(function, [literal(one) or _constant(one, found) for one in defaults])
 
 
@@ -350,8 +381,10 @@ def _add(function: Function, found: Program) -> None:
     """A function among those of its name: one with the parameters of another is that function again."""
     name, others = function.called, found.named(function.called)
     types = [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in function.parameters]
-    if any(types == [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in one.parameters] for one in others):
-        return
+    for one in others:
+        same = types == [re.sub(r"\bconst\b|\s", "", ctype) for ctype, _ in one.parameters]
+        if same and (one.space, text(one.body)) == (function.space, text(function.body)):
+            return
     if others:
         found.overloads.setdefault(name, list(others)).append(function)
         function.name = f"{name}_{len(others) + 1}"
@@ -376,7 +409,7 @@ def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tupl
     }
     found, types = list[tuple[str, bool]](), list[str]()
     plain = {re.sub(r"\bconst\b|&|\s", "", ctype) for ctype, _ in parameters}
-    for one in holder.child_by_field_name("parameters").named_children:
+    for one in under(holder, "parameters").named_children:
         names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
         is_type = "type_parameter" in one.type
         if is_type and names and names[-1] in plain and names[-1] not in used:
@@ -391,18 +424,18 @@ def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tupl
 
 def _declared(node: Node, found: Program) -> bool:
     """Record the default arguments of a declared function; return False for other declarations."""
-    declarator = node.child_by_field_name("declarator")
+    declarator = under(node, "declarator")
     if declarator is None or declarator.type != "function_declarator":
         return False
-    given = declarator.child_by_field_name("parameters").named_children
-    values = [literal(text(one.child_by_field_name("default_value"))) for one in given if one.type != "comment"]
+    given = under(declarator, "parameters").named_children
+    values = [literal(text(under(one, "default_value"))) for one in given if one.type != "comment"]
     if any(values):
-        found.defaults.setdefault(bare(text(declarator.child_by_field_name("declarator"))), values)
+        found.defaults.setdefault(bare(text(under(declarator, "declarator"))), values)
     return True
 
 
 def _parameter(node: Node) -> tuple[str, str] | None:
-    declarator = node.child_by_field_name("declarator")
+    declarator = under(node, "declarator")
     if declarator is None:
         return None
     name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
@@ -411,11 +444,9 @@ def _parameter(node: Node) -> tuple[str, str] | None:
 
 def _bindings(body: Node, found: Program) -> None:
     for node in walk(body):
-        if node.type != "call_expression" or not re.search(
-            r"\.(def|impl)$", text(node.child_by_field_name("function"))
-        ):
+        if node.type != "call_expression" or not re.search(r"\.(def|impl)$", text(under(node, "function"))):
             continue
-        given = node.child_by_field_name("arguments").named_children
+        given = under(node, "arguments").named_children
         names = [one for one in given if one.type == "string_literal"]
         target = next((bare(text(one).lstrip("&")) for one in given if one.type != "string_literal"), None)
         if names and target is not None:

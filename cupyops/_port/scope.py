@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .program import Function, Node, Program, line, text, walk
+from .program import Function, Node, Program, line, text, under, walk
 from .values import Type, Value
 from .vocabulary import name_of
 
@@ -51,6 +51,7 @@ class Scope:
         writer: that call, in Python, which gives its result and what it has written.
         changed: names that are assigned to after their declaration, anywhere in the function.
         request: gives the Python name of a function that is called, for the types of its template.
+        file, space: where the function stands: its file, its namespaces.
         inner: writes a lambda before the statement under way, and gives its name.
         changes: the number of assignments inside of expressions.
     """
@@ -66,6 +67,7 @@ class Scope:
     changed: frozenset[str] = frozenset()
     request: Callable[[Function, Mapping[str, Type]], str] = lambda function, types: name_of(function.name)
     file: str = ""
+    space: tuple[str, ...] = ()
     inner: Callable[[Node], Value] | None = None
     changes: int = 0
     _done: set[int] = field(default_factory=set)
@@ -109,7 +111,7 @@ class Scope:
             )
         else:
             made = Value(spelled, kind, low=kind.low, high=kind.high) if kind.is_integer else Value(spelled, kind)
-        if value is not None and kind.kind == "pointer":
+        if value is not None and kind.kind in ("pointer", "dtype"):
             made = Value(spelled, kind, element=value.element)
         if kind.kind == "options":
             made = Value(spelled, kind, options={"**": spelled})
@@ -167,24 +169,24 @@ def changed(body: Node) -> frozenset[str]:
     for node in walk(body):
         target = None
         if node.type == "assignment_expression":
-            target = node.child_by_field_name("left")
+            target = under(node, "left")
         elif node.type == "update_expression" or (node.type == "pointer_expression" and text(node).startswith("&")):
-            target = node.child_by_field_name("argument")
-        elif node.type == "call_expression" and text(node.child_by_field_name("function")).endswith("_back"):
-            target = node.child_by_field_name("function")  # a vector that grows
+            target = under(node, "argument")
+        elif node.type == "call_expression" and text(under(node, "function")).endswith("_back"):
+            target = under(node, "function")  # a vector that grows
         while target is not None and target.type in (
             "subscript_expression",
             "field_expression",
             "parenthesized_expression",
         ):
-            target = target.child_by_field_name("argument") or next(iter(target.named_children), None)
+            target = under(target, "argument") or next(iter(target.named_children), None)
         if target is not None:
             found.add(text(target))
         if node.type == "reference_declarator" and node.parent is not None and node.parent.type == "init_declarator":
-            value = node.parent.child_by_field_name("value")
+            value = under(node.parent, "value")
             found.add(text(value))
         if node.type == "call_expression":  # a function of the files may take a reference
-            given = node.child_by_field_name("arguments")
+            given = under(node, "arguments")
             found |= (
                 {text(one) for one in given.named_children if one.type == "identifier"} if _is_plain(node) else set()
             )
@@ -192,8 +194,6 @@ def changed(body: Node) -> frozenset[str]:
 
 
 def _is_plain(node: Node) -> bool:
-    return node.child_by_field_name("function").type in (
-        "identifier",
-        "qualified_identifier",
-        "template_function",
-    ) and not any(one.type == "kernel_call_syntax" for one in walk(node.child_by_field_name("function")))
+    return under(node, "function").type in ("identifier", "qualified_identifier", "template_function") and not any(
+        one.type == "kernel_call_syntax" for one in walk(under(node, "function"))
+    )

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from . import changes, loops, structs, values
 from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
 from .checks import is_check, message, refusals
-from .expressions import EXPRESSIONS, arguments, children, condition, ctype, python, typed
+from .expressions import EXPRESSIONS, a_tuple, arguments, children, condition, ctype, python, typed
 from .launches import Kernel, launch
-from .program import Function, Node, bare, line, parser, text, walk
+from .program import Function, Node, bare, line, parser, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
 from .values import DIM3, DTYPE, OPTIONS, STATUS, TENSOR, VOID, Type, Value
 from .vocabulary import ALIKE, EXCEPTIONS, QUERIES, REPORTS, SAME_DEVICE, dispatched, type_of
@@ -95,7 +95,9 @@ class Writer:
                 raise NotTranslated(
                     node, f"an assignment inside of an expression: {' '.join(text(node).split())[:60]!r}"
                 )
-        except NotTranslated as error:
+        except (NotTranslated, AttributeError, LookupError, StopIteration) as error:  # forms that no handler expects
+            if not isinstance(error, NotTranslated):
+                error = NotTranslated(node, " ".join(text(node).split())[:80])
             self.scope.changes = changes
             lines, problems, self.depth, frames, depth = before
             del self.lines[lines:], self.problems[problems:], self.scope.frames[frames:], self.loops[depth:]
@@ -107,11 +109,7 @@ class Writer:
     def _unknown(self, node: Node) -> None:
         """The names of a declaration without a translation: what uses them has none either."""
         for one in node.children_by_field_name("declarator"):
-            for name in [
-                text(inner)
-                for inner in walk(one.child_by_field_name("declarator") or one)
-                if inner.type == "identifier"
-            ]:
+            for name in [text(inner) for inner in walk(under(one, "declarator") or one) if inner.type == "identifier"]:
                 if name not in self.scope.frames[-1]:
                     self.scope.declare(name, Type("unknown", name=f"{name}, whose declaration has no translation"))
 
@@ -133,7 +131,7 @@ class Writer:
     # --- declarations ---
 
     def _declaration(self, node: Node) -> None:
-        spelled = node.child_by_field_name("type")
+        spelled = under(node, "type")
         declarators = node.children_by_field_name("declarator")
         for one in node.named_children:
             if (one.type == "type_qualifier" and text(one) in ("const", "constexpr")) or (
@@ -144,25 +142,23 @@ class Writer:
             if one.type == "function_declarator":
                 self._declared_as_function(node, spelled, one)
             elif one.type == "init_declarator":
-                self._variable(
-                    spelled, one.child_by_field_name("declarator"), one.child_by_field_name("value"), one, node
-                )
+                self._variable(spelled, under(one, "declarator"), under(one, "value"), one, node)
             else:
                 self._empty(spelled, one, node)
             self.scope.read(one)
 
     def _declared_as_function(self, node: Node, spelled: Node, declarator: Node) -> None:
         """`dim3 grid(n);`, which C++'s grammar may also read as the declaration of a function: it is read as a value."""
-        name, kind = text(declarator.child_by_field_name("declarator")), ctype(spelled, self.scope)
+        name, kind = text(under(declarator, "declarator")), ctype(spelled, self.scope)
         if kind.kind not in ("dim3", "guard", "list", "tensor", "options", "struct") and not kind.is_number:
             raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
-        given = text(declarator.child_by_field_name("parameters"))
+        given = text(under(declarator, "parameters"))
         root = parser().parse(("\n" * (line(node) - 1) + f"auto found = made{given};").encode()).root_node
         value = next((one for one in walk(root) if one.type == "call_expression"), None)
         if value is None or root.has_error:
             raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
         with self.scope.elsewhere():
-            nodes = children(value.child_by_field_name("arguments"))
+            nodes = children(under(value, "arguments"))
             if kind.kind == "guard":
                 for one in nodes:
                     nothing(one, self.scope)
@@ -182,8 +178,8 @@ class Writer:
         names = [text(one) for one in walk(declarator) if one.type == "identifier"]
         kind = self._kind(spelled, declarator)
         if declarator.type == "array_declarator":
-            size = python(declarator.child_by_field_name("size"), self.scope)
-            name = text(declarator.child_by_field_name("declarator"))
+            size = python(under(declarator, "size"), self.scope)
+            name = text(under(declarator, "declarator"))
             kind = Type("list", of=kind.of)
             self._define(name, kind, made(node, kind, [size], [declarator], self.scope), node)
             return
@@ -209,19 +205,15 @@ class Writer:
                 variable.value = Value("0", STATUS)
 
     def _kind(self, spelled: Node, declarator: Node) -> Type:
-        shape = text(declarator)
         stars = "*" * sum(one.type == "pointer_declarator" for one in walk(declarator))
         stars += "[]" * sum(one.type == "array_declarator" for one in walk(declarator))
-        del shape
         if spelled.type == "placeholder_type_specifier":
             self.scope.read(spelled)
             return Type("auto")
         return ctype(spelled, self.scope, text(spelled) + stars)
 
     def _variable(self, spelled: Node, declarator: Node, value: Node, whole: Node, node: Node) -> None:
-        if declarator.type == "structured_binding_declarator" or any(
-            one.type == "structured_binding_declarator" for one in walk(declarator)
-        ):
+        if any(one.type == "structured_binding_declarator" for one in walk(declarator)):
             self._unpacked([text(one) for one in walk(declarator) if one.type == "identifier"], value, node)
             self.scope.read(spelled)
             return
@@ -229,10 +221,10 @@ class Writer:
         kind = self._kind(spelled, declarator)
         name = names[0] if names else ""
         if declarator.type == "array_declarator":
-            name, kind = text(declarator.child_by_field_name("declarator")), Type("list", of=kind.of)
+            name, kind = text(under(declarator, "declarator")), Type("list", of=kind.of)
             elements = [assigned(one, kind.of[0], node).code for one in arguments(value, self.scope)]
-            if declarator.child_by_field_name("size") is not None:
-                size = python(declarator.child_by_field_name("size"), self.scope)
+            if under(declarator, "size") is not None:
+                size = python(under(declarator, "size"), self.scope)
                 if size.low != size.high or size.low < len(elements):
                     raise NotTranslated(node, f"the size of {text(declarator)[:60]!r}")
                 elements += ["0.0" if kind.of[0].kind == "float" else "0"] * (int(size.low) - len(elements))
@@ -253,9 +245,7 @@ class Writer:
             self.scope.declare(name, Type("kernel")).kernel = value
             self.scope.read(value)
             return
-        is_reference = declarator.type == "reference_declarator" or any(
-            one.type == "reference_declarator" for one in walk(declarator)
-        )
+        is_reference = any(one.type == "reference_declarator" for one in walk(declarator))
         self._initialised(name, kind, value, is_reference, node)
 
     def _initialised(self, name: str, kind: Type, value: Node, is_reference: bool, node: Node) -> None:
@@ -275,17 +265,12 @@ class Writer:
             if kind == OPTIONS:
                 found = assigned(given[0], kind, node)
             else:
-                found = made(
-                    node,
-                    kind,
-                    given or ([values.number(0, kind, "0")] if kind.is_integer else []),
-                    children(value),
-                    self.scope,
-                )
+                given = given or ([values.number(0, kind, "0")] if kind.is_integer else [])
+                found = made(node, kind, given, children(value), self.scope)
         elif value.type == "argument_list":
             found = made(node, kind, arguments(value, self.scope), children(value), self.scope)
         else:
-            found = python(value, self.scope)
+            found = self._braced(value, kind, node) or python(value, self.scope)
             if kind == DIM3 and found.type.is_number:
                 found = made(node, DIM3, [found], [value], self.scope)
             if found.type == DIM3 and kind.kind == "auto":
@@ -335,8 +320,7 @@ class Writer:
     def _full(self, name: str, code: str) -> str:
         """A grid of which members are named has three of them."""
         members = any(
-            one.type == "field_expression" and text(one.child_by_field_name("argument")) == name
-            for one in walk(self.function.body)
+            one.type == "field_expression" and text(under(one, "argument")) == name for one in walk(self.function.body)
         )
         if not members or not code.startswith("("):
             return code
@@ -345,13 +329,7 @@ class Writer:
 
     def _unpacked(self, names: Sequence[str], value: Node, node: Node) -> None:
         found = python(value, self.scope)
-        of = (
-            found.type.of
-            if found.type.kind == "tuple"
-            else found.type.of * len(names)
-            if found.type.kind == "list"
-            else ()
-        )
+        of = {"tuple": found.type.of, "list": found.type.of * len(names)}.get(found.type.kind, ())
         if len(of) != len(names):
             raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
         made_ = [self.scope.declare(name, kind).value.code for name, kind in zip(names, of)]
@@ -370,19 +348,19 @@ class Writer:
     def _is_kernel(self, value: Node) -> bool:
         inner = value
         if inner.type == "pointer_expression" and text(inner).startswith("&"):
-            inner = inner.child_by_field_name("argument")
+            inner = under(inner, "argument")
         named = inner.type in ("identifier", "qualified_identifier", "template_function")
         return named and bare(text(inner)) in self.kernels and self.scope.find(text(inner)) is None
 
     def _alias_declaration(self, node: Node) -> None:
         """`using scalar = float;`, `using acc_t = at::acc_type<scalar_t, true>;`"""
-        name, spelled = (node.child_by_field_name(part) for part in ("name", "type"))
+        name, spelled = (under(node, part) for part in ("name", "type"))
         self._alias(text(name), spelled, node)
         self.scope.read(node)
 
     def _type_definition(self, node: Node) -> None:
         """`typedef float scalar;`"""
-        name, spelled = (node.child_by_field_name(part) for part in ("declarator", "type"))
+        name, spelled = (under(node, part) for part in ("declarator", "type"))
         self._alias(text(name), spelled, node)
         self.scope.read(node)
 
@@ -414,7 +392,7 @@ class Writer:
         self.scope.read(node)
 
     def _static_assert(self, node: Node) -> None:
-        value = python(node.child_by_field_name("condition"), self.scope)
+        value = python(under(node, "condition"), self.scope)
         self.put(f"assert {value.code}", node)
         self.scope.read(node)
 
@@ -435,11 +413,11 @@ class Writer:
             self._update(node)
         elif node.type == "comma_expression":
             for side in ("left", "right"):
-                self.effect(node.child_by_field_name(side))
+                self.effect(under(node, side))
         elif node.type == "parenthesized_expression" and len(children(node)) == 1:
             self.effect(children(node)[0])
-        elif node.type == "cast_expression" and text(node.child_by_field_name("type")) == "void":
-            python(node.child_by_field_name("value"), self.scope)  # `(void)n`
+        elif node.type == "cast_expression" and text(under(node, "type")) == "void":
+            python(under(node, "value"), self.scope)  # `(void)n`
         elif node.type == "binary_expression" and self._is_output(node):
             self._output(node)
         else:
@@ -448,16 +426,16 @@ class Writer:
         self.scope.read(node)
 
     def _update(self, node: Node) -> None:
-        sign = text(node.child_by_field_name("operator"))
-        self._set(node.child_by_field_name("argument"), sign[0] + "=", values.number(1, values.INT, "1"), node)
+        sign = text(under(node, "operator"))
+        self._set(under(node, "argument"), sign[0] + "=", values.number(1, values.INT, "1"), node)
 
     def _assignment(self, node: Node) -> None:
-        left, right = (node.child_by_field_name(side) for side in ("left", "right"))
-        sign = text(node.child_by_field_name("operator"))
+        left, right = (under(node, side) for side in ("left", "right"))
+        sign = text(under(node, "operator"))
         if right.type == "assignment_expression" and sign == "=":  # a = b = c
             self._assignment(right)
-            right = right.child_by_field_name("left")
-        if left.type == "call_expression" and re.fullmatch(r"(std::)?tie", text(left.child_by_field_name("function"))):
+            right = under(right, "left")
+        if left.type == "call_expression" and re.fullmatch(r"(std::)?tie", text(under(left, "function"))):
             self._tied(left, right, node)
             return
         if sign == "=" and (variable := self.scope.find(text(left))) is not None and variable.value.type == OPTIONS:
@@ -468,7 +446,7 @@ class Writer:
         self.scope.read(node)
 
     def _tied(self, left: Node, right: Node, node: Node) -> None:
-        names = [python(one, self.scope) for one in children(left.child_by_field_name("arguments"))]
+        names = [python(one, self.scope) for one in children(under(left, "arguments"))]
         value = python(right, self.scope)
         if value.type.kind != "tuple" or [one.type.kind for one in names] != [one.kind for one in value.type.of]:
             raise NotTranslated(node, f"{text(node)[:60]!r}")
@@ -517,7 +495,7 @@ class Writer:
             return
         if target.type.kind == "pointer" and operator in "+-" and right.type.is_integer:
             at = right if operator == "+" else values.unary("-", right)
-            self.put(f"{target.code} = _memory({target.code}, {at.code})", node)
+            self.put(f"{target.code} = cpp.memory({target.code}, {at.code})", node)
             return
         if not target.type.is_number or not right.type.is_number:
             raise NotTranslated(node, f"{sign} of a {target.type} and a {right.type}")
@@ -535,22 +513,22 @@ class Writer:
 
     def _set_counted(self, left: Node, sign: str, right: Value, node: Node) -> bool:
         """`kept[count++] = i`: whether it is that; the count goes on afterwards."""
-        index = children(left.child_by_field_name("indices"))
+        index = children(under(left, "indices"))
         if len(index) != 1 or index[0].type != "update_expression" or not text(index[0]).endswith(("++", "--")):
             return False
-        name = index[0].child_by_field_name("argument")
-        of = python(left.child_by_field_name("argument"), self.scope)
+        name = under(index[0], "argument")
+        of = python(under(left, "argument"), self.scope)
         at = python(name, self.scope)
         if not of.type.of or not of.type.of[0].is_number or sign != "=":
             return False
-        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"_memory({of.code}, {at.code})[0]"
+        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"cpp.memory({of.code}, {at.code})[0]"
         self.put(f"{place} = {assigned(right, of.type.of[0], node).code}", node)
         self._set(name, text(index[0])[-1] + "=", values.number(1, values.INT, "1"), node)
         self.scope.read(left)
         return True
 
     def _member(self, left: Node, sign: str, right: Value, node: Node) -> None:
-        of, name = left.child_by_field_name("argument"), text(left.child_by_field_name("field"))
+        of, name = under(left, "argument"), text(under(left, "field"))
         value = python(of, self.scope)
         self.scope.read(left)
         if value.type.kind == "struct":
@@ -573,11 +551,8 @@ class Writer:
         for index, one in enumerate(children(given)):
             member = order[index] if index < len(order) else ""
             if one.type == "initializer_pair":
-                member, inner = (
-                    text(one.child_by_field_name("designator")).lstrip("."),
-                    one.child_by_field_name("value"),
-                )
-                self.scope.read(one.child_by_field_name("designator"))
+                member, inner = (text(under(one, "designator")).lstrip("."), under(one, "value"))
+                self.scope.read(under(one, "designator"))
             else:
                 inner = one
             if inner.type == "initializer_list":
@@ -609,7 +584,7 @@ class Writer:
         for one, (parameter, spelled) in zip(given, taken):
             if spelled in changed(fits[0]):
                 raise NotTranslated(node, f"a constructor that changes {spelled}")
-            one = assigned(one, self._kind(parameter.child_by_field_name("type"), parameter), node)
+            one = assigned(one, self._kind(under(parameter, "type"), parameter), node)
             if not re.fullmatch(r"[\w.]+", one.code):
                 self.put(f"{(kept := f'{name}_{spelled}')} = {one.code}", node)
                 one = replace(one, code=kept, binds=values.ATOM, lax="")
@@ -637,7 +612,7 @@ class Writer:
                     raise NotTranslated(call, f"the initialiser {text(each)[:60]!r}")
                 for at, part in enumerate(inner):
                     self._fill(value, text(member), "=", python(part, self.scope), call, at if length else None)
-        body = node.child_by_field_name("body")
+        body = under(node, "body")
         for one in [] if body is None else children(body):
             if one.type != "expression_statement" or children(one)[0].type != "assignment_expression":
                 raise NotTranslated(call, f"{text(one)[:60]!r} in a constructor")
@@ -669,7 +644,7 @@ class Writer:
         if not inner:
             self.put(f"return {', '.join(outputs)}".rstrip(), node)
             return
-        value = python(inner[0], self.scope)
+        value = self._braced(inner[0], self.returns, node) or python(inner[0], self.scope)
         if self.scope.written:
             raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
         if self.returned is not None:
@@ -683,9 +658,22 @@ class Writer:
             value = assigned(value, self.returns, node)
         self.put(f"return {', '.join([value.code, *outputs])}", node)
 
+    def _braced(self, value: Node, kind: Type | None, node: Node) -> Value | None:
+        """Translate `{a, b}` where a struct or a tuple is wanted; None for others."""
+        if value.type != "initializer_list" or kind is None:
+            return None
+        if kind.kind == "struct":
+            self.scope.frames.append({})
+            self._initialised("made", kind, value, False, node)
+            return self.scope.frames.pop()["made"].value
+        given = children(value)
+        if kind.kind != "tuple" or len(given) != len(kind.of):
+            return None
+        return a_tuple([assigned(python(one, self.scope), of, one) for one, of in zip(given, kind.of)], "tuple")
+
     def _if_statement(self, node: Node, word: str = "if") -> None:
-        clause = node.child_by_field_name("condition")
-        consequence, alternative = node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
+        clause = under(node, "condition")
+        consequence, alternative = under(node, "consequence"), under(node, "alternative")
         test = self.asked(clause, word == "if")
         other = None if alternative is None else children(alternative)[-1]
         if test.truth is not None:  # of CUDA's errors, which are exceptions
@@ -712,8 +700,8 @@ class Writer:
     def asked(self, clause: Node, once: bool = False, read: Callable[[Node, Scope], Value] = condition) -> Value:
         """The condition of a statement; `once` where what it does before it is done once."""
         if clause.type == "condition_clause":
-            inner = clause.child_by_field_name("value")
-            if clause.child_by_field_name("initializer") is not None or inner is None:
+            inner = under(clause, "value")
+            if under(clause, "initializer") is not None or inner is None:
                 raise NotTranslated(clause, f"a condition with a declaration: {text(clause)[:60]!r}")
         else:
             inner = children(clause)[0]
@@ -755,7 +743,7 @@ class Writer:
             self.put(f"raise RuntimeError({python(inner[0], self.scope).code})", node)
             return
         parts = {"call_expression": ("function", "arguments"), "compound_literal_expression": ("type", "value")}
-        named = [inner[0].child_by_field_name(one) for one in parts.get(inner[0].type, ())] if inner else []
+        named = [under(inner[0], one) for one in parts.get(inner[0].type, ())] if inner else []
         if not named or text(named[0]) not in EXCEPTIONS:
             raise NotTranslated(node, f"{text(node)[:60]!r}")
         called, given = named[0], arguments(named[1], self.scope)
@@ -765,7 +753,7 @@ class Writer:
     # --- calls ---
 
     def _call(self, node: Node) -> None:
-        function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
+        function, given = under(node, "function"), under(node, "arguments")
         spelled, base = text(function), bare(text(function))
         syntax = next((one for one in node.named_children if one.type == "kernel_call_syntax"), None)
         if syntax is None and function.type != "field_expression":
@@ -784,6 +772,8 @@ class Writer:
                 if one.type == "number_literal":
                     raise NotTranslated(node, f"{text(node)[:60]!r}: a device by its number")
                 nothing(one, self.scope)
+        elif base == "cudaGetDevice" and (device := self.scope.find(text(children(given)[-1]).lstrip("&"))) is not None:
+            device.value = replace(device.value, type=Type("guard"))  # which streams and guards take, and nothing else
         elif base == "MaybeSetDevice" or base in SAME_DEVICE:
             self._of_devices(node, base, given)
         elif base in ("cudaFuncSetAttribute", "cudaFuncSetCacheConfig"):
@@ -868,11 +858,8 @@ class Writer:
             nodes = nodes[1:]
         found = [python(one, self.scope) for one in nodes]
         self.scope.read(given)
-        if (
-            not found
-            or found[0].type.kind != "string"
-            or not all(one.type.is_number or one.type.kind == "string" for one in found)
-        ):
+        plain = all(one.type.is_number or one.type.kind == "string" for one in found)
+        if not found or found[0].type.kind != "string" or not plain:
             raise NotTranslated(node, f"{text(node)[:60]!r}")
         shown = re.sub(r"%([-+ 0#]*\d*(?:\.\d+)?)(?:ll|l|z|h)?([a-zA-Z])", r"%\1\2", found[0].code)
         values_ = ", ".join(one.code for one in found[1:])
@@ -880,8 +867,8 @@ class Writer:
 
     def _is_output(self, node: Node) -> bool:
         inner = node
-        while inner.type == "binary_expression" and text(inner.child_by_field_name("operator")) == "<<":
-            inner = inner.child_by_field_name("left")
+        while inner.type == "binary_expression" and text(under(inner, "operator")) == "<<":
+            inner = under(inner, "left")
         variable = self.scope.find(text(inner))
         of_text = variable is not None and variable.value.type.kind == "stream"
         return of_text or re.fullmatch(r"(std::)?c(out|err)", text(inner)) is not None
@@ -891,8 +878,8 @@ class Writer:
         parts: list[Node] = []
         inner = node
         while inner.type == "binary_expression":
-            parts.insert(0, inner.child_by_field_name("right"))
-            inner = inner.child_by_field_name("left")
+            parts.insert(0, under(inner, "right"))
+            inner = under(inner, "left")
         stream = ", file=sys.stderr" if text(inner).endswith("cerr") else ""
         if (variable := self.scope.find(text(inner))) is not None:  # a std::stringstream
             shown = [python(one, self.scope).code for one in parts]
@@ -914,7 +901,7 @@ class Writer:
         dtypes = dispatched(base, ", ".join(text(one) for one in nodes[: max(place - 1, 0)]))
         if body.type != "lambda_expression" or not place or dtypes is None or len(nodes) != place + 2:
             raise NotTranslated(node, f"a dispatch that is none of PyTorch's: {text(node)[:60]!r}")
-        if not re.fullmatch(r"\[\s*[&=]?\s*\]", text(body.child_by_field_name("captures"))):
+        if not re.fullmatch(r"\[\s*[&=]?\s*\]", text(under(body, "captures"))):
             raise NotTranslated(node, f"what a dispatch captures: {text(node)[:60]!r}")
         value = python(nodes[place - 1], self.scope)
         if value.type.kind not in ("dtype",):
@@ -925,11 +912,12 @@ class Writer:
         variable = self.scope.declare(template, DTYPE)
         self.scope.types[template] = Type("scalar")
         listed = ", ".join(f"torch.{one}" for one in dtypes)
-        self.put(f"{variable.value.code} = _dispatched({value.code}, {name}, {listed})", node)
-        for one in body.child_by_field_name("body").named_children:
-            if one.type == "return_statement" and not children(one):
-                raise NotTranslated(one, "a return inside of a dispatch")
-            self.statement(one)
+        self.put(f"{variable.value.code} = cpp.dispatched({value.code}, {name}, {listed})", node)
+        if self.scope.inner is not None and any(one.type == "return_statement" for one in walk(body)):
+            self.put(f"{self.scope.inner(body).code}()", node)  # of the lambda alone
+        else:
+            for one in under(body, "body").named_children:
+                self.statement(one)
         self.scope.frames.pop()
         self.scope.read(node)
 
@@ -972,8 +960,8 @@ def _is_constant(node: Node) -> bool:
 
 
 def _has_initializer(node: Node) -> bool:
-    clause = node.child_by_field_name("condition")
-    return clause.child_by_field_name("initializer") is not None
+    clause = under(node, "condition")
+    return under(clause, "initializer") is not None
 
 
 def _elements(code: str) -> int:

@@ -6,7 +6,7 @@ import keyword
 import re
 from dataclasses import replace
 
-from .program import Node, Program, bare, text, walk
+from .program import Node, Program, bare, text, under, walk
 from .scope import NotTranslated, Variable
 from .values import ATOM, Type, Value
 from .vocabulary import DTYPES, type_of
@@ -19,15 +19,15 @@ def members(name: str, program: Program) -> dict[str, Member] | None:
     if (node := program.structs.get(name)) is None:
         return None
     found: dict[str, Member] = {}
-    for one in node.child_by_field_name("body").named_children:
+    for one in under(node, "body").named_children:
         if one.type in _WITHOUT_LAYOUT and not re.search(r"\bvirtual\b|~|\boperator\s*=[^=]", text(one).split("{")[0]):
             continue
         if one.type != "field_declaration" or re.match(r"(virtual|mutable)\b", text(one)) or _is_bitfield(one):
             return None
         if text(one).startswith("static "):
             continue
-        named = one.child_by_field_name("type")
-        spelled = text(named.child_by_field_name("name") if named.type == "struct_specifier" else named)
+        named = under(one, "type")
+        spelled = text(under(named, "name") if named.type == "struct_specifier" else named)
         for declarator in one.children_by_field_name("declarator"):
             length, stars = 0, ""
             if declarator.type == "function_declarator":
@@ -37,13 +37,13 @@ def members(name: str, program: Program) -> dict[str, Member] | None:
                     return None
                 found[text(declarator)] = Type("struct", name=spelled), 0, ""
                 continue
-            if declarator.type == "array_declarator" and (size := declarator.child_by_field_name("size")) is not None:
+            if declarator.type == "array_declarator" and (size := under(declarator, "size")) is not None:
                 count = program.constants.get(text(size), (text(size), ""))[0].removesuffix(")").rpartition("(")[2]
-                declarator = declarator.child_by_field_name("declarator")
+                declarator = under(declarator, "declarator")
                 length = int(count) if count.isdigit() else 0
                 stars = "" if length else "[]"
             elif declarator.type == "pointer_declarator":
-                declarator, stars = declarator.child_by_field_name("declarator"), "*"
+                declarator, stars = under(declarator, "declarator"), "*"
                 while declarator is not None and declarator.type != "field_identifier":
                     declarator = next((inner for inner in declarator.named_children), None)
             kind = type_of(spelled + stars)
@@ -59,9 +59,9 @@ def defaults(name: str, program: Program) -> list[tuple[str, Node]]:
     """The members with a value of their own, `int n = 3;`, and these values."""
     fields = [one for one in _parts(name, program) if one.type == "field_declaration"]
     return [
-        (text(one.child_by_field_name("declarator")), value)
+        (text(under(one, "declarator")), value)
         for one in fields
-        if not text(one).startswith("static ") and (value := one.child_by_field_name("default_value")) is not None
+        if not text(one).startswith("static ") and (value := under(one, "default_value")) is not None
     ]
 
 
@@ -85,18 +85,18 @@ def method(name: str, spelled: str, program: Program) -> list[Node]:
 
 def called(node: Node) -> str:
     """The name of a function that stands in a struct; empty for other parts."""
-    declarator = node.child_by_field_name("declarator")
+    declarator = under(node, "declarator")
     if node.type == "template_declaration":
         return next((found for one in node.named_children if (found := called(one))), "")
     if declarator is None or declarator.type != "function_declarator":
         return ""
-    return text(declarator.child_by_field_name("declarator"))
+    return text(under(declarator, "declarator"))
 
 
 def parameters(node: Node) -> list[tuple[Node, str]]:
     """(Type, name) of each parameter of a function that stands in a struct. Raises `NotTranslated`."""
     found = []
-    for one in node.child_by_field_name("declarator").child_by_field_name("parameters").named_children:
+    for one in under(under(node, "declarator"), "parameters").named_children:
         names = [text(inner) for inner in walk(one) if inner.type == "identifier"]
         if one.type != "parameter_declaration" or len(names) != 1 or "[" in text(one):
             raise NotTranslated(one, f"the parameter {text(one)[:60]!r}")
@@ -118,7 +118,7 @@ def frame(value: Value, program: Program) -> dict[str, Variable]:
 
 
 def _parts(name: str, program: Program) -> list[Node]:
-    return list(program.structs[name].child_by_field_name("body").named_children)
+    return list(under(program.structs[name], "body").named_children)
 
 
 _WITHOUT_LAYOUT = frozenset(
@@ -165,7 +165,7 @@ def address(value: Value, dtype: str, node: Node) -> str:
         return "0"
     if value.type.kind not in ("pointer", "tensor"):
         raise NotTranslated(node, f"a {value.type} as a pointer of a struct")
-    return f"_address({value.code}, torch.{dtype})"
+    return f"cpp.address({value.code}, torch.{dtype})"
 
 
 def passed(value: Value, spelled: str, node: Node) -> str:

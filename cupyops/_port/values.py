@@ -76,72 +76,6 @@ NUMBERS: Mapping[str, Type] = {
 }  # fmt: skip
 SIZE_LIMIT = 2**48  # no size, stride or number of elements of a tensor is larger
 
-HELPERS: Mapping[str, str] = {
-    "_float": 'def _float(x):\n    """A number as C++\'s float."""\n    return ctypes.c_float(x).value',
-    "_quotient": (
-        'def _quotient(a, b):\n    """C++\'s a / b of integers: towards zero."""\n'
-        "    return a // b if (a < 0) == (b < 0) else -(-a // b)"
-    ),
-    "_remainder": (
-        'def _remainder(a, b):\n    """C++\'s a % b of integers: with the sign of a."""\n'
-        "    return abs(a) % abs(b) if a >= 0 else -(-a % abs(b))"
-    ),
-    "_ratio": (
-        'def _ratio(a, b):\n    """C++\'s a / b of floating-point numbers, also where b is 0."""\n'
-        "    if b:\n        return a / b\n"
-        "    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)"
-    ),
-    "_limit": (
-        'def _limit(dtype, name):\n    """Of std::numeric_limits, as a number of Python."""\n'
-        "    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)\n"
-        "    if name == 'infinity':\n        return math.inf if dtype.is_floating_point else 0\n"
-        "    return {'max': info.max, 'lowest': info.min, 'min': info.tiny if dtype.is_floating_point else info.min}[name]"
-    ),
-    "_round": (
-        'def _round(x):\n    """The whole number next to x; C++ rounds halves away from 0."""\n'
-        "    if not math.isfinite(x):\n        return x\n"
-        "    whole = math.floor(abs(x))\n    return math.copysign(whole + (abs(x) - whole >= 0.5), x)"
-    ),
-    "_trunc": (
-        'def _trunc(x):\n    """x without its fraction."""\n'
-        "    return math.copysign(math.floor(abs(x)), x) if math.isfinite(x) else x"
-    ),
-    "_signed": (
-        'def _signed(x, bits):\n    """An integer as C++\'s signed type of so many bits has it."""\n'
-        "    return (x + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)"
-    ),
-    "_memory": (
-        'def _memory(x, at):\n    """The memory of x from its element `at` on, as a pointer has it."""\n'
-        "    start = x.storage_offset() + at\n"
-        "    return x.as_strided((x.untyped_storage().nbytes() // x.element_size() - start,), (1,), start)"
-    ),
-    "_address": (
-        'def _address(x, dtype):\n    """The address of a tensor, for a pointer inside a struct."""\n'
-        "    if x.dtype != dtype:\n"
-        '        raise TypeError(f"expected a tensor of {dtype}, found one of {x.dtype}")\n'
-        "    return cupyops.address(x)"
-    ),
-    "_bytes": (
-        'def _bytes(x, count):\n    """The first bytes of the memory of x."""\n'
-        "    return _memory(x, 0).view(torch.uint8)[:count]"
-    ),
-    "_dispatched": (
-        'def _dispatched(dtype, name, *dtypes):\n    """The dtype, where the C++ is compiled for it."""\n'
-        "    if dtype not in dtypes:\n"
-        "        raise NotImplementedError(f'\"{name}\" not implemented for {dtype}')\n    return dtype"
-    ),
-    "_alert": (
-        'def _alert(name):\n    """As alertNotDeterministic does."""\n'
-        "    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()\n"
-        "    if torch.are_deterministic_algorithms_enabled() and not only_warn:\n"
-        '        raise RuntimeError(f"{name} does not have a deterministic implementation")'
-    ),
-    "_multiprocessors": (
-        'def _multiprocessors():\n    """How many the GPU has; the simulator has one."""\n'
-        "    return 1 if cupyops.simulating() else torch.cuda.get_device_properties().multi_processor_count"
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Value:
@@ -204,7 +138,7 @@ def number(value: float, kind: Type, code: str) -> Value:
     if kind.is_integer:
         return whole(code, kind, UNARY if code.startswith("-") else ATOM, value, value, sized=True)
     if kind == FLOAT and not _is_float(value):
-        return Value(f"_float({code})", kind, lax=code)
+        return Value(f"cpp.to_float({code})", kind, lax=code)
     return Value(code, kind, UNARY if code.startswith("-") else ATOM)
 
 
@@ -237,7 +171,7 @@ def to_integer(value: Value, to: Type) -> Value:
         return replace(value, type=to)
     if value.low == value.high:  # one number, which is known
         known = (int(value.low) - int(to.low)) % 2**to.bits + int(to.low)
-        return number(known, to, str(known))
+        return replace(number(known, to, str(known)), sized=False)
     if not to.signed:
         low, high = (value.low, value.high) if value.low >= 0 and value.high <= to.high else (0, to.high)
         return whole(
@@ -250,7 +184,7 @@ def to_integer(value: Value, to: Type) -> Value:
         )
     if value.sized and to.bits >= 32:
         return replace(value, type=to, low=max(value.low, to.low), high=min(value.high, to.high))
-    made = Value(f"_signed({value.code}, {to.bits})", to)
+    made = Value(f"cpp.signed({value.code}, {to.bits})", to)
     return replace(made, low=to.low, high=to.high)
 
 
@@ -274,10 +208,10 @@ def converted(value: Value, to: Type) -> Value | None:
     if of.kind == "float":
         if to.bits > of.bits:
             return replace(value, type=to, lax="")
-        return Value(f"_float({value.code})", FLOAT, lax=value.code)
+        return Value(f"cpp.to_float({value.code})", FLOAT, lax=value.code)
     if to.bits == 64 or (value.low >= -(2**24) and value.high <= 2**24):
         return Value(f"float({value.code})", to)
-    return Value(f"_float({value.code})", FLOAT, lax=value.code)
+    return Value(f"cpp.to_float({value.code})", FLOAT, lax=value.code)
 
 
 def truth(value: Value) -> Value:
@@ -323,7 +257,7 @@ def _as_float(value: Value, to: Type) -> Value:
     if -limit <= value.low and value.high <= limit:
         return value
     if to == FLOAT:
-        return Value(f"_float({value.code})", to)
+        return Value(f"cpp.to_float({value.code})", to)
     return value if value.sized else Value(f"float({value.code})", to)
 
 
@@ -338,7 +272,9 @@ def computed(sign: str, a: Value, b: Value) -> Value:
     a, b = _in_common_type(a, b)
     if to.kind == "float":
         return _of_floats(sign, a, b, to)
-    sized = (a.sized or b.sized) and all(one.sized or one.type.bits <= 32 for one in (a, b))
+    sized = any(one.sized and one.low != one.high for one in (a, b)) and all(
+        one.sized or one.type.bits <= 32 for one in (a, b)
+    )
     if sign in ("/", "%"):
         return replace(_divided(sign, a, b, to), sized=sized)
     left, right = _sides(a, b, _BINDS[sign])
@@ -348,8 +284,6 @@ def computed(sign: str, a: Value, b: Value) -> Value:
         return whole(code, to, _BINDS[sign], low, high, sized=sized)
     corners = [_INTEGERS[sign](x, y) for x in (a.low, a.high) for y in (b.low, b.high)]  # type: ignore[arg-type]
     low, high = min(corners), max(corners)
-    if low == high and low >= 0 and all(re.fullmatch(r"\d+", one.code) for one in (a, b)):
-        code = code  # a sum of constants is left as it was written
     made = Value(code, to, _BINDS[sign], low, high, sized=sized)
     if to.low <= low and high <= to.high:
         return made
@@ -365,7 +299,7 @@ def _divided(sign: str, a: Value, b: Value, to: Type) -> Value:
         if sign == "/":
             return whole(f"{left} // {right}", to, TIMES, a.low // max(b.high, 1), a.high // max(b.low, 1))
         return whole(f"{left} % {right}", to, TIMES, 0, min(a.high, max(b.high - 1, 0)))
-    name = "_quotient" if sign == "/" else "_remainder"
+    name = "cpp.quotient" if sign == "/" else "cpp.remainder"
     low = 0 if sign == "%" and a.low >= 0 else -most
     made = Value(f"{name}({a.code}, {b.code})", to)
     return replace(made, low=max(low, to.low), high=min(most, to.high))
@@ -396,12 +330,12 @@ def _of_floats(sign: str, a: Value, b: Value, to: Type) -> Value:
     if sign not in ("+", "-", "*", "/"):
         raise ValueError(sign)
     if sign == "/" and not _is_literal(b):
-        code, binds = f"_ratio({a.code}, {b.code})", ATOM
+        code, binds = f"cpp.ratio({a.code}, {b.code})", ATOM
     else:
         left, right = _sides(a, b, _BINDS[sign])
         code, binds = f"{left} {sign} {right}", _BINDS[sign]
     if to == FLOAT:  # a product, sum or quotient of two floats in double, rounded once more, is that in float
-        return Value(f"_float({code})", FLOAT, lax=code)
+        return Value(f"cpp.to_float({code})", FLOAT, lax=code)
     return Value(code, to, binds)
 
 

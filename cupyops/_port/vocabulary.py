@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Mapping
 
@@ -80,7 +81,24 @@ FUNCTIONS = _words(
     add sub mul div addmv outer
     """
 )
-REAL = _words("ceil floor sqrt pow log log2 log10 exp exp2 sin cos tan atan atan2 fabs round trunc fmax fmin fmod")
+KEYWORDS: Mapping[str, tuple[int, tuple[str, ...]]] = {  # the first argument that Python has by its name, and names
+    "add": (1, ("alpha",)), "sub": (1, ("alpha",)), "rsub": (1, ("alpha",)), "index_add": (3, ("alpha",)),
+    "addmm": (2, ("beta", "alpha")), "addmv": (2, ("beta", "alpha")), "baddbmm": (2, ("beta", "alpha")),
+    "div": (1, ("rounding_mode",)),
+}  # fmt: skip
+ASKED = _words("isnan isinf isfinite")
+EXACT = _words("ceil floor round trunc rint fabs fmax fmin fmod copysign")  # of floats they are floats
+OF_TWO = _words("pow atan2 fmax fmin fmod copysign hypot")
+REAL = (
+    ASKED
+    | EXACT
+    | OF_TWO
+    | _words(
+        """
+    sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma
+    """
+    )
+)
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
 OF_LAUNCHES = {"CUDA_NUM_THREADS": 1024, "C10_WARP_SIZE": 32, "warpSize": 32}
 LIMITS = {
@@ -88,6 +106,7 @@ LIMITS = {
     "INT64_MAX": (2**63 - 1, "int64_t"), "LONG_MAX": (2**63 - 1, "long"), "FLT_MAX": (3.4028234663852886e38, "float"),
     "FLT_MIN": (1.1754943508222875e-38, "float"), "FLT_EPSILON": (1.1920928955078125e-07, "float"),
     "DBL_MAX": (1.7976931348623157e308, "double"), "M_PI": (3.141592653589793, "double"),
+    "INFINITY": (math.inf, "float"), "NAN": (math.nan, "float"), "HUGE_VAL": (math.inf, "double"),
 }  # fmt: skip
 
 # Known to be nothing, form by form: a launch finds the device and the stream itself, checks that tensors are on a GPU, and
@@ -146,27 +165,18 @@ def dispatched(macro: str, given: str) -> list[str] | None:
     match = re.fullmatch(r"(?:AT|TORCH)_DISPATCH_(.+?)(_AND_HALF|_AND\d?)?", macro)
     if match is None or match[1] not in _DISPATCHES:
         return None
-    named = (
-        [dtype_of_constant(one) for one in re.sub(r"\s", "", given).split(",") if one]
-        if (match[2] or "")[4:5] != "_"
-        else []
-    )
-    named = [] if match[2] in (None, "_AND_HALF") else named
+    count = 0 if match[2] in (None, "_AND_HALF") else int(match[2][4:] or 1)  # of dtypes that are named
+    named = [dtype_of_constant(one) for one in re.sub(r"\s", "", given).split(",") if one] if count else []
     extra = ["float16"] if match[2] == "_AND_HALF" else [one for one in named if one is not None]
-    if len(extra) != len(named) + (match[2] == "_AND_HALF") or len(named) != _count(match[2]):
+    if len(named) != count or None in named:
         return None
     return list(dict.fromkeys([*_DISPATCHES[match[1]], *extra]))
-
-
-def _count(word: str | None) -> int:
-    """Number of dtypes that a macro takes before its first argument: two for `_AND2`."""
-    return 0 if word in (None, "_AND_HALF") else int((word or "").removeprefix("_AND") or 1)
 
 
 # names that the Python of a port has a use for
 _TAKEN = _words(
     """
-    torch cupyops ext math ctypes int float bool range max min abs print len dict list tuple repr str sys pow round sum
+    torch cupyops cpp ext math ctypes int float bool range max min abs print len dict list tuple repr str sys pow round sum
     """
 )
 
@@ -181,7 +191,8 @@ def kind_of_type(ctype: str) -> str:
     """The kind of what a C++ type declares, as the operator that is made of a function has it."""
     found = type_of(ctype)
     kind = "" if found is None else found.kind
-    return {"bool": "int", "pointer": "tensor", "optional": "tensor"}.get(kind, kind)
+    kind = found.of[0].kind if found is not None and kind == "optional" else kind
+    return {"bool": "int", "pointer": "tensor"}.get(kind, kind)
 
 
 _QUALIFIERS = re.compile(
@@ -217,10 +228,9 @@ def _plain_type(plain: str, types: Mapping[str, Type]) -> Type | None:
     name = re.sub(r"^(::)?((std|at|torch|c10|cuda|detail|nn)::)+", "", plain)
     words = [one for one in name.split() if one != "int" or name.strip() == "int"]
     spelled = " ".join(words)
-    if "unsigned" in words:
-        spelled = " ".join(["unsigned", *(one for one in words if one not in ("unsigned", "signed"))])
-    elif words[:1] == ["signed"] or "signed" in words:
-        spelled = " ".join(one for one in words if one != "signed") or "int"
+    if {"unsigned", "signed"} & set(words):
+        rest = [one for one in words if one not in ("unsigned", "signed")]
+        spelled = " ".join(["unsigned", *rest] if "unsigned" in words else rest) or "int"
     if spelled in NUMBERS:
         return NUMBERS[spelled]
     if spelled in _KINDS:
@@ -229,15 +239,11 @@ def _plain_type(plain: str, types: Mapping[str, Type]) -> Type | None:
         return Type("guard")
     if match := re.fullmatch(r"(\w+)<(.*)>", name, re.DOTALL):
         inner = [type_of(one, types) for one in split(match[2])]
-        if match[1] in ("vector", "ArrayRef", "List", "initializer_list") and inner[0] is not None:
-            return Type("list", of=(inner[0],))
-        if match[1] == "array" and inner[0] is not None:
+        if match[1] in ("vector", "ArrayRef", "List", "initializer_list", "array") and inner[0] is not None:
             return Type("list", of=(inner[0],))
         if match[1] in ("tuple", "pair") and None not in inner:
             return Type("tuple", of=tuple(one for one in inner if one is not None))
-        if match[1] == "optional" and inner[0] is not None:
-            return Type("optional", of=(inner[0],))
-        if match[1] == "OptionalRef" and inner[0] is not None:
+        if match[1] in ("optional", "OptionalRef") and inner[0] is not None:
             return Type("optional", of=(inner[0],))
         if "Accessor" in match[1]:
             return Type("pointer", of=(inner[0] or SCALAR,))

@@ -116,16 +116,16 @@ def test_a_template_has_a_function_for_each_type(tmp_path):
     found = ported(tmp_path, code)
     assert not [one for one in found.problems if "not translated" in one]
     text = found.files["x.py"]
-    for one in ("return _quotient(a, 2)", "return a // 2", "return a / 2"):
+    for one in ("return cpp.quotient(a, 2)", "return a // 2", "return a / 2"):
         assert text.count(one) == 1
 
 
 EXPRESSIONS = {
-    "(n + 255) / 256": "_quotient(n + 255, 256)",  # the sign of n is not known
+    "(n + 255) / 256": "cpp.quotient(n + 255, 256)",  # the sign of n is not known
     "(u + 255) / 256": "(u + 255 & 0xffffffff) // 256",
     "(x.numel() + 255) / 256": "(x.numel() + 255) // 256",
-    "1.5f * s / 2": "_float(_float(1.5 * s) / 2)",
-    "static_cast<float>(n) / 2": "_float(_float(n) / 2)",
+    "1.5f * s / 2": "cpp.to_float(cpp.to_float(1.5 * s) / 2)",
+    "static_cast<float>(n) / 2": "cpp.to_float(cpp.to_float(n) / 2)",
     "a && !b || n == 0x10u": "a and not b or n & 0xffffffff == 0x10",
     "n > 0 ? n : -1": "n if n > 0 else -1",
     "std::min(n, (int)4096L)": "min(n, 4096)",
@@ -138,7 +138,7 @@ EXPRESSIONS = {
     ),
     "torch::full({n, 2}, -1.0f, x.options())": "torch.full((n, 2), -1.0, dtype=x.dtype, device=x.device)",
     "x.contiguous().data_ptr<float>()": "x.contiguous()",
-    "x.data_ptr<float>() + 4": "_memory(x, 4)",
+    "x.data_ptr<float>() + 4": "cpp.memory(x, 4)",
     "std::make_tuple(x, x.sizes())": "(x, x.shape)",
     "std::get<1>(torch::sort(x))": "torch.sort(x)[1]",
     "blocks.x * threads.y": "blocks[0] * threads[1] & 0xffffffff",
@@ -147,6 +147,11 @@ EXPRESSIONS = {
     "x.is_cuda() && a": "(x.is_cuda or cupyops.simulating()) and a",
     "x.strides()": "x.stride()",
     "x.nbytes() / 2": "x.nbytes // 2",
+    "at::empty({n}, x.type())": "torch.empty((n,), dtype=x.dtype, device=x.device)",
+    "at::empty({n}, x.type().scalarType())": "torch.empty((n,), dtype=x.dtype)",
+    "torch::zeros(x.sizes(), x.options(), at::MemoryFormat::ChannelsLast)": (
+        "torch.zeros(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)"
+    ),
 }
 
 

@@ -92,7 +92,7 @@ def test_nothing_but_a_reference_is_left(tmp_path):
     text = found.files["x.py"]
     assert "launch_pick(x, w, at, y, seen, at.size(0), x.size(1), scalar_t=scalar_t, K=THIRD)" in text
     assert "def launch_pick(x, w, at, y, seen, n, m, *, scalar_t, K):" in text
-    assert "ext.pick_kernel[_quotient(n * m + 1024 - 1, 1024), 1024" in text
+    assert "ext.pick_kernel[cpp.quotient(n * m + 1024 - 1, 1024), 1024" in text
     assert "grad_x = pick_backward(grad_y, w, at, x.size(0))" in text
     assert "must be contiguous" not in text  # what the macro says in a comment
     assert "raise ValueError('a weight for each row')" in text

@@ -128,8 +128,9 @@ BODIES = {
     "slices": (
         "x.slice(0, 1, 3).add_(2); x.view({2, 2}).slice(1, 1).add_(10);"
         ' x.view({2, 2}).index({torch::indexing::Slice(), 0}).add_(100);'
-        ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0,
-        [100, 12, 102, 20],
+        ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0
+        + " x.index_put_({x == 12}, 7); x.index_put_({torch::indexing::Slice(2, 3)}, torch::ones({1}, x.options()));",
+        [100, 7, 1, 20],
     ),
     "vectors that are copied": (
         "std::vector<int> a = {1, 2}; auto b = a; b[0] = 9; std::vector<int> c; c = a; c[1] = 7;"
@@ -152,6 +153,30 @@ BODIES = {
         + LAUNCH % "a * 10 + b + y[0].item<float>()", [23] * 4,
     ),
     "a pointer or none": ("float* p = fast ? x.data_ptr<float>() : 0; if (p) add<<<1, 32>>>(p, 1, 4);", [1] * 4),
+    "what tensors on a GPU are not": (
+        "if (x.is_cpu() || x.device().is_cpu() || x.device().type() == at::kCPU) return; " + LAUNCH % 1, [1] * 4,
+    ),
+    "a return of a dispatch alone": (
+        'int t = 1; AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "run", [&] { if (n == 3) return; t = 2; }); ' + LAUNCH % "t",
+        [1] * 4,
+    ),
+    "arguments that Python has by name": (
+        "auto y = torch::linspace(1, 4, 4, x.options().dtype(at::kDouble)).clone(at::MemoryFormat::Contiguous);"
+        " x.copy_(torch::add(y, y, 2).sub_(y, -1)); x.add_(at::addmm(x.view({2, 2}), y.view({2, 2}).to(x), x.view({2, 2}),"
+        " 0, 2).sum(at::kFloat)); " + LAUNCH % "y.scalar_type() == at::kDouble", [4 + 432 + 1, 8 + 433, 12 + 433, 16 + 433],
+    ),
+    "an item of another type": (
+        "int k = (x + 2.75f)[0].item<int>(); bool b = (x + 3)[1].item<bool>(); " + LAUNCH % "k + b", [3] * 4,
+    ),
+    "an optional and none": (
+        "c10::optional<int64_t> k; auto y = fast ? at::Tensor() : x; " + LAUNCH % "k.value_or(5) + (y.defined() ? 1 : 2)",
+        [7] * 4,
+    ),
+    "the current device, and checks of two numbers": (
+        "int device = -1; cudaGetDevice(&device); cudaStream_t s = at::cuda::getCurrentCUDAStream(device); CHECK_EQ(n, 3);"
+        " add<<<1, 32, 0, s>>>(x.data_ptr<float>(), 1, 4);",
+        [1] * 4,
+    ),
     "a stream of text": (
         'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4,
     ),
@@ -250,6 +275,14 @@ OF_FILES = {
         "int all(int n) { std::vector<int> a = {1, n}; return last(a) * 100 + a[1] * 10 + a.size(); }\n",
         "all(n)",
         932,
+    ),
+    "kernels of one name": (
+        "".join(
+            f"namespace {one} {{ __global__ void to(float* x) {{ x[{at}] = 5; }}\n"
+            f"int go(at::Tensor x) {{ {before}to<<<1, 1>>>(x.data_ptr<float>()); return {at}; }} }}\n"
+            for one, at, before in (("a", 1, ""), ("b", 2, "b::"))
+        ),
+        "a::go(x) + b::go(x) + x[1].item<float>() * 10 + x[2].item<float>() * 100", 553,
     ),
     "memory that a function fills": (
         "void fill_cuda(at::Tensor x, float by) { add<<<1, 32>>>(x.data_ptr<float>(), by, x.numel()); }\n"

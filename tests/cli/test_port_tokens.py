@@ -11,7 +11,6 @@ from cupyops._port.port import port
 from cupyops._port.program import parser, walk
 from cupyops._port.scope import leaves
 from cupyops._port.statements import STATEMENTS
-from cupyops._port.values import HELPERS
 
 HEAD = "__global__ void k(float* x, int n) {}\n__global__ void m(const float* x, float* y, float by, int n) {}\n"
 HELPER = "int helper(int a, int b = 4) { return a + b; }\n"
@@ -261,6 +260,8 @@ ALMOST = [
     "cudaError_t err = cudaDeviceReset(); if (err != cudaSuccess) return;",
     'at::checkAllSameType("run", {x, y});',
     "CUDA_CHECK(launch_other(x));",
+    "n = n ?: 4;",
+    "int d = 3; cudaGetDevice(&d); k<<<1, 2>>>(x.data_ptr<float>(), d);",
 ]
 
 
@@ -278,15 +279,26 @@ def test_what_is_almost_so_is_translated_or_listed(tmp_path, body):
     compile(found.files["x.py"], "x.py", "exec")
 
 
-def test_helpers_are_python():
-    for name, code in HELPERS.items():
-        compile(code, name, "exec")
-        assert code.startswith(f"def {name}(")
-
-
 def test_what_a_signature_has_besides_is_listed(tmp_path):
     path = tmp_path / "x.cu"
     path.write_text(HEAD + "[[nodiscard]] static inline int two(const int a) noexcept { return a; }\n")
     path.write_text(path.read_text() + "void run(at::Tensor x) { k<<<two(1), 3>>>(x.data_ptr<float>(), 3); }\n")
     found = port([path], "x.cu")
     assert [one for one in found.problems if "left out" in one] == ["x.cu:3: check: '[[nodiscard]]' of two is left out"]
+
+
+SEVERAL = {
+    "const int kind = 3;": ("const int kind = 4;", "n = kind;", "the name kind, which has several values"),
+    "using kind = float;": ("using kind = int;", "kind y = n;", "the type ?"),
+    "struct kind { int q; };": ("struct kind { char q; int r; };", "kind p; p.q = n;", "the type kind"),
+}
+
+
+@pytest.mark.parametrize("first", SEVERAL)
+def test_a_name_that_means_several_things_is_listed(tmp_path, first):
+    second, body, said = SEVERAL[first]
+    path = tmp_path / "x.cu"
+    path.write_text(
+        f"namespace a {{ {first} }}\nnamespace b {{ {second} }} using namespace b;\n{RUN % f'{body} {LAUNCH}'}"
+    )
+    assert f"x.cu:7: not translated: {said}" in port([path], "x.cu").problems

@@ -34,65 +34,26 @@ uint64_t hashed(uint64_t a, uint32_t b) {
   h ^= b << 7;
   return h * 31u >> 5;
 }
-unsigned wrapped_compound(unsigned a, unsigned b) {
-  a -= b;
-  a *= 3;
-  a <<= 5;
-  --a;
-  a ^= b;
-  return a;
-}
-int wrapped_bytes(int a) {
-  uint8_t low = a;
-  low += 250;
-  low--;
-  return low;
-}
+unsigned wrapped_compound(unsigned a, unsigned b) { a -= b; a *= 3; a <<= 5; --a; a ^= b; return a; }
+int wrapped_bytes(int a) { uint8_t low = a; low += 250; low--; return low; }
 unsigned negated(unsigned a) { return -a + ~a; }
 int compared_across(int a, unsigned b) { return a < b ? 1 : a == b ? 2 : 3; }
 int compared_wide(int a, size_t b) { return a >= b; }
 long long unsigned_to_wide(unsigned a, int b) { return a + b; }
-int truncated(int a) {
-  int c = a * 0.5;
-  return c;
-}
-int truncated_compound(int a) {
-  a *= 0.75;
-  a += 1.9;
-  a -= 0.1f;
-  return a;
-}
-int divided_compound(int a, int b) {
-  a /= b;
-  a %= 5;
-  return a;
-}
-int narrowed(int a) {
-  char c = a;
-  unsigned char u = a;
-  short s = a * 3;
-  return c * 1000000 + u * 1000 + s;
-}
-int from_long(long long a) {
-  int low = a;
-  return low;
-}
+int truncated(int a) { int c = a * 0.5; return c; }
+int truncated_compound(int a) { a *= 0.75; a += 1.9; a -= 0.1f; return a; }
+int divided_compound(int a, int b) { a /= b; a %= 5; return a; }
+int narrowed(int a) { char c = a; unsigned char u = a; short s = a * 3; return c * 1000000 + u * 1000 + s; }
+int from_long(long long a) { int low = a; return low; }
 int of_bool(int a, int b) {
   bool some = a + b;
   int both = a && b, either = a || b;
   return some + 2 * both + 4 * either + 8 * (a && !b) + 16 * !a;
 }
-int bool_of_fraction(float a) {
-  bool some = a;
-  return some;
-}
+int bool_of_fraction(float a) { bool some = a; return some; }
 float product(float a, float b) { return a * b; }
 float third(float a) { return a / 3; }
-float sums(float a, float b) {
-  float s = 0;
-  for (int i = 0; i < 7; ++i) s += a * b + 0.1f;
-  return s;
-}
+float sums(float a, float b) { float s = 0; for (int i = 0; i < 7; ++i) s += a * b + 0.1f; return s; }
 double mixed(float a, double b) { return a * b + a * 0.1f + kScale; }
 float of_large_int(int a) { return a * 1.0f; }
 float literal_of_double(float a) { return a + 0.1; }
@@ -100,6 +61,31 @@ int rounded(float a) { return (int)(a + 0.5f) + int(a * 10) + static_cast<int>(a
 double over_zero(double a, int b) { return a / b; }
 float roots(float a) { return std::sqrt(a) + sqrtf(a) + std::floor(a) + std::ceil(a); }
 double halves(double a, float b) { return std::round(a) * 100 + roundf(b) + std::trunc(a) + round(a * 0.5); }
+int kind_of(double a) { return std::isnan(a) ? 1 : !std::isinf(a) ? 4 + std::isfinite(a) : a > 0 ? 2 : 3; }
+long long refused(double a) {
+  long long k = kind_of(sqrt(a)) * 8 + kind_of(std::log(a));
+  k = (k * 8 + kind_of(log2(a))) * 8 + kind_of(log10(a));
+  k = (k * 8 + kind_of(log1p(a))) * 8 + kind_of(expm1(a * 200));
+  k = (k * 8 + kind_of(exp(a * 200))) * 8 + kind_of(exp2(a * 400));
+  k = (k * 8 + kind_of(asin(a))) * 8 + kind_of(acos(a));
+  k = (k * 8 + kind_of(acosh(a))) * 8 + kind_of(atanh(a));
+  k = (k * 8 + kind_of(cosh(a * 400))) * 8 + kind_of(sinh(a * 400));
+  return (k * 8 + kind_of(lgamma(a))) * 8 + kind_of(std::exp(200 * (float)a));
+}
+long long refused_of_large(double a, double b) {
+  long long k = kind_of(sin(a / b)) * 8 + kind_of(cos(a / b));
+  k = (k * 8 + kind_of(tan(a / b))) * 8 + kind_of(tanh(a / b));
+  k = (k * 8 + kind_of(ceil(a / b))) * 8 + kind_of(std::floor(a / b));
+  k = (k * 8 + kind_of(round(a / b))) * 8 + kind_of(trunc(a / b));
+  k = (k * 8 + kind_of(rint(a / b))) * 8 + kind_of(fabs(a / b));
+  k = (k * 8 + kind_of(pow(a, b - 8))) * 8 + kind_of(pow(a / b, b));
+  k = (k * 8 + kind_of(fmod(a, b))) * 8 + kind_of(pow(a * 1e200, 2));
+  return (k * 8 + kind_of(a + INFINITY)) * 8 + kind_of(NAN * b);
+}
+double of_nan(double a, double b) { return fmax(a / b, b) * 3 + fmin(b, a / b) + fmin(0 / b, a); }
+float of_infinity(float a, float b) { return std::max(a / b, b) - std::min(1 / a, b) * std::copysign(1.0f, b); }
+double zeros(double a) { return 1 / ceil(a / 10) + 2 / round(a / 20) + 4 / trunc(a / 10) + 8 / rint(a / 20); }
+double halfway(double a) { return rint(a) * 1000 + round(a) * 100 + copysign(3, a) * 10 + hypot(a * 0, 4); }
 int ceiling(int a) { return ceil(a / 64.0); }
 int ceiling_of_float(int a) { return std::ceil(static_cast<float>(a) / 3.0f); }
 int not_first(int a, int b) { return !a == b; }
@@ -128,18 +114,7 @@ int inner_scope(int a) {
   for (int c = 0; c < 3; ++c) a += c;
   return c + a;
 }
-int twice_scoped(int a) {
-  int found = 0;
-  {
-    int b = a;
-    found += b;
-  }
-  {
-    float b = a * 0.5f;
-    found += b;
-  }
-  return found;
-}
+int twice_scoped(int a) { int found = 0; { int b = a; found += b; } { float b = a * 0.5f; found += b; } return found; }
 int limit_changes(int n) {
   int count = 0;
   for (int i = 0; i < n; ++i) {
@@ -183,13 +158,7 @@ int called_at_once(int n, int by) {
   for (int i = 0; i < s && i < 5; ++i) more(i);
   return s * 10 + more(by);
 }
-int counter_outside(int n) {
-  int i;
-  for (i = 0; i < n; ++i) {
-    if (i == 9) break;
-  }
-  return i;
-}
+int counter_outside(int n) { int i; for (i = 0; i < n; ++i) { if (i == 9) break; } return i; }
 int steps(int n) {
   int s = 0;
   for (int i = 1; i <= n; i += 3) s += i;
@@ -199,16 +168,8 @@ int steps(int n) {
   for (int i = n; i > 0; i >>= 1) s += 7;
   return s;
 }
-int unsigned_countdown(unsigned n) {
-  int s = 0;
-  for (unsigned i = n; i > 0; --i) s += 1 + i;
-  return s;
-}
-int two_counters(int n) {
-  int s = 0;
-  for (int i = 0, j = n; i < j; ++i, --j) s += j - i;
-  return s;
-}
+int unsigned_countdown(unsigned n) { int s = 0; for (unsigned i = n; i > 0; --i) s += 1 + i; return s; }
+int two_counters(int n) { int s = 0; for (int i = 0, j = n; i < j; ++i, --j) s += j - i; return s; }
 int leaves_early(int n) {
   int s = 0;
   for (int i = 0; i < n; ++i) {
@@ -276,14 +237,8 @@ int switched_inside(int n) {
   }
   return s;
 }
-void bump(int& n, float& f, int by) {
-  n += by;
-  f *= 0.1f;
-}
-int counted(int n, int& seen) {
-  seen = seen + 1;
-  return n * seen;
-}
+void bump(int& n, float& f, int by) { n += by; f *= 0.1f; }
+int counted(int n, int& seen) { seen = seen + 1; return n * seen; }
 int by_reference(int a) {
   int n = a;
   float f = a;
@@ -294,22 +249,11 @@ int by_reference(int a) {
   twice = counted(twice, seen);
   return twice + seen * 1000 + static_cast<int>(f * 1000);
 }
-int alias_of(int a) {
-  int n = a;
-  int& other = n;
-  other += 5;
-  const int& kept = n;
-  n *= 2;
-  return kept - other + n;
-}
+int alias_of(int a) { int n = a; int& other = n; other += 5; const int& kept = n; n *= 2; return kept - other + n; }
 template <typename T>
-T ceil_of(T a, T b) {
-  return (a + b - 1) / b;
-}
+T ceil_of(T a, T b) { return (a + b - 1) / b; }
 template <typename T>
-inline T half_of(T a) {
-  return a / 2;
-}
+inline T half_of(T a) { return a / 2; }
 int instances(int a, float b, unsigned c) {
   return ceil_of(a, 4) * 100 + static_cast<int>(half_of(b) * 8) + half_of(a) + (half_of(c - 5) > 1000) +
          half_of<int>(a * 3);
@@ -330,11 +274,7 @@ int arrays(int a) {
 int with_default(int a, int by = 512) { return a * by; }
 int defaults(int a) { return with_default(a) + with_default(a, 2); }
 int converted_argument(double a) { return with_default(a, 2.9); }
-int lucky(int n) {
-  if (n % 2 == 0) return 64;
-  else if (n > 5) return -n;
-  return 0;
-}
+int lucky(int n) { if (n % 2 == 0) return 64; else if (n > 5) return -n; return 0; }
 
 struct Pair {
   int a;
@@ -383,11 +323,23 @@ struct Self {
   int get(int a) const { return this->a * 10 + a; }
 };
 constexpr int cdiv(int a, int b) { return (a + b - 1) / b; }
-int ternary_effects(int a, int b) {
-  int n = a;
-  int r = a > b ? n++ : n--;
-  return r * 100 + n;
+namespace one { int within(int a) { return a + 1; } namespace two { int within(int a) { return a + 2; } int by(int a) { return within(a); } } }
+struct Left { static int get() { return 1; } };
+struct Right { static int get() { return 2; } };
+int spaces(int a) { return one::within(a) * 10000 + one::two::within(a) * 100 + one::two::by(a) + Left::get() * 3 + Right::get(); }
+Pair pair_of(int a) { return {a, a + 1}; }
+int braced_struct(int a) { Pair p = pair_of(a), q = pair_of(p.b); return p.a + q.b * 10 + pair_of(4).b; }
+std::tuple<int, float> tuple_of(int a) { return {a * 0.5, a}; }
+int braced_tuple(int a) {
+  auto [x, y] = tuple_of(a);
+  std::tuple<int, int> t = {x, y * 0.3f};
+  return x * 10 + (y / 2 > x) + std::get<1>(t) * 100;
 }
+int signed_of_hash(unsigned a, int b) {
+  int h = a * 2654435761u, k = b & ~0x0fu;
+  return h % 7 + k / 3 + (int)(a | 0xf0000000u);
+}
+int ternary_effects(int a, int b) { int n = a; int r = a > b ? n++ : n--; return r * 100 + n; }
 int range_copy(int n) {
   std::vector<int> v = {n, 2};
   for (auto x : v) {
@@ -396,58 +348,20 @@ int range_copy(int n) {
   }
   return n * 100 + v[0] + v[1];
 }
-int range_array(int n) {
-  int v[3] = {1, n, 2};
-  int s = 0;
-  for (const int& x : v) s += x * x;
-  return s;
-}
-int binding_pair(int n) {
-  auto [a, b] = std::make_pair(n, n * 2);
-  a += 1;
-  return a * b;
-}
+int range_array(int n) { int v[3] = {1, n, 2}; int s = 0; for (const int& x : v) s += x * x; return s; }
+int binding_pair(int n) { auto [a, b] = std::make_pair(n, n * 2); a += 1; return a * b; }
 int binding_tuple(int n) {
   std::tuple<int, int, int> t{n, n + 1, n + 2};
   auto [a, b, c] = t;
   b = 9;
   return a + b * c + std::get<1>(t);
 }
-int static_const(int n) {
-  static const int w = 32;
-  return cdiv(n, w);
-}
-int pre_index(int n) {
-  int v[4] = {5, 6, 7, n};
-  int i = 0;
-  v[++i] = n;
-  return v[0] + v[1] * 10 + i * 100;
-}
-int struct_pair(int n) {
-  Pair p{n, 2};
-  Pair q = p;
-  q.a += 1;
-  return p.a * 100 + q.a * 10 + q.b;
-}
-int struct_assign(int n) {
-  Pair p;
-  p.a = n;
-  p.b = 3;
-  Pair q;
-  q = p;
-  q.b = 9;
-  return p.a + p.b * 10 + q.b * 100;
-}
-int struct_ref(int n) {
-  Pair p{n, 1};
-  Pair& q = p;
-  q.a = 4;
-  return p.a * 10 + p.b;
-}
-int enum_class(int n) {
-  Mode m = n > 2 ? Mode::B : Mode::C;
-  return m == Mode::B ? 1 : static_cast<int>(m);
-}
+int static_const(int n) { static const int w = 32; return cdiv(n, w); }
+int pre_index(int n) { int v[4] = {5, 6, 7, n}; int i = 0; v[++i] = n; return v[0] + v[1] * 10 + i * 100; }
+int struct_pair(int n) { Pair p{n, 2}; Pair q = p; q.a += 1; return p.a * 100 + q.a * 10 + q.b; }
+int struct_assign(int n) { Pair p; p.a = n; p.b = 3; Pair q; q = p; q.b = 9; return p.a + p.b * 10 + q.b * 100; }
+int struct_ref(int n) { Pair p{n, 1}; Pair& q = p; q.a = 4; return p.a * 10 + p.b; }
+int enum_class(int n) { Mode m = n > 2 ? Mode::B : Mode::C; return m == Mode::B ? 1 : static_cast<int>(m); }
 int enum_switch(int n) {
   switch (static_cast<Mode>(n)) {
     case Mode::A:
@@ -465,47 +379,15 @@ int short_circuit(int a, int b) {
   bool q = a > 0 || (n += 7) > 3;
   return n * 4 + r * 2 + q;
 }
-int assign_chain(int a) {
-  int x, y, z;
-  x = y = z = a + 1;
-  y += 1;
-  return x + y * 10 + z * 100;
-}
-int assign_chain_types(float a) {
-  int x;
-  float y;
-  y = x = a;
-  return (int)(y * 10) + x;
-}
-int int_of_char(int a) {
-  char c = 'a' + a;
-  return c;
-}
-int u8_arith(int a) {
-  uint8_t x = a, y = 200;
-  uint8_t z = x + y;
-  return z + (x + y);
-}
-int u16_shift(int a) {
-  uint16_t x = a;
-  x <<= 4;
-  return x;
-}
-int i8_neg(int a) {
-  int8_t x = a;
-  x = -x;
-  return x;
-}
-int bool_arith(int a) {
-  bool b = a;
-  b += 2;
-  return b + b;
-}
+int assign_chain(int a) { int x, y, z; x = y = z = a + 1; y += 1; return x + y * 10 + z * 100; }
+int assign_chain_types(float a) { int x; float y; y = x = a; return (int)(y * 10) + x; }
+int int_of_char(int a) { char c = 'a' + a; return c; }
+int u8_arith(int a) { uint8_t x = a, y = 200; uint8_t z = x + y; return z + (x + y); }
+int u16_shift(int a) { uint16_t x = a; x <<= 4; return x; }
+int i8_neg(int a) { int8_t x = a; x = -x; return x; }
+int bool_arith(int a) { bool b = a; b += 2; return b + b; }
 int bool_not(int a) { return !a + !!a * 2 + ~a; }
-int macro_inc(int a) {
-  int b = INC(a);
-  return a * 10 + b;
-}
+int macro_inc(int a) { int b = INC(a); return a * 10 + b; }
 int nested_break(int n) {
   int s = 0;
   for (int i = 0; i < n; i++) {
@@ -535,11 +417,7 @@ int switch_fall(int n) {
   }
   return s;
 }
-int shadow_for(int i) {
-  for (int i = 0; i < 4; i++) {
-  }
-  return i;
-}
+int shadow_for(int i) { for (int i = 0; i < 4; i++) { } return i; }
 int else_if(int n) {
   if (n < 0) return 1;
   else if (n == 0) {
@@ -550,59 +428,18 @@ int else_if(int n) {
   }
   return n;
 }
-int dangling(int a, int b) {
-  int r = 0;
-  if (a)
-    if (b) r = 1;
-    else r = 2;
-  return r;
-}
-int vec_copy(int n) {
-  std::vector<int> v{1, n};
-  auto w = v;
-  w[0] = 9;
-  return v[0] * 10 + w[0] + v[1];
-}
-int vec_ref(int n) {
-  std::vector<int> v{1, n};
-  auto& w = v;
-  w[0] = 9;
-  return v[0] * 10 + w[0] + v[1];
-}
-int arr_std(int n) {
-  std::array<int, 3> a = {n, 1, 2};
-  auto b = a;
-  b[0] = 5;
-  return a[0] * 10 + b[0] + a.size();
-}
-int lam_val(int n) {
-  int k = n;
-  auto f = [k](int x) { return x * k; };
-  return f(3) + f(2);
-}
-void take_vec(std::vector<int>& v, int n) {
-  v.push_back(n);
-  v[0] += n;
-}
-int out_vec(int a) {
-  std::vector<int> v{1};
-  take_vec(v, a);
-  return v[0] * 100 + v[1] + v.size();
-}
+int dangling(int a, int b) { int r = 0; if (a) if (b) r = 1; else r = 2; return r; }
+int vec_copy(int n) { std::vector<int> v{1, n}; auto w = v; w[0] = 9; return v[0] * 10 + w[0] + v[1]; }
+int vec_ref(int n) { std::vector<int> v{1, n}; auto& w = v; w[0] = 9; return v[0] * 10 + w[0] + v[1]; }
+int arr_std(int n) { std::array<int, 3> a = {n, 1, 2}; auto b = a; b[0] = 5; return a[0] * 10 + b[0] + a.size(); }
+int lam_val(int n) { int k = n; auto f = [k](int x) { return x * k; }; return f(3) + f(2); }
+void take_vec(std::vector<int>& v, int n) { v.push_back(n); v[0] += n; }
+int out_vec(int a) { std::vector<int> v{1}; take_vec(v, a); return v[0] * 100 + v[1] + v.size(); }
 void take_copy(std::vector<int> v, int n) { v[0] += n; }
-int out_copy(int a) {
-  std::vector<int> v{1};
-  take_copy(v, a);
-  return v[0];
-}
+int out_copy(int a) { std::vector<int> v{1}; take_copy(v, a); return v[0]; }
 void take_pair(Pair& p) { p.a += 5; }
 void take_pair_copy(Pair p) { p.a += 50; }
-int out_pair(int a) {
-  Pair p{a, 1};
-  take_pair(p);
-  take_pair_copy(p);
-  return p.a;
-}
+int out_pair(int a) { Pair p{a, 1}; take_pair(p); take_pair_copy(p); return p.a; }
 template <int N> int tmpl_int(int a) { return a * N; }
 int tmpl_use(int a) { return tmpl_int<3>(a) + tmpl_int<4>(a); }
 int ov(int a) { return 1; }
@@ -613,66 +450,18 @@ int cond_prec(int a, int b) { return a > 1 || b > 1 && a < 0 ? 1 : 2; }
 int cmp_prec(int a, int b) { return a << 1 < b; }
 int bit_prec(int a, int b) { return a & 3 + b | 4 ^ 1; }
 int not_prec(int a, int b) { return !(a & b) + ~a * b; }
-int compound_bits(int a) {
-  a |= 6;
-  a &= ~2;
-  a ^= 9;
-  a <<= 1;
-  a >>= 2;
-  return a;
-}
-int compound_mixed(int a) {
-  a /= 0.3;
-  a -= 2.5;
-  return a;
-}
-unsigned compound_u(unsigned a) {
-  a -= 10;
-  a /= 3;
-  a %= 1000;
-  return a;
-}
-size_t size_minus(int n) {
-  std::vector<int> v(n & 3);
-  return v.size() - 1;
-}
-int size_loop(int n) {
-  std::vector<int> v(n & 3);
-  int s = 0;
-  for (size_t i = 0; i + 1 < v.size(); ++i) s++;
-  return s;
-}
-int int_vs_size(int a) {
-  std::vector<int> v(2);
-  return a < v.size();
-}
+int compound_bits(int a) { a |= 6; a &= ~2; a ^= 9; a <<= 1; a >>= 2; return a; }
+int compound_mixed(int a) { a /= 0.3; a -= 2.5; return a; }
+unsigned compound_u(unsigned a) { a -= 10; a /= 3; a %= 1000; return a; }
+size_t size_minus(int n) { std::vector<int> v(n & 3); return v.size() - 1; }
+int size_loop(int n) { std::vector<int> v(n & 3); int s = 0; for (size_t i = 0; i + 1 < v.size(); ++i) s++; return s; }
+int int_vs_size(int a) { std::vector<int> v(2); return a < v.size(); }
 unsigned lit_u(int a) { return a - 1u; }
 int hex_neg(int a) { return (int)0xFFFFFFFF + a; }
-int using_alias(int a) {
-  using T = float;
-  T x = a;
-  x /= 2;
-  return x * 10;
-}
-int auto_types(int a) {
-  auto x = a / 2;
-  auto y = a / 2.0;
-  auto z = 3u - a;
-  return x * 100 + (int)(y * 10) + (z > 10);
-}
-int const_expr(int a) {
-  constexpr int k = 3 * 4;
-  const auto m = k / 5;
-  return a * m + k;
-}
-int if_constexpr(int a) {
-  if constexpr (sizeof(int) == 4) {
-    a += 1;
-  } else {
-    a += 100;
-  }
-  return a;
-}
+int using_alias(int a) { using T = float; T x = a; x /= 2; return x * 10; }
+int auto_types(int a) { auto x = a / 2; auto y = a / 2.0; auto z = 3u - a; return x * 100 + (int)(y * 10) + (z > 10); }
+int const_expr(int a) { constexpr int k = 3 * 4; const auto m = k / 5; return a * m + k; }
+int if_constexpr(int a) { if constexpr (sizeof(int) == 4) { a += 1; } else { a += 100; } return a; }
 int s_nested(int n) {
   Outer o;
   o.inn.a = n;
@@ -682,91 +471,21 @@ int s_nested(int n) {
   p.inn.a += 5;
   return o.inn.a * 100 + p.inn.a + o.n;
 }
-int s_methods(int n) {
-  Outer o;
-  o.inn.a = n;
-  o.n = 2;
-  return o.sum() * 100 + o.inn.twice() + o.plus(3);
-}
-int s_assign(int n) {
-  Inner i;
-  i.a = n;
-  Outer o;
-  o.inn = i;
-  i.a = 9;
-  o.n = 1;
-  return o.inn.a + i.a * 10;
-}
-int s_copy_inner(int n) {
-  Outer o;
-  o.n = 1;
-  o.inn.a = n;
-  Inner i = o.inn;
-  i.a += 3;
-  return o.inn.a * 10 + i.a;
-}
-int s_auto_inner(int n) {
-  Outer o;
-  o.n = 1;
-  o.inn.a = n;
-  auto i = o.inn;
-  i.a += 3;
-  return o.inn.a * 10 + i.a;
-}
-int s_made(int n) {
-  Made m(n, n * 3);
-  return m.area() * 10 + (int)(m.c * 4);
-}
-int s_made2(int n) {
-  Made m{n, 5};
-  m.a = 2;
-  return m.area() + m.b;
-}
-int s_made3(int a) {
-  int x = 2, y = a;
-  Made m(y, x);
-  return m.a * 100 + m.b;
-}
-int s_two(int n) {
-  Two t;
-  Two u(n);
-  return t.a + t.b * 10 + u.a * 100 + u.b * 1000;
-}
-int s_valued(int n) {
-  Valued v;
-  v.a += n;
-  return v.a + v.b * 10 + v.on * 100;
-}
-int s_valued2(int n) {
-  Valued v{n};
-  return v.a + v.b * 10;
-}
-int s_valued3(int n) {
-  Valued v{};
-  return v.a + n;
-}
-int s_deep(int n) {
-  Nest k;
-  k.d.q = n;
-  k.r = 4;
-  return k.d.q * 10 + k.r;
-}
-int s_self(int n) {
-  Self s(n);
-  return s.get(n + 1) + s.get(4);
-}
-int s_self2(int n) {
-  Self s(n);
-  Self t(s);
-  t.a = 1;
-  return s.a * 10 + t.a;
-}
-int s_arr(int n) {
-  Made m(n, n + 1);
-  Made k = m;
-  k.a += m.area();
-  return k.a + k.area() * 2;
-}
+int s_methods(int n) { Outer o; o.inn.a = n; o.n = 2; return o.sum() * 100 + o.inn.twice() + o.plus(3); }
+int s_assign(int n) { Inner i; i.a = n; Outer o; o.inn = i; i.a = 9; o.n = 1; return o.inn.a + i.a * 10; }
+int s_copy_inner(int n) { Outer o; o.n = 1; o.inn.a = n; Inner i = o.inn; i.a += 3; return o.inn.a * 10 + i.a; }
+int s_auto_inner(int n) { Outer o; o.n = 1; o.inn.a = n; auto i = o.inn; i.a += 3; return o.inn.a * 10 + i.a; }
+int s_made(int n) { Made m(n, n * 3); return m.area() * 10 + (int)(m.c * 4); }
+int s_made2(int n) { Made m{n, 5}; m.a = 2; return m.area() + m.b; }
+int s_made3(int a) { int x = 2, y = a; Made m(y, x); return m.a * 100 + m.b; }
+int s_two(int n) { Two t; Two u(n); return t.a + t.b * 10 + u.a * 100 + u.b * 1000; }
+int s_valued(int n) { Valued v; v.a += n; return v.a + v.b * 10 + v.on * 100; }
+int s_valued2(int n) { Valued v{n}; return v.a + v.b * 10; }
+int s_valued3(int n) { Valued v{}; return v.a + n; }
+int s_deep(int n) { Nest k; k.d.q = n; k.r = 4; return k.d.q * 10 + k.r; }
+int s_self(int n) { Self s(n); return s.get(n + 1) + s.get(4); }
+int s_self2(int n) { Self s(n); Self t(s); t.a = 1; return s.a * 10 + t.a; }
+int s_arr(int n) { Made m(n, n + 1); Made k = m; k.a += m.area(); return k.a + k.area() * 2; }
 
 #ifdef __CUDACC__
 __global__ void nothing(float* x) {}

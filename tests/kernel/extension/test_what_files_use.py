@@ -30,10 +30,15 @@ FILES = {
         "  y[threadIdx.x] = b.real() * 100 + b.imag() + std::norm(a) * 1000;\n}\n",
         [(-2 + 1) * 100 + a + (a * a + 4) * 1000 for a in X],
     ),
+    "functions of integers": (
+        "#include <cmath>\n__global__ void f(const float* x, float* y) {\n  const int n = threadIdx.x;\n"
+        "  y[n] = sqrt(n + 4) + std::pow(n, 2) + ceil(n) / 2 + std::max(std::floor(7u), fmod(9, 5));\n}\n",
+        [(n + 4) ** 0.5 + n**2 + n / 2 + 7 for n in range(4)],
+    ),
     "complex of thrust's": (
         "#include <thrust/complex.h>\n__global__ void f(const float* x, float* y) {\n"
         "  thrust::complex<float> a(x[threadIdx.x], 1.0f);\n  a *= thrust::conj(a);\n"
-        "  y[threadIdx.x] = a.real() + thrust::abs(thrust::complex<float>(3, 4));\n}\n",
+        "  y[threadIdx.x] = a.real() + abs(thrust::complex<float>(3, 4));\n}\n",
         [a * a + 1 + 5 for a in X],
     ),
     "array, pair, tuple": (
