@@ -141,28 +141,6 @@ def test_local_memory_that_is_copied_and_not_used():
 
 # --- shuffles ---
 
-OUTSIDE = """
-    __global__ void outside(float* y) {
-        int lane = threadIdx.x;
-        unsigned mask = lane < 16 ? 0xffff : 0xffff0000;
-        float v = lane;
-        for (int by = FIRST; by; by /= 2) v += __shfl_down_sync(mask, v, by);
-        if (WHO) y[lane] = v;  // here
-    }
-"""
-
-
-def test_a_sum_that_takes_lanes_from_outside_of_the_mask():
-    """The upper lanes read beyond the mask too, but what they have is not asked for."""
-    y = floats()
-    run(OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 == 0"), "outside", 1, 32, y)
-    assert y[[0, 16]].tolist() == [120, 376]
-    wrong = OUTSIDE.replace("FIRST", "16").replace("WHO", "lane == 0")
-    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["stores a value that nothing has written", "thread (0,0,0)"])
-    wrong = OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 < 2")
-    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["thread (1,0,0)"])
-
-
 EXCHANGES = [
     "y[lane] = __any_sync(0xfffffffe, v > 3)",
     "y[lane] = __popc(__ballot_sync(0xfffffffe, v > 3))",

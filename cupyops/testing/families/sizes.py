@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._util import tracing
-from ..call import Call, Outcome
+from ..call import Call
 from ..case import Case
 from ..foretold import STEP, Allocated, Computed, needs_memory, smaller_sizes
 from ..hazard import GPU, Failure, NotApplicable, hazard, told
@@ -35,7 +35,7 @@ def empty(case: Case) -> None:
             with tracing.trace() as trace:
                 ours = case.both_ways(call)
             case.judge(ours, call)
-            if launches := trace.launches() if _is_empty(ours) else []:
+            if launches := trace.launches() if ours.is_empty() else []:
                 raise Failure(
                     f"{launches[0].kernel} is launched on {launches[0].grid} for no elements; return before that"
                 )
@@ -191,7 +191,3 @@ def _elements(call: Call) -> int:
 def _one_number(tensor: Tensor) -> Tensor:
     number = tensor.detach().flatten()[:1].clone()
     return number.reshape(() if number.numel() else tensor.shape).requires_grad_(tensor.requires_grad)
-
-
-def _is_empty(outcome: Outcome) -> bool:
-    return all(result is None or not result.numel() for _, result in outcome.named())
