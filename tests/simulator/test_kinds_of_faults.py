@@ -18,11 +18,8 @@ class Kind(NamedTuple):
 
     code: str
     mutants: str
-    error: type[SimulatorError]
-    says: str
-    grid: int = 1
-    block: int = 64
-    arch: str = "sm_80"
+    found: tuple[type[SimulatorError], str]  # the error, and what it says
+    launch: tuple[int, int, str] = (1, 64, "sm_80")  # grid, block, arch
 
 
 HALVES = """
@@ -67,10 +64,10 @@ WRITE = 'st.shared::cluster.s32 [%1], 7;" : "+r"(v) : "r"(far) : "memory");'
 
 KINDS = {
     "a partial __syncwarp for the whole warp: shared memory": Kind(
-        HALVES.replace("MEMORY", "__shared__ int s[64];"), MEETINGS, Race, "that another thread has written"
+        HALVES.replace("MEMORY", "__shared__ int s[64];"), MEETINGS, (Race, "that another thread has written")
     ),
     "a partial __syncwarp for the whole warp: global memory": Kind(
-        HALVES.replace("MEMORY", "int* s = g;"), MEETINGS, Race, "race within a block"
+        HALVES.replace("MEMORY", "int* s = g;"), MEETINGS, (Race, "race within a block")
     ),
     "masks that contradict each other": Kind(
         "int lane = threadIdx.x % 32; unsigned m = lane < 2 ? 3 : lane < 16 ? 0xfffc : ~0xffff; PIECE y[threadIdx.x] = v;",
@@ -82,8 +79,7 @@ KINDS = {
         if (lane == @99 -> 5@) m = 0x30; int v = __match_any_sync(m, lane % 2);
         if (lane == @99 -> 5@) m = 0x30; int v = 0; __syncwarp(m);
         """,
-        WarpFault,
-        "name masks that contradict each other",
+        (WarpFault, "name masks that contradict each other"),
     ),
     "a shuffle from a lane outside of the mask": Kind(
         "int lane = threadIdx.x % 32, v = lane, o; unsigned m = lane < 16 ? 0xffff : ~0xffff; PIECE y[threadIdx.x] = v;",
@@ -93,8 +89,7 @@ KINDS = {
         o = __shfl_up_sync(m, v, 1); if (lane @% 16 -> @) v = o;
         o = __shfl_down_sync(m, v, 1); if (lane @% 16 -> @ < 15) v += o; @ -> else v = o;@
         """,
-        Uninitialized,
-        "a value that nothing has written",
+        (Uninitialized, "a value that nothing has written"),
     ),
     "a named barrier with two counts": Kind(
         "PIECE y[threadIdx.x] = 1;",
@@ -103,8 +98,7 @@ KINDS = {
         if (threadIdx.x < 32) asm volatile("bar.arrive 2, 64;"); else asm volatile("bar.sync 2, @64 -> 32@;");
         if (threadIdx.x < 32) asm volatile("barrier.sync 3, 64;"); else asm volatile("barrier.sync 3@, 64 -> @;");
         """,
-        BarrierFault,
-        "but others have come to it that expect 64",
+        (BarrierFault, "but others have come to it that expect 64"),
     ),
     "setmaxnreg beyond the pool": Kind(
         "int t = threadIdx.x; PIECE; y[t] = 1;",
@@ -112,10 +106,8 @@ KINDS = {
         if (t < 128) asm("setmaxnreg.dec.sync.aligned.u32 @24 -> 40@;"); else asm("setmaxnreg.inc.sync.aligned.u32 240;")
         if (t < 128) asm("setmaxnreg.dec.sync.aligned.u32 40;"); else asm("setmaxnreg.inc.sync.aligned.u32 @232 -> 240@;")
         """,
-        Deadlock,
-        "setmaxnreg.inc waits for registers that are never given back",
-        block=384,
-        arch="sm_90a",
+        (Deadlock, "setmaxnreg.inc waits for registers that are never given back"),
+        (1, 384, "sm_90a"),
     ),
     "setmaxnreg by some warps of a warpgroup": Kind(
         "PIECE y[threadIdx.x] = 1;",
@@ -123,10 +115,8 @@ KINDS = {
         if (threadIdx.x < @128 -> 32@) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x < @256 -> 224@) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         """,
-        WarpFault,
-        "an instruction of all 128 lanes is executed by some of them only",
-        block=384,
-        arch="sm_90a",
+        (WarpFault, "an instruction of all 128 lanes is executed by some of them only"),
+        (1, 384, "sm_90a"),
     ),
     "local arrays by up to 15 bytes": Kind(
         LOCAL,
@@ -135,9 +125,8 @@ KINDS = {
         y[threadIdx.x] = a[n + @15 -> 30@];
         a[n @+ 15 -> - 1@] = 1; y[threadIdx.x] = a[n];
         """,
-        OutOfBounds,
-        "the thread's local memory (17 bytes)",
-        block=2,
+        (OutOfBounds, "the thread's local memory (17 bytes)"),
+        (1, 2, "sm_80"),
     ),
     "local memory or registers that nothing has written": Kind(
         UNSET,
@@ -147,11 +136,11 @@ KINDS = {
         if (t < @7 -> 8@) y[t] = v;
         if (t < @7 -> 8@ && v > 2) y[t] = 1;
         if (t < @7 -> 8@) atomicMax(y, v);
+        y[t + (t < @7 -> 8@ ? v : 3) - 3] = 1;
         y[t] = __shfl_sync(0xff, v, @0 -> 7@);
         """,
-        Uninitialized,
-        "that nothing has written",
-        block=8,
+        (Uninitialized, "that nothing has written"),
+        (1, 8, "sm_80"),
     ),
     "a[32] into the neighbouring shared array": Kind(
         NEIGHBOURS,
@@ -162,9 +151,8 @@ KINDS = {
         atomicAdd(a + zero @+ 31 -> - 1@, 1);
         y[t] = ((int2*)b)[@15 -> 16@ + zero].y;
         """,
-        OutOfBounds,
-        "in shared memory",
-        block=32,
+        (OutOfBounds, "in shared memory"),
+        (1, 32, "sm_80"),
     ),
     "ld.global.nc of what this launch writes": Kind(
         "int t = threadIdx.x; g[t] = t; __syncthreads(); PIECE",
@@ -173,8 +161,7 @@ KINDS = {
         y[t] = __ldg(@y -> g@ + t);
         if (t < 16) ((int4*)y)[t] = @*( -> __ldg(@(const int4*)g + t);
         """,
-        Race,
-        "by ld.global.nc where this launch has written",
+        (Race, "by ld.global.nc where this launch has written"),
     ),
     "an atomic of a block where several blocks meet": Kind(
         "PIECE if (threadIdx.x == 99) y[0] = 1;",
@@ -183,9 +170,8 @@ KINDS = {
         atomicMax_block(g@ + blockIdx.x -> @, 1);
         atomicCAS@_system -> _block@(g, 0, 1);
         """,
-        Race,
-        "race between blocks: update atomically `g`",
-        grid=3,
+        (Race, "race between blocks: update atomically `g`"),
+        (3, 64, "sm_80"),
     ),
     "a race through global memory within a block": Kind(
         "int t = threadIdx.x; PIECE y[t] += t;",
@@ -194,10 +180,10 @@ KINDS = {
         int v = g[t ^ 33]; @__syncthreads(); -> @ g[t] = v + 1;
         g[t] = t; @__syncthreads(); -> __syncwarp();@ y[t] = g[t ^ 32];
         for (int h = 32; h; h /= 2) { @__syncthreads(); -> @ if (t < h) g[t] += g[t + h]; }
+        g[0] = @5 -> t@;
         if (t == 0) g[0] = 1; @__syncthreads(); -> @ y[t] = g[0];
         """,
-        Race,
-        "race within a block",
+        (Race, "race within a block"),
     ),
     "barrier.cluster.arrive.relaxed for an order": Kind(
         CLUSTER,
@@ -206,11 +192,8 @@ KINDS = {
         asm volatile("@fence.sc.cluster; -> @ barrier.cluster.arrive.relaxed.aligned; {WAIT}{READ}
         asm volatile("barrier.cluster.arrive@.release -> .relaxed@; {WAIT}{WRITE}
         """,
-        Race,
-        "shared memory that another thread has written",
-        grid=4,
-        block=32,
-        arch="sm_90",
+        (Race, "shared memory that another thread has written"),
+        (4, 32, "sm_90"),
     ),
     "a barrier before which threads have exited": Kind(
         "int t = threadIdx.x; __shared__ int s[64]; PIECE",
@@ -218,8 +201,7 @@ KINDS = {
         if (t >= @64 -> 40@) return; s[t] = t; __syncthreads(); y[t] = s[39 - t % 40];
         if (t > @63 -> 50@) return; y[t] = __syncthreads_or(t == 3);
         """,
-        BarrierFault,
-        "exited_lanes=True",
+        (BarrierFault, "exited_lanes=True"),
     ),
 }
 LINES = [(kind, line.strip()) for kind, one in KINDS.items() for line in one.mutants.split("\n") if line.strip()]
@@ -228,16 +210,17 @@ LINES = [(kind, line.strip()) for kind, one in KINDS.items() for line in one.mut
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize(("kind", "line"), LINES)
 def test_a_mutant_is_found_and_its_twin_is_clean(kind, line, seed):
-    one = KINDS[kind]
     assert sum(kind == other for other, _ in LINES) > 1
+    text, _, (error, says), (grid, block, arch) = KINDS[kind]
+    options = {"arch": arch, "seed": seed}
 
     def call(choice: str) -> tuple[Any, ...]:
         piece = re.sub(r"@(.*?) -> (.*?)@", choice, line)
-        bounds = {"sm_90": "__cluster_dims__(2)", "sm_90a": "__launch_bounds__(384)"}.get(one.arch, "")
-        code = f"__global__ void {bounds} f(int* y, int* g, int zero) {{{one.code.replace('PIECE', piece)}}}"
-        return code, "f", one.grid, one.block, *(np.zeros(one.grid * one.block, np.int32) for _ in range(2)), 0
+        bounds = {"sm_90": "__cluster_dims__(2)", "sm_90a": "__launch_bounds__(384)"}.get(arch, "")
+        code = f"__global__ void {bounds} f(int* y, int* g, int zero) {{{text.replace('PIECE', piece)}}}"
+        return code, "f", grid, block, *(np.zeros(grid * block, np.int32) for _ in range(2)), 0
 
-    run(*call(r"\1"), arch=one.arch, seed=seed)
-    fails(one.error, *call(r"\2"), arch=one.arch, seed=seed, says=[one.says])
-    if one.error is BarrierFault and "exited" in kind:
-        run(*call(r"\2"), arch=one.arch, seed=seed, exited_lanes=True)
+    run(*call(r"\1"), **options)
+    fails(error, *call(r"\2"), says=[says], **options)
+    if says == "exited_lanes=True":
+        run(*call(r"\2"), exited_lanes=True, **options)

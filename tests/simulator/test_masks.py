@@ -13,18 +13,6 @@ def ints(count: int = 32) -> np.ndarray:
 
 # --- __syncwarp of some lanes orders those alone ---
 
-HALVES = """
-    __global__ void halves(int* y, int* g) {
-        MEMORY
-        int lane = threadIdx.x % 32;
-        unsigned mask = lane < 16 ? 0xffff : 0xffff0000;
-        s[threadIdx.x] = threadIdx.x;
-        __syncwarp(MASK);
-        y[threadIdx.x] = s[threadIdx.x - lane + (FROM)];  // here
-    }
-"""
-
-
 CHAIN = """
     __global__ void chain(int* y) {
         __shared__ int s[4];
@@ -46,10 +34,18 @@ def test_lanes_are_ordered_through_others():
 
 
 def test_a_meeting_of_all_lanes_ends_what_parts_of_them_had():
-    code = HALVES.replace("MEMORY", "__shared__ int s[64];").replace("MASK", "mask").replace("FROM", "lane ^ 15")
-    code = code.replace("y[threadIdx.x] =", "__syncwarp(); y[threadIdx.x] = s[threadIdx.x - lane + 31 - lane] +")
+    code = """
+        __global__ void halves(int* y) {
+            __shared__ int s[64];
+            int t = threadIdx.x, lane = t % 32;
+            s[t] = t;
+            __syncwarp(lane < 16 ? 0xffff : 0xffff0000);
+            __syncwarp();
+            y[t] = s[t - lane + 31 - lane] + s[t ^ 15];
+        }
+    """
     y = ints(64)
-    run(code, "halves", 1, 64, y, ints(64))
+    run(code, "halves", 1, 64, y)
     assert y[0] == 31 + 15
 
 
@@ -87,21 +83,6 @@ def test_what_a_lane_outside_of_the_mask_holds_is_not_known(mode):
     assert y.tolist() == [i ^ 8 for i in range(32)]
     run(code.replace("MODE", mode), "outside", 1, 32, y, check=False)
     assert set(y.tolist()) == {0xCBCBCBCB}
-
-
-def test_half_a_warp_adds_up():
-    """The usual form: the upper lanes of the half read beyond it, and nobody asks for what they have."""
-    code = """
-        __global__ void half(float* y) {
-            if (threadIdx.x >= 16) return;
-            float v = threadIdx.x;
-            for (int by = 8; by; by /= 2) v += __shfl_down_sync(0xffff, v, by);
-            if (threadIdx.x == 0) y[0] = v;
-        }
-    """
-    y = np.zeros(1, np.float32)
-    run(code, "half", 1, 32, y, exited_lanes=True)
-    assert y[0] == 120
 
 
 # --- registers of warpgroups ---

@@ -53,28 +53,6 @@ def test_a_shift_in_place(seed):
     fails(Race, SHIFT.replace("BARRIER", "__syncwarp();"), "shift", 1, N, x, N, says=says, seed=seed)
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_threads_of_one_instruction_that_write_one_place(blocks):
-    code = """
-        __global__ void last(int* y, int* z) {
-            y[blockIdx.x] = VALUE;  // here
-            z[blockIdx.x] = y[blockIdx.x] * 0;
-        }
-    """
-    y = ints(blocks)
-    run(
-        code.replace("VALUE", "blockIdx.x + 5").replace("z[blockIdx.x] =", "if (threadIdx.x > 99) z[0] ="),
-        "last",
-        blocks,
-        N,
-        y,
-        ints(),
-    )
-    assert y.tolist() == [5 + block for block in range(blocks)]
-    says = ["threads of one instruction write different values to one place of `y`"]
-    fails(Race, code.replace("VALUE", "threadIdx.x"), "last", blocks, N, ints(blocks), ints(), says=says)
-
-
 def test_a_race_within_a_block_where_blocks_have_met():
     """Blocks add to one place by atomics; then threads of a block race for another place of the same tensor."""
     code = """

@@ -41,21 +41,6 @@ VARIABLE = """
 """
 
 
-@pytest.mark.parametrize(
-    "use, verb",
-    [
-        ("y[threadIdx.x] = v + 1;  // here", "stores a value"),
-        ("if (v > 1) y[threadIdx.x] = 1;  // here", "a value that nothing has written"),
-        ("y[(int)v] = 1;  // here", "takes for an address a value"),
-        ("atomicAdd(y, v);  // here", "stores a value"),
-    ],
-)
-def test_a_variable_that_some_threads_have_not_set(use, verb):
-    code = VARIABLE.replace("USE", use)
-    run(code.replace("y[(int)v] = 1", "y[(int)v] = 1"), "choose", 1, 16, floats(), 16)
-    fails(Uninitialized, code, "choose", 1, 16, floats(), 12, says=[verb, "thread (12,0,0)", "and 3 more threads"])
-
-
 def test_what_nobody_uses_may_be_undefined():
     """It is computed with, chosen against, and not asked for in `a && b` where a is false."""
     code = VARIABLE.replace(
@@ -86,15 +71,6 @@ LOCAL = """
         y[threadIdx.x] = sum;
     }
 """
-
-
-def test_local_memory_that_was_never_written():
-    at = np.array([3, 1, 4, 0, 5, 7, 2, 6], np.int32)
-    code, y = LOCAL.replace("USE", "sum += a[at[7 - i]];"), floats(8)
-    run(code, "local", 1, 8, y, at, 8)
-    assert (y == 36).all()
-    message = fails(Uninitialized, code.replace("  // here", ""), "local", 1, 8, y, at, 5, says=["stores a value that"])
-    assert "local memory" in message
 
 
 GIVEN_AWAY = """
