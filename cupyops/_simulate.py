@@ -10,7 +10,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ class Simulation:
     """Simulator returned by `simulate()`: a context manager, and while it is open the executor of launches on the CPU."""
 
     _is_used = True  # until all that it is made of has been checked
+    launching: Callable[..., Any] | None = (
+        None  # takes the program and the arguments of its `launch`, in the place of it
+    )
 
     def __init__(
         self,
@@ -136,7 +140,7 @@ class Simulation:
             _leave_out_gaps([*(value for value in args if isinstance(value, Tensor)), *pointed_to])
         with Bar(f"simulating {specialised.name}") as bar:
             try:
-                return program.launch(
+                return (partial(self.launching, program) if self.launching else program.launch)(
                     binary.symbol,
                     configuration.grid,
                     configuration.block,

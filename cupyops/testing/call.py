@@ -148,6 +148,10 @@ class Outcome:
         found += [(f"gradient {i}", gradient) for i, gradient in enumerate(self.gradients)]
         return found + [(f"{name}{INFERENCE}", y) for name, y in zip(_names(self.inference), self.inference)]
 
+    def is_empty(self) -> bool:
+        """Return True if no result has an element."""
+        return all(result is None or not result.numel() for _, result in self.named())
+
 
 INFERENCE = " where no gradient is wanted"
 

@@ -20,6 +20,7 @@ from .call import Call, Function, tensors_of
 from .case import MEMORY, Case
 from .hazard import KERNELS, Failure, Hazard, NotApplicable, hazards
 from .ran import launched, why_none, without_kernel
+from .repeats import remembered
 from .report import CALL_FAILS, FAIL, NOT_APPLICABLE, PASS, Report, Row
 from .reproduce import reproduction
 from .shrink import smallest
@@ -91,7 +92,7 @@ def check(
     report = Report(of.name, repr(call), seed)
     cases: list[Case] = []
     try:
-        with _frugally(), Bar(f"checking {of.name}", len(tried) * len(where), progress, after=0.0) as bar:
+        with _frugally(), remembered(), Bar(f"checking {of.name}", len(tried) * len(where), progress, after=0.0) as bar:
             bar.update(0)
             for backend in where:
                 case = _case(Case(of, placed(call, backend), backend, tolerance or Tolerance(), seed, memory))

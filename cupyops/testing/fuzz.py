@@ -85,7 +85,7 @@ def calls(draw: st.DrawFn, function: Function, **given: st.SearchStrategy[Any]) 
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is not inspect.Parameter.empty and draw(st.booleans()):
             continue
-        kind = _annotation(function, parameter)
+        kind = typing.get_type_hints(function).get(parameter.name, parameter.annotation)
         strategy = given.get(parameter.name)
         kwargs[parameter.name] = draw(_argument(kind, base, dtype) if strategy is None else strategy)
     return Call(**kwargs)
@@ -146,10 +146,6 @@ def _refused(case: Case, theirs: NotApplicable) -> str:
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------------
-
-
-def _annotation(function: Function, parameter: inspect.Parameter) -> Any:
-    return typing.get_type_hints(function).get(parameter.name, parameter.annotation)
 
 
 def _argument(kind: Any, base: tuple[int, ...], dtype: torch.dtype) -> st.SearchStrategy[Any]:

@@ -6,7 +6,6 @@ from functools import partial
 
 from .. import _simulate
 from .._util import tracing
-from .call import Outcome
 from .case import Case
 from .hazard import KERNELS, Hazard
 from .report import NO_KERNEL
@@ -39,11 +38,7 @@ def _find_reason(case: Case) -> str:
         return ""
     with running(case.backend), tracing.trace() as trace:
         outcome = case.both_ways(case.call)
-    if trace.launches() or _is_nothing(outcome):
+    if trace.launches() or outcome.is_empty():
         return ""
     notes = [record.note for record in trace.records if record.route == "reference" and record.note]
     return notes[0] if notes else "the call launches nothing"
-
-
-def _is_nothing(outcome: Outcome) -> bool:
-    return all(result is None or not result.numel() for _, result in outcome.named())

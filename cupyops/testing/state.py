@@ -62,14 +62,10 @@ SETTINGS = (
     Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
     Setting("torch.get_default_device()", torch.get_default_device, torch.set_default_device),
     Setting(
-        "torch.get_float32_matmul_precision()",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
+        "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
     Setting(
-        "torch.get_deterministic_debug_mode()",
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
+        "torch.get_deterministic_debug_mode()", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     ),
     Setting("torch.get_num_threads()", torch.get_num_threads, torch.set_num_threads),
     Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch.set_grad_enabled),

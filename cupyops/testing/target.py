@@ -13,12 +13,12 @@ from unittest import mock
 
 import torch
 
-from .. import _simulate
 from .._kernel.kernel import executors
 from .._operator.operator import Operator, operators
 from .._util import tracing
 from .._util.torch_private import tree_map_only
 from ..errors import InputError
+from . import repeats
 from .call import Call, Function
 from .hazard import NotApplicable
 
@@ -132,7 +132,7 @@ def available(of: Target, call: Call) -> tuple[str, ...]:
 
 def running(backend: str) -> AbstractContextManager[Any]:
     """Context in which the calls on a backend are made."""
-    return _simulate.simulate() if backend == "simulator" else nullcontext()
+    return repeats.simulation() if backend == "simulator" else nullcontext()
 
 
 def placed(call: Call, backend: str) -> Call:

@@ -67,7 +67,7 @@ class Tolerance:
         if not (ours.dtype.is_floating_point or ours.dtype.is_complex):
             ours, theirs = computable(ours), computable(theirs)
             if not torch.equal(ours, theirs):
-                raise Failure(f"{what}: {_first_difference(ours, theirs)}")
+                raise Failure(f"{what}: {_place(ours != theirs, ours, theirs)}")
             return
         ours, theirs, truth = (computable(t) for t in (ours, theirs, truth))
         same_special_values(ours, theirs, what)
@@ -147,10 +147,6 @@ def _worst(ours: Tensor, theirs: Tensor, truth: Tensor) -> str:
     off = (ours.detach().double() - truth.detach().double()).abs().nan_to_num(nan=float("inf"))
     off = torch.where(theirs.detach().isfinite(), off, -1.0)
     return _at(int(off.flatten().argmax()), ours, theirs, truth)
-
-
-def _first_difference(ours: Tensor, theirs: Tensor) -> str:
-    return _place(ours != theirs, ours, theirs)
 
 
 def _place(wrong: Tensor, ours: Tensor, theirs: Tensor) -> str:

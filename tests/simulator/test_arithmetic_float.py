@@ -187,13 +187,7 @@ def test_float32_quotients_that_flush(name: str, data: st.DataObject):
     check(name, ("rn", "ftz", "f32"), F32, rounded(exact, F32, "rn", True), rows_of(data, F32, sources))
 
 
-HALF_FORMS = [
-    ("f16", ()),
-    ("f16", ("ftz",)),
-    ("f16", ("sat",)),
-    ("f16", ("ftz", "sat")),
-    ("bf16", ()),
-]
+HALF_FORMS = [("f16", ()), ("f16", ("ftz",)), ("f16", ("sat",)), ("f16", ("ftz", "sat")), ("bf16", ())]
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -125,33 +125,6 @@ def test_who_stays_is_waited_for_where_exited_threads_are_let_pass():
 
 # --- named barriers: how many they wait for ---
 
-COUNTS = """
-    __global__ void counts(int* y) {
-        if (threadIdx.x < 32) {
-            asm volatile("bar.FIRST;" ::: "memory");  // other
-        } else {
-            asm volatile("bar.SECOND;" ::: "memory");  // here
-        }
-        y[threadIdx.x] = 1;
-    }
-"""
-
-
-@pytest.mark.parametrize(
-    "first, second, says",
-    [
-        ("sync 1, 64", "sync 1, 96", "barrier 1 is to wait for 96 threads, but others have come to it that expect 64"),
-        ("arrive 2, 96", "sync 2, 64", "is to wait for 64 threads, but others have come to it that expect 96 threads"),
-        ("sync 1, 64", "sync 1", "wait for all threads of the block, but others have come to it that expect 64"),
-    ],
-)
-def test_one_barrier_with_two_counts(first, second, says):
-    same = COUNTS.replace("SECOND", first.replace("arrive", "sync"))
-    run(same.replace("FIRST", first), "counts", 1, 96 if "96" in first else 64, ints(96))
-    code = COUNTS.replace("FIRST", first).replace("SECOND", second)
-    message = fails(BarrierFault, code, "counts", 1, 64, ints(64), says=[says])
-    assert "thread (32,0,0) of block (0,0,0)" in message
-
 
 def test_threads_of_one_instruction_with_two_counts():
     code = """
@@ -194,43 +167,6 @@ def test_barriers_that_no_block_has(wrong, says):
 
 
 # --- a cluster's barrier that says only who is there ---
-
-RELAXED = """
-    __global__ void __cluster_dims__(2, 1, 1) swap(int* y) {
-        __shared__ int s[32];
-        unsigned rank, own = __cvta_generic_to_shared(s + threadIdx.x), far;
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        s[threadIdx.x] = rank;
-        FENCE
-        asm volatile("barrier.cluster.arriveHOW; barrier.cluster.wait;" ::: "memory");
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(own), "r"(rank ^ 1));
-        int found;
-        asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(found) : "r"(far) : "memory");  // here
-        asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");
-        y[32 * blockIdx.x + threadIdx.x] = found;
-    }
-"""
-
-
-@pytest.mark.parametrize(
-    "how, fence, right",
-    [
-        ("", "", True),
-        (".release", "", True),
-        (".relaxed", 'asm volatile("fence.acq_rel.cluster;" ::: "memory");', True),
-        (".relaxed", "", False),
-        (".relaxed.aligned", "", False),
-    ],
-)
-def test_a_relaxed_arrival_orders_nothing(how, fence, right):
-    code = RELAXED.replace("HOW", how).replace("FENCE", fence)
-    if right:
-        y = ints(128)
-        run(code, "swap", 4, 32, y, arch="sm_90")
-        assert y[::32].tolist() == [1, 0, 1, 0]
-    else:
-        says = ["read shared memory that another thread has written"]
-        fails(Race, code, "swap", 4, 32, ints(128), arch="sm_90", says=says)
 
 
 def test_a_relaxed_arrival_says_who_is_there():

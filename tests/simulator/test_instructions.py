@@ -305,11 +305,9 @@ def test_functions_that_are_not_inlined():
     for seed in (None, 2):
         run(code, "calls", 1, 48, x, y, seed=seed)
         for i in range(48):
-            expected = [
-                make(i, 0.5) + sum(i * k for k in range(i % 5)),
-                make(int(x[i]), 0.25) + x[:3].sum(),
-                4 * i,
-            ][i % 3]
+            expected = [make(i, 0.5) + sum(i * k for k in range(i % 5)), make(int(x[i]), 0.25) + x[:3].sum(), 4 * i][
+                i % 3
+            ]
             assert y[i] == expected
 
 

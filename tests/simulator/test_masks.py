@@ -1,4 +1,4 @@
-"""Masks: lanes that meet without the others of their warp, masks that contradict each other, and registers of warpgroups."""
+"""Masks: lanes that meet without the others of their warp, what shuffles read beyond, and registers of warpgroups."""
 
 import numpy as np
 import pytest
@@ -12,30 +12,6 @@ def ints(count: int = 32) -> np.ndarray:
 
 
 # --- __syncwarp of some lanes orders those alone ---
-
-HALVES = """
-    __global__ void halves(int* y, int* g) {
-        MEMORY
-        int lane = threadIdx.x % 32;
-        unsigned mask = lane < 16 ? 0xffff : 0xffff0000;
-        s[threadIdx.x] = threadIdx.x;
-        __syncwarp(MASK);
-        y[threadIdx.x] = s[threadIdx.x - lane + (FROM)];  // here
-    }
-"""
-
-
-@pytest.mark.parametrize("memory", ["__shared__ int s[64];", "int* s = g;"])
-@pytest.mark.parametrize("wrong", ["31 - lane", "(lane + 1) % 32"])
-def test_half_a_warp_is_not_ordered_with_the_other_half(memory, wrong):
-    code = HALVES.replace("MEMORY", memory)
-    y = ints(64)
-    run(code.replace("MASK", "mask").replace("FROM", "lane ^ 15"), "halves", 1, 64, y, ints(64))
-    assert y.tolist() == [i ^ 15 for i in range(64)]
-    run(code.replace("MASK", "0xffffffff").replace("FROM", wrong), "halves", 1, 64, y, ints(64))
-    says = ["that another thread has written" if "shared" in memory else "race within a block: read `g`"]
-    fails(Race, code.replace("MASK", "mask").replace("FROM", wrong), "halves", 1, 64, y, ints(64), says=says)
-
 
 CHAIN = """
     __global__ void chain(int* y) {
@@ -58,45 +34,22 @@ def test_lanes_are_ordered_through_others():
 
 
 def test_a_meeting_of_all_lanes_ends_what_parts_of_them_had():
-    code = HALVES.replace("MEMORY", "__shared__ int s[64];").replace("MASK", "mask").replace("FROM", "lane ^ 15")
-    code = code.replace("y[threadIdx.x] =", "__syncwarp(); y[threadIdx.x] = s[threadIdx.x - lane + 31 - lane] +")
+    code = """
+        __global__ void halves(int* y) {
+            __shared__ int s[64];
+            int t = threadIdx.x, lane = t % 32;
+            s[t] = t;
+            __syncwarp(lane < 16 ? 0xffff : 0xffff0000);
+            __syncwarp();
+            y[t] = s[t - lane + 31 - lane] + s[t ^ 15];
+        }
+    """
     y = ints(64)
-    run(code, "halves", 1, 64, y, ints(64))
+    run(code, "halves", 1, 64, y)
     assert y[0] == 31 + 15
 
 
-# --- masks that contradict each other ---
-
-MASKED = """
-    __global__ void masked(int* y) {
-        int lane = threadIdx.x;
-        unsigned mask = lane < 2 ? 3 : lane < 16 ? 0xfffc : 0xffff0000;
-        if (lane == BAD) mask = 0x30;
-        int v = lane * 10;
-        int found = 0;
-        EXCHANGE  // here
-        y[lane] = found;
-    }
-"""
-EXCHANGES = {
-    "found = __shfl_xor_sync(mask, v, 1);": lambda lane, members: (lane ^ 1) * 10,
-    "found = __ballot_sync(mask, v > 40);": lambda lane, members: sum(1 << i for i in members if i > 4),
-    "found = __any_sync(mask, v == 10);": lambda lane, members: int(1 in members),
-    "found = __reduce_add_sync(mask, v);": lambda lane, members: 10 * sum(members),
-    "found = __match_any_sync(mask, v % 20);": lambda lane, members: sum(1 << i for i in members if i % 2 == lane % 2),
-    "__syncwarp(mask);": lambda lane, members: 0,
-}
-
-
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("exchange", list(EXCHANGES))
-def test_lanes_of_one_exchange_name_one_mask(exchange, seed):
-    y, code = ints(), MASKED.replace("EXCHANGE", exchange)
-    run(code.replace("BAD", "99"), "masked", 1, 32, y, seed=seed)
-    parts = [range(2), range(2, 16), range(16, 32)]
-    assert (y.astype(np.int64) & 0xFFFFFFFF).tolist() == [EXCHANGES[exchange](i, part) for part in parts for i in part]
-    says = ["name masks that contradict each other", "mask 0x0000fffc names lane 5, which names mask 0x00000030"]
-    fails(WarpFault, code.replace("BAD", "5"), "masked", 1, 32, ints(), says=says, seed=seed)
+# --- masks of some lanes ---
 
 
 def test_a_lane_may_exchange_alone_before_it_meets_the_other():
@@ -130,21 +83,6 @@ def test_what_a_lane_outside_of_the_mask_holds_is_not_known(mode):
     assert y.tolist() == [i ^ 8 for i in range(32)]
     run(code.replace("MODE", mode), "outside", 1, 32, y, check=False)
     assert set(y.tolist()) == {0xCBCBCBCB}
-
-
-def test_half_a_warp_adds_up():
-    """The usual form: the upper lanes of the half read beyond it, and nobody asks for what they have."""
-    code = """
-        __global__ void half(float* y) {
-            if (threadIdx.x >= 16) return;
-            float v = threadIdx.x;
-            for (int by = 8; by; by /= 2) v += __shfl_down_sync(0xffff, v, by);
-            if (threadIdx.x == 0) y[0] = v;
-        }
-    """
-    y = np.zeros(1, np.float32)
-    run(code, "half", 1, 32, y, exited_lanes=True)
-    assert y[0] == 120
 
 
 # --- registers of warpgroups ---
@@ -186,13 +124,6 @@ def test_registers_of_a_kernel_that_wants_several_blocks_side_by_side():
     says = ["by warpgroup: 24, 112, 112; 80 at launch"]
     wrong = registers(24, 112).replace("(384)", "(384, 2)")
     fails(Deadlock, wrong, "registers", 1, 384, ints(384), arch="sm_90a", says=says)
-
-
-def test_registers_of_some_warps_of_a_warpgroup():
-    code = registers(24, 240, "&& threadIdx.x < 32").replace("} else {", "} else if (warpgroup) {")
-    code = code.replace("  // here", "").replace("// gives", "// here")
-    says = ["an instruction of all 128 lanes is executed by some of them only"]
-    fails(WarpFault, code, "registers", 1, 384, ints(384), arch="sm_90a", says=says)
 
 
 def test_registers_that_a_warp_has_already():

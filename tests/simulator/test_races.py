@@ -296,25 +296,6 @@ def test_an_atomic_after_a_plain_write():
     fails(Race, missing, "count", 1, N, ints(), says=says)
 
 
-def test_two_buffers_in_turn_need_one_barrier_a_round():
-    code = """
-        __global__ void pipeline(const int* x, int* y) {
-            __shared__ int s[2][64];
-            int sum = 0;
-            for (int i = 0; i < 6; i++) {
-                s[i % DEPTH][threadIdx.x] = x[i * 64 + threadIdx.x];  // here
-                __syncthreads();
-                sum += s[i % DEPTH][63 - threadIdx.x];  // other
-            }
-            y[threadIdx.x] = sum;
-        }
-    """
-    x, y = np.arange(6 * N, dtype=np.int32), ints()
-    run(code.replace("DEPTH", "2"), "pipeline", 1, N, x, y)
-    assert y.tolist() == x.reshape(6, N)[:, ::-1].sum(0).tolist()
-    fails(Race, code.replace("DEPTH", "1"), "pipeline", 1, N, x, y, says=["another thread has read"])
-
-
 def test_named_barriers():
     """Each half of the block has a barrier of its own."""
     code = """

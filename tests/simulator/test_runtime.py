@@ -150,13 +150,7 @@ def test_beyond_what_malloc_gave():
     """
     run(code, "beyond", 1, 1, 3)
     fails(
-        OutOfBounds,
-        code,
-        "beyond",
-        1,
-        1,
-        4,
-        says=["write of 4 bytes outside `malloc`", "offset 16: just past the end"],
+        OutOfBounds, code, "beyond", 1, 1, 4, says=["write of 4 bytes outside `malloc`", "offset 16: just past the end"]
     )
 
 

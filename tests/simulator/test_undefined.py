@@ -41,21 +41,6 @@ VARIABLE = """
 """
 
 
-@pytest.mark.parametrize(
-    "use, verb",
-    [
-        ("y[threadIdx.x] = v + 1;  // here", "stores a value"),
-        ("if (v > 1) y[threadIdx.x] = 1;  // here", "a value that nothing has written"),
-        ("y[(int)v] = 1;  // here", "takes for an address a value"),
-        ("atomicAdd(y, v);  // here", "stores a value"),
-    ],
-)
-def test_a_variable_that_some_threads_have_not_set(use, verb):
-    code = VARIABLE.replace("USE", use)
-    run(code.replace("y[(int)v] = 1", "y[(int)v] = 1"), "choose", 1, 16, floats(), 16)
-    fails(Uninitialized, code, "choose", 1, 16, floats(), 12, says=[verb, "thread (12,0,0)", "and 3 more threads"])
-
-
 def test_what_nobody_uses_may_be_undefined():
     """It is computed with, chosen against, and not asked for in `a && b` where a is false."""
     code = VARIABLE.replace(
@@ -86,15 +71,6 @@ LOCAL = """
         y[threadIdx.x] = sum;
     }
 """
-
-
-def test_local_memory_that_was_never_written():
-    at = np.array([3, 1, 4, 0, 5, 7, 2, 6], np.int32)
-    code, y = LOCAL.replace("USE", "sum += a[at[7 - i]];"), floats(8)
-    run(code, "local", 1, 8, y, at, 8)
-    assert (y == 36).all()
-    message = fails(Uninitialized, code.replace("  // here", ""), "local", 1, 8, y, at, 5, says=["stores a value that"])
-    assert "local memory" in message
 
 
 GIVEN_AWAY = """
@@ -140,28 +116,6 @@ def test_local_memory_that_is_copied_and_not_used():
 
 
 # --- shuffles ---
-
-OUTSIDE = """
-    __global__ void outside(float* y) {
-        int lane = threadIdx.x;
-        unsigned mask = lane < 16 ? 0xffff : 0xffff0000;
-        float v = lane;
-        for (int by = FIRST; by; by /= 2) v += __shfl_down_sync(mask, v, by);
-        if (WHO) y[lane] = v;  // here
-    }
-"""
-
-
-def test_a_sum_that_takes_lanes_from_outside_of_the_mask():
-    """The upper lanes read beyond the mask too, but what they have is not asked for."""
-    y = floats()
-    run(OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 == 0"), "outside", 1, 32, y)
-    assert y[[0, 16]].tolist() == [120, 376]
-    wrong = OUTSIDE.replace("FIRST", "16").replace("WHO", "lane == 0")
-    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["stores a value that nothing has written", "thread (0,0,0)"])
-    wrong = OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 < 2")
-    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["thread (1,0,0)"])
-
 
 EXCHANGES = [
     "y[lane] = __any_sync(0xfffffffe, v > 3)",

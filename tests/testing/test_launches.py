@@ -75,7 +75,7 @@ def _sample():
 
 
 BROKEN = {
-    "launch_error": Broken(doubling("in_other_words", DOUBLE, in_other_words), None, _sample, backends="simulator"),
+    "launch_error": Broken(doubling("in_other_words", DOUBLE, in_other_words), None, _sample, backends="simulator")
 }
 BROKEN_ON_GPU = {
     "launch_error": Broken(doubling("in_other_words_gpu", DOUBLE, in_other_words), None, _sample, backends="gpu"),

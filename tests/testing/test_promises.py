@@ -503,11 +503,7 @@ RIGHT = {
     "mean": (cupyops.mean, lambda: [normal(4, 33), 1], {}),
     "amax": (cupyops.amax, lambda: [normal(4, 33), 1], {}),
     "cross_entropy": (cupyops.cross_entropy, lambda: [normal(5, 13), classes(5, high=13)], {}),
-    "scale_shift": (
-        cupyops.scale_shift,
-        lambda: [normal(3, 5, 7), normal(5, 1, seed=1), normal(5, 1, seed=2)],
-        {},
-    ),
+    "scale_shift": (cupyops.scale_shift, lambda: [normal(3, 5, 7), normal(5, 1, seed=1), normal(5, 1, seed=2)], {}),
     "relu in float16": (cupyops.relu, lambda: [normal(4, 33, dtype=torch.float16)], {}),
     "softmax in bfloat16": (cupyops.softmax, lambda: [normal(4, 33, dtype=torch.bfloat16), -1], {}),
     "wide loads with a tail": (wide("right", 4, -1), lambda: [normal(8, 32)], {}),

@@ -134,15 +134,7 @@ def test_json_has_everything(tmp_path):
 
 def test_json_of_a_check_with_nan_in_it(tmp_path):
     x = torch.tensor([math.nan, math.inf])
-    one = check(
-        lambda x: x.nan_to_num(),
-        [
-            x,
-        ],
-        reference=torch.relu,
-        only="accuracy",
-        progress=False,
-    )
+    one = check(lambda x: x.nan_to_num(), [x], reference=torch.relu, only="accuracy", progress=False)
     (row,) = strictly(one.to_json(str(tmp_path / "r.json")))["rows"]
     assert "PyTorch nan" in row["reason"] and "math.nan" in row["reproduction"]
 

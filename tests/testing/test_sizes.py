@@ -116,6 +116,7 @@ def test_numbers_that_equal_the_leading_size_stay():
         return x * times
 
     assert many_rows_of(scaled, normal(4, 8), 4) == ("pass", "")
+    assert many_rows_of(torch.layer_norm, normal(4, 33), (33,)) == ("pass", "")  # the other size with its number
     assert seen == {4}
     assert many_rows_of(lambda x, rows: x.view(rows, -1), normal(4, 8), 4)[0] == "n/a"
 

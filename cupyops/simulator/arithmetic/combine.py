@@ -1,7 +1,5 @@
 """Results of atomics from the value in memory and the operand: the same arithmetic as that of the registers."""
 
-from typing import Any
-
 import numpy as np
 
 from ..errors import UnsupportedInstruction
@@ -32,9 +30,8 @@ def combine(op: str, type: str, flush: bool = False) -> Function:
     """
     if type not in _TYPES.get(op, ()):
         raise UnsupportedInstruction(f"the simulator does not know the atomic `{op}.{type}`")
-    own = {"exch": _exchange, "inc": _increment, "dec": _decrement}
-    if op in own:
-        return own[op]
+    if op in _OWN:
+        return _OWN[op]
     rounding: tuple[str, ...] = ("rn",) if op == "add" and type in _FLOATS else ()
     if flush and op == "add" and type == "f32":
         rounding = ("rn", "ftz")
@@ -43,15 +40,8 @@ def combine(op: str, type: str, flush: bool = False) -> Function:
     return operation.function
 
 
-def _exchange(old: Any, value: Any) -> Any:
-    return spread(value, old)
-
-
-def _increment(old: Any, limit: Any) -> Any:
-    """One more, or 0 from the limit on."""
-    return choose(old >= limit, np.uint32(0), old + np.uint32(1))
-
-
-def _decrement(old: Any, limit: Any) -> Any:
-    """One less, or the limit from 0 and from beyond the limit."""
-    return choose((old == 0) | (old > limit), limit, old - np.uint32(1))
+_OWN: dict[str, Function] = {
+    "exch": lambda old, value: spread(value, old),
+    "inc": lambda old, limit: choose(old >= limit, np.uint32(0), old + np.uint32(1)),
+    "dec": lambda old, limit: choose((old == 0) | (old > limit), limit, old - np.uint32(1)),
+}

@@ -21,11 +21,6 @@ def unsigned(name: str) -> str:
     return "u" + name[1:]
 
 
-def _saturated_sum(function: Function) -> Function:
-    """The sum or difference of s32, clamped: it is computed in 64 bits."""
-    return lambda a, b: _clamp32(function(a, b, dtype=np.int64))
-
-
 def _clamp32(value: Any) -> Any:
     return np.minimum(np.maximum(value, np.int64(-(2**31))), np.int64(2**31 - 1)).astype(np.int32)
 
@@ -39,7 +34,7 @@ def add(instruction: Instruction) -> Operation:
         return _with_carry(instruction, carry_in=False)
     instruction.check(3, ("sat",) if name == "s32" else ())
     if instruction.has("sat"):
-        return uniform(_saturated_sum(function), "s32", 2)
+        return uniform(lambda a, b: _clamp32(function(a, b, dtype=np.int64)), "s32", 2)
     return uniform(function, unsigned(name), 2)
 
 

@@ -76,15 +76,11 @@ def _of_three(table: int) -> Function:
     return lambda a, b, c: _OF_TWO[clear](a, b) ^ (_OF_TWO[clear ^ filled](a, b) & c)
 
 
-def _lop3(a: Any, b: Any, c: Any, table: Any) -> Any:
-    return spread(_of_three(int(table) & 0xFF)(a, b, c), a, b, c)
-
-
 @builds("lop3", "b32")
 def logic_of_three(instruction: Instruction) -> Operation:
     """Any bitwise function of three words; its truth table is the last operand, the same for all threads."""
     instruction.check(5)
-    return uniform(_lop3, "u32", 4)
+    return uniform(lambda a, b, c, table: spread(_of_three(int(table) & 0xFF)(a, b, c), a, b, c), "u32", 4)
 
 
 @builds("shl", "b16 b32 b64")

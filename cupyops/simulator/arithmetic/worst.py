@@ -53,10 +53,6 @@ def _circular(a: Any, exact: Any, ulp: Any) -> Any:
     return choose(magnitude <= 2 * np.pi, 2.0**-20.5, choose(magnitude <= 100 * np.pi, 2.0**-14.7, 2.0))
 
 
-def _logarithm(a: Any, exact: Any, ulp: Any) -> Any:
-    return choose((a > 0.5) & (a < 2), 2.0**-22, np.abs(exact) * 2.0**-22)
-
-
 # (PTX ISA 8.x, floating-point instructions.) Of the float64 forms it has no figure: theirs are what an H200 was measured to
 # do, a unit of the high word, or of the last place.
 _LIMITS: dict[tuple[str, str], _Limit] = {
@@ -65,7 +61,9 @@ _LIMITS: dict[tuple[str, str], _Limit] = {
     ("sqrt", "f32"): _Limit(_relative(2.0**-23)),
     ("rsqrt", "f32"): _Limit(_relative(2.0**-22.9)),
     ("ex2", "f32"): _Limit(_ulps(2)),
-    ("lg2", "f32"): _Limit(_logarithm, keeps_sign=False),
+    ("lg2", "f32"): _Limit(
+        lambda a, exact, ulp: choose((a > 0.5) & (a < 2), 2.0**-22, np.abs(exact) * 2.0**-22), keeps_sign=False
+    ),
     ("sin", "f32"): _Limit(_circular, -1.0, 1.0, keeps_sign=False),
     ("cos", "f32"): _Limit(_circular, -1.0, 1.0, keeps_sign=False),
     ("tanh", "f32"): _Limit(_relative(2.0**-11), -1.0, 1.0),

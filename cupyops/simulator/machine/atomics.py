@@ -133,13 +133,7 @@ def _may_flush(old: np.ndarray, value: np.ndarray) -> bool:
 
 
 def _apply(
-    view: np.ndarray,
-    index: np.ndarray,
-    operation: str,
-    type_: str,
-    values: list[np.ndarray],
-    wanted: bool,
-    flush: bool,
+    view: np.ndarray, index: np.ndarray, operation: str, type_: str, values: list[np.ndarray], wanted: bool, flush: bool
 ) -> np.ndarray | None:
     # floats are added one after the other all the same, as ufunc.at does; min and max of floats have rules of their own
     is_integer = view.dtype.kind in "iu" and "f" not in type_

@@ -32,12 +32,7 @@ class Bulk:
     """Bulk copies and TMA tiles of a batch."""
 
     def __init__(
-        self,
-        state: State,
-        spaces: Spaces,
-        atomics: Atomics,
-        barriers: MBarriers,
-        chooser: random.Random | None,
+        self, state: State, spaces: Spaces, atomics: Atomics, barriers: MBarriers, chooser: random.Random | None
     ) -> None:
         self._state, self._spaces, self._barriers = state, spaces, barriers
         self._arrivals = Arrivals(state, spaces, barriers, chooser)

@@ -240,7 +240,6 @@ class Shared(Space):
     def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         if self.shadow is None:
             return
-        # the first store to a place is one that others must not meet: what they would read is nothing
         is_atomic = self._is_atomic(access)
         store = self.shadow.atomic if is_atomic else self.shadow.flag
         # the first store to a place is one that others must not meet: what they would read is nothing

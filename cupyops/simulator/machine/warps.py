@@ -246,10 +246,6 @@ def _source_lane(mode: str, own: np.ndarray, lane: Any, clamp: Any) -> tuple[np.
         source = own - other
         inside = source >= highest
     else:
-        source = {
-            "down": own + other,
-            "bfly": own ^ other,
-            "idx": (own & segment) | (other & ~segment),
-        }[mode]
+        source = {"down": own + other, "bfly": own ^ other, "idx": (own & segment) | (other & ~segment)}[mode]
         inside = source <= highest
     return np.where(inside, source, own), inside

@@ -31,13 +31,8 @@ class Format:
 REGISTER_DTYPES: dict[str, type[np.generic]] = {"u32": np.uint32, "f32": np.float32, "s32": np.int32, "f64": np.float64}
 
 
-def _decode_bf16(raw: np.ndarray) -> np.ndarray:
-    return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-
-
-def _decode_tf32(raw: np.ndarray) -> np.ndarray:
-    """The hardware ignores the low 13 bits of a tf32 operand."""
-    return (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+def _float32(raw: np.ndarray) -> np.ndarray:
+    return raw.view(np.float32).astype(np.float64)
 
 
 def _view_as(dtype: type[np.generic]) -> Callable[[np.ndarray], np.ndarray]:
@@ -72,8 +67,9 @@ FORMATS = {
     known.name: known
     for known in (
         Format("f16", 16, "u32", np.uint16, _view_as(np.float16)),
-        Format("bf16", 16, "u32", np.uint16, _decode_bf16),
-        Format("tf32", 32, "u32", np.uint32, _decode_tf32),
+        Format("bf16", 16, "u32", np.uint16, lambda raw: _float32(raw.astype(np.uint32) << np.uint32(16))),
+        # the hardware ignores the low 13 bits of a tf32 operand
+        Format("tf32", 32, "u32", np.uint32, lambda raw: _float32(raw & np.uint32(0xFFFFE000))),
         Format("f32", 32, "f32", np.uint32, _view_as(np.float32)),
         Format("f64", 64, "f64", np.uint64, _view_as(np.float64)),
         Format("s32", 32, "s32", np.uint32, _view_as(np.int32)),

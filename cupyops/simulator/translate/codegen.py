@@ -636,7 +636,8 @@ class BlockWriter:
         operation = _operation(instruction, self._kernel.worst)
         if operation is None:
             raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
-        destinations = _destinations(instruction.operands[0])
+        given = instruction.operands[0]
+        destinations = (given.first, given.second) if isinstance(given, Pair) else (given,)
         sources = instruction.operands[1:]
         taken = [self.read_scalar(operand, kind) for operand, kind in zip(sources, operation.takes)]
         scalar = all(is_scalar for _, is_scalar in taken) and not operation.carry_in
@@ -696,10 +697,6 @@ def emits(
 def elements(operand: Operand) -> tuple[Operand, ...]:
     """The elements of {a, b}, or the operand alone."""
     return operand.elements if isinstance(operand, Vector) else (operand,)
-
-
-def _destinations(operand: Operand) -> tuple[Operand, ...]:
-    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand,)
 
 
 def _convert(expression: str, source: str, target: str) -> str:

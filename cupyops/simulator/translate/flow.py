@@ -45,15 +45,7 @@ _WARP_WIDE = frozenset(
 )
 _NAMES_MEMBERS = frozenset(["shfl", "vote", "match", "redux", "elect"])
 _LEAVES = frozenset(("ret", "exit"))
-_WITHOUT_EFFECT = (
-    "prefetch",
-    "prefetchu",
-    "discard",
-    "applypriority",
-    "nanosleep",
-    "griddepcontrol",
-    "pmevent",
-)
+_WITHOUT_EFFECT = ("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent")
 _NO_DESTINATION = _LEAVES.union(
     (
         "setmaxnreg",
@@ -327,7 +319,9 @@ def _uniform(
             for name in defined:
                 writers.setdefault(name, []).append(instruction)
     once = ((name, found[0]) for name, found in writers.items() if len(found) == 1)
-    waiting = [(name, writer.operands[1:]) for name, writer in once if _may_be_uniform(writer, is_pure)]
+    alone = [(name, writer) for name, writer in once if writer.guard is None and is_pure(writer)]
+    alone = [(name, writer) for name, writer in alone if not isinstance(writer.operands[0], (Pair, Vector))]
+    waiting = [(name, writer.operands[1:]) for name, writer in alone]
     uniform: set[str] = set()
     while True:
         left = []
@@ -339,10 +333,6 @@ def _uniform(
         if len(left) == len(waiting):
             return uniform
         waiting = left
-
-
-def _may_be_uniform(writer: Instruction, is_pure: Callable[[Instruction], bool]) -> bool:
-    return writer.guard is None and is_pure(writer) and not isinstance(writer.operands[0], (Pair, Vector))
 
 
 def _constant(operand: Operand, uniform: set[str], varying: frozenset[str]) -> bool:

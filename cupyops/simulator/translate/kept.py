@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from .function import Compiled
-from .ptx import Function, Instruction, Module
+from .ptx import Function, Module
 
 
 @dataclass
@@ -81,14 +81,10 @@ def _without_text(compiled: Compiled) -> Compiled:
         compiled,
         function=_outline(compiled.function),
         blocks=[replace(block, text="") for block in compiled.blocks],
-        instructions=[_shown(one) for one in compiled.instructions],
+        # what messages and the scheduler ask for
+        instructions=[replace(one, operands=(), guard=None, registers=None) for one in compiled.instructions],
     )
 
 
 def _outline(function: Function) -> Function:
     return replace(function, body=[], registers={})
-
-
-def _shown(instruction: Instruction) -> Instruction:
-    """Keep of an instruction what messages and the scheduler ask for."""
-    return replace(instruction, operands=(), guard=None, registers=None)

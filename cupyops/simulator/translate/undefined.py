@@ -22,7 +22,9 @@ def find(blocks: list[Block], early: set[str], is_computed: Callable[[Instructio
     `is_computed`: the result is one if an operand is.
     """
     found, full = set(early), _full_masks(blocks)
-    generic = any(_gives_away(instruction) for block in blocks for instruction in block.instructions)
+    every = (instruction for block in blocks for instruction in block.instructions)
+    # an array of the thread gets a generic address
+    generic = any(one.opcode == "cvta" and "local" in one.modifiers and "to" not in one.modifiers for one in every)
     gives: dict[str, list[list[str]]] = {}  # what is computed from each register, or passed on by each variable
     variables: set[str] = set()
     for block in blocks:
@@ -56,11 +58,6 @@ def _passes(instruction: Instruction) -> str:
 def is_generic(instruction: Instruction) -> bool:
     """Return True for an access by an address of any space, which may be that of an array of the thread."""
     return not _SPACES.intersection(one.split("::")[0] for one in instruction.modifiers)
-
-
-def _gives_away(instruction: Instruction) -> bool:
-    """Return True if an array of the thread gets a generic address."""
-    return instruction.opcode == "cvta" and "local" in instruction.modifiers and "to" not in instruction.modifiers
 
 
 def _begins(instruction: Instruction, full: set[str]) -> bool:

@@ -74,7 +74,7 @@ def export(case: Case) -> None:
         with told("exported"):
             case.judge_outputs(tensors_of(call.of(run)), call)
     called = _operators_in(case)
-    if called and called.isdisjoint(_qualified(node.target) for node in _nodes(program.graph_module)):
+    if called and called.isdisjoint(_operators_of(program.graph_module)):
         raise Failure(f"{' and '.join(sorted(called))} is not in the exported graph")
 
 
@@ -237,14 +237,9 @@ def _operators_in(case: Case) -> set[str]:
     return {record.operator for record in trace.records} & set(operators())
 
 
-def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    for part in module.modules():
-        if isinstance(part, torch.fx.GraphModule):
-            yield from part.graph.nodes
-
-
-def _qualified(target: Any) -> str:
-    return target._schema.name if isinstance(target, OpOverload) else ""
+def _operators_of(module: torch.fx.GraphModule) -> Iterator[str]:
+    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    return (node.target._schema.name for one in graphs for node in one.nodes if isinstance(node.target, OpOverload))
 
 
 class _Recorder(TorchDispatchMode):

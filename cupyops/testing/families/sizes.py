@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._util import tracing
-from ..call import Call, Outcome
+from ..call import Call
 from ..case import Case
 from ..foretold import STEP, Allocated, Computed, needs_memory, smaller_sizes
 from ..hazard import GPU, Failure, NotApplicable, hazard, told
@@ -20,7 +20,7 @@ _PROBE = 512  # rows, of which the simulator tells how long more of them would t
 _FEW = 2  # to which other sizes are cut where there are so many rows
 _MOST = 2_000_000  # elements of a call
 _UNITS = 1024.0  # of float64, in a sum over that many: the truth is no more exact
-_INSTRUCTIONS = 150_000_000  # that the simulator runs in a few seconds
+_INSTRUCTIONS = 500_000_000  # that the simulator runs in two seconds
 
 
 @hazard("a size of zero gives PyTorch's answer; where nothing comes out, nothing is launched", launches=False)
@@ -35,7 +35,7 @@ def empty(case: Case) -> None:
             with tracing.trace() as trace:
                 ours = case.both_ways(call)
             case.judge(ours, call)
-            if launches := trace.launches() if _is_empty(ours) else []:
+            if launches := trace.launches() if ours.is_empty() else []:
                 raise Failure(
                     f"{launches[0].kernel} is launched on {launches[0].grid} for no elements; return before that"
                 )
@@ -83,7 +83,7 @@ def tails(case: Case) -> str:
 
 @hazard("more than 65,535 rows give PyTorch's answer")
 def many_rows(case: Case) -> None:
-    """The leading size of the largest tensor made larger than a grid's y and z, the others small; numbers stay."""
+    """The leading size of the largest tensor made larger than a grid's y and z, the others small, with numbers if need be."""
     largest = max(case.call.all_tensors(), key=Tensor.numel, default=None)
     if largest is None or not largest.numel() or not largest.dim():
         raise NotApplicable("no tensor has rows")
@@ -91,7 +91,7 @@ def many_rows(case: Case) -> None:
         raise NotApplicable("no kernel runs here")
     rows, few = largest.shape[0], case.with_units({torch.float64: _UNITS})
     for size in _sizes(case.call, _FEW + 1):
-        if size != rows and (smaller := _resized(few, size, _FEW if rows != _FEW else _FEW + 1, (False,))):
+        if size != rows and (smaller := _resized(few, size, _FEW if rows != _FEW else _FEW + 1, (False, True))):
             few = few.with_call(smaller)
     shapes = [tensor.shape for tensor in few.call.all_tensors()]
     elements = sum(shape.numel() * (_ROWS // rows) ** shape.count(rows) for shape in shapes)
@@ -191,7 +191,3 @@ def _elements(call: Call) -> int:
 def _one_number(tensor: Tensor) -> Tensor:
     number = tensor.detach().flatten()[:1].clone()
     return number.reshape(() if number.numel() else tensor.shape).requires_grad_(tensor.requires_grad)
-
-
-def _is_empty(outcome: Outcome) -> bool:
-    return all(result is None or not result.numel() for _, result in outcome.named())

@@ -23,6 +23,7 @@ from ..tolerance import name
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BROKEN = 128.0  # of slack: an operator that is so far off says nothing in another dtype
+_INTEGERS = (*(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),)
 _FAR = 1_000_003  # past any sample's sizes
 _UNITS = 16.0  # in the last place, that exact instructions and a good use of approximate ones stay within
 _DRAWS = 4  # calls of the kind, in which the reference's errors are looked at
@@ -54,7 +55,8 @@ def mixed_dtypes(case: Case) -> None:
         raise NotApplicable("one floating-point tensor alone")
     _needs_accuracy(case)
     for index, tensor in enumerate(tensors):
-        for dtype in _others(tensor.dtype):
+        likely = (torch.float16, torch.float64) if tensor.dtype == torch.float32 else (torch.float32,)
+        for dtype in likely:
             what = f"floating tensor {index} in {name(dtype)}"
             _answered_or_refused(case, case.call.replaced(tensor, _cast(tensor, dtype)), what)
 
@@ -169,7 +171,7 @@ def _approximates(case: Case) -> bool:
 @hazard("an index out of range gives an error or PyTorch's answer, never a wild read or a wrong number", launches=False)
 def indices(case: Case) -> None:
     """Negative, one past each size, and far out, one at a time in each integer tensor."""
-    tensors = [t for t in case.call.all_tensors() if _is_integer(t) and t.numel()]
+    tensors = [t for t in case.call.all_tensors() if t.dtype in _INTEGERS and t.numel()]
     if not tensors:
         raise NotApplicable("no tensor of integers")
     tried = False
@@ -275,11 +277,6 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
-def _others(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Dtypes that a tensor of this dtype is likely to meet."""
-    return (torch.float16, torch.float64) if dtype == torch.float32 else (torch.float32,)
-
-
 def _as_integers(tensor: Tensor) -> Tensor:
     return (tensor.detach() * 3).round().long()
 
@@ -301,7 +298,3 @@ def _with_value(tensor: Tensor, value: int) -> Tensor:
         values.view(-1)[values.numel() // 2] = value
 
     return planted(tensor, plant)
-
-
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
