@@ -91,10 +91,10 @@ def _output_size(x: Tensor, size: list[int] | None, scale: list[float] | None) -
 
 
 def _is_gathered(input_size: list[int], size: list[int], scale: Any, mode: str, align_corners: bool | None) -> bool:
-    if mode == "bicubic" or 0 in input_size or 0 in size:
-        return False
-    scales = scale or [None] * len(size)
-    return all(_window(*one, mode, bool(align_corners))[2] <= MOST_TAPS for one in zip(input_size[2:], size, scales))
+    if mode == "bicubic" or mode in NEAREST or 0 in input_size or 0 in size:
+        return False  # PyTorch's kernels of nearest are faster: 116 and 214 us against 305 and 252 on an H200
+    scales: list[Any] = scale or [None] * len(size)
+    return all(_window(*one, bool(align_corners))[2] <= MOST_TAPS for one in zip(input_size[2:], size, scales))
 
 
 def decomposed(
@@ -104,10 +104,8 @@ def decomposed(
     size = _output_size(x, size, scale)
     if not _is_gathered(list(x.shape), size, scale, mode, align_corners):
         return NotImplemented
-    name = (NEAREST.get(mode) or LINEAR[mode]).format(len(size))
-    corners = () if mode in NEAREST else (bool(align_corners),)
-    function = torch._decomp.decomposition_table[getattr(torch.ops.aten, name).default]
-    return function(x, size, *corners, *(scale or ()))
+    function = torch._decomp.decomposition_table[getattr(torch.ops.aten, LINEAR[mode].format(len(size))).default]
+    return function(x, size, bool(align_corners), *(scale or ()))
 
 
 def decomposed_backward(
@@ -117,28 +115,27 @@ def decomposed_backward(
     size = list(grad_y.shape[2:])
     if not _is_gathered(input_size, size, scale, mode, align_corners):
         return NotImplemented
-    grad = grad_y.double() if grad_y.dtype is torch.float64 else grad_y.float()
-    for k, (n, factor) in enumerate(zip(input_size[2:], scale or [None] * len(size))):
-        grad = _summed(grad, k + 2, n, factor, mode, bool(align_corners))
     is_last = grad_y.dim() == 4 and grad_y.is_contiguous(memory_format=torch.channels_last)
-    return grad.to(grad_y.dtype).contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+    grad = grad_y.permute(0, 2, 3, 1) if is_last else grad_y  # in the order of memory, in which it is stored in between
+    grad = grad.double() if grad.dtype is torch.float64 else grad.float()
+    scales: list[Any] = scale or [None] * len(size)
+    for k, (n, factor) in enumerate(zip(input_size[2:], scales)):
+        grad = _summed(grad, k + (1 if is_last else 2), n, factor, bool(align_corners))
+    grad = grad.to(grad_y.dtype)
+    return grad.permute(0, 3, 1, 2) if is_last else grad
 
 
-def _summed(grad: Tensor, dim: int, n: int, factor: float | None, mode: str, align_corners: bool) -> Tensor:
+def _summed(grad: Tensor, dim: int, n: int, factor: float | None, align_corners: bool) -> Tensor:
     """Sum of the elements along a dimension of `grad` that one of n elements was used for, with their weights."""
     many = grad.shape[dim]
-    step, first, taps = _window(n, many, factor, mode, align_corners)
-    position = _position(n, many, factor, mode, align_corners)
+    step, first, taps = _window(n, many, factor, align_corners)
+    position = _position(n, many, factor, align_corners)
     target = torch.arange(n, device=grad.device)
     start = (target * step + first) >> SHIFT
     total: Any = None
     for k in range(taps):
         at = start + k
-        found = position(at.to(grad.dtype))
-        if mode in NEAREST:
-            weight = torch.where(found.to(torch.int64) == target, 1.0, 0.0)
-        else:
-            weight = (1 - (found - target).abs()).clamp(min=0)
+        weight = (1 - (position(at.to(grad.dtype)) - target).abs()).clamp(min=0)
         weight = torch.where((at >= 0) & (at < many), weight, 0).to(grad.dtype)
         index: list[Tensor | None] = [None] * dim
         one = torch.ops.aten._unsafe_index(grad, [*index, at.clamp(0, many - 1)])
@@ -147,30 +144,23 @@ def _summed(grad: Tensor, dim: int, n: int, factor: float | None, mode: str, ali
     return total  # type: ignore[no-any-return]
 
 
-def _position(n: int, many: int, factor: float | None, mode: str, align_corners: bool) -> Callable[[Any], Any]:
+def _position(n: int, many: int, factor: float | None, align_corners: bool) -> Callable[[Any], Any]:
     """The function of an element's number among many that says where it reads, among n: floats, of arrays or tensors."""
     if align_corners:
         step = (n - 1) / (many - 1) if many > 1 else 0.0
-    else:
-        step = 1 / factor if factor else n / many
-    if mode in NEAREST:
-        offset = 0.5 if mode == "nearest-exact" else 0.0
-        step = n / (n * factor) if factor else step  # as PyTorch's decomposition of the forward pass has it
-        return lambda at: (at + offset) * step
-    if align_corners:
         return lambda at: (at * step).clip(0, n - 1)
+    step = 1 / factor if factor else n / many
     return lambda at: ((at + 0.5) * step - 0.5).clip(0, n - 1)
 
 
 @functools.cache
-def _window(n: int, many: int, factor: float | None, mode: str, align_corners: bool) -> tuple[int, int, int]:
+def _window(n: int, many: int, factor: float | None, align_corners: bool) -> tuple[int, int, int]:
     """(step, first, taps): `taps` elements of many from (i * step + first) >> SHIFT on hold all that read element i of n."""
     at = np.arange(many)
-    found = _position(n, many, factor, mode, align_corners)(at.astype(np.float32))
-    low = np.clip(np.floor(found), 0, n - 1).astype(np.int64)
-    high = low if mode in NEAREST else np.minimum(low + 1, n - 1)
+    found = _position(n, many, factor, align_corners)(at.astype(np.float32))
+    low = np.floor(found).astype(np.int64)
     begin, end = np.full(n, many), np.full(n, -1)
-    for place in (low, high):
+    for place in (low, np.minimum(low + 1, n - 1)):
         np.minimum.at(begin, place, at)
         np.maximum.at(end, place, at)
     used = np.flatnonzero(end >= 0)

@@ -83,7 +83,7 @@ def tails(case: Case) -> str:
 
 @hazard("more than 65,535 rows give PyTorch's answer")
 def many_rows(case: Case) -> None:
-    """The leading size of the largest tensor made larger than a grid's y and z, the others small, with numbers if need be."""
+    """The leading size of the largest tensor made larger than a grid's y and z, the others and numbers small if need be."""
     largest = max(case.call.all_tensors(), key=Tensor.numel, default=None)
     if largest is None or not largest.numel() or not largest.dim():
         raise NotApplicable("no tensor has rows")
