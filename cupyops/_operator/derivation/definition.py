@@ -128,8 +128,9 @@ class Definition:
                 fits = value is None and words.endswith("None")
                 fits |= isinstance(value, (list, tuple)) and all(isinstance(one, types) for one in value)
             if not fits:
-                if isinstance(value, Tensor) and torch_private.is_jit_tracing():
-                    continue  # a size, as torch.jit.trace has it
+                several = value if isinstance(value, (list, tuple)) else [value]
+                if torch_private.is_jit_tracing() and any(isinstance(one, Tensor) for one in several):
+                    continue  # sizes, as torch.jit.trace has them
                 arguments.fail(f"{self.name}: {self.parameters[index].name}", value, words)
 
     def roles(self) -> list[Any]:
