@@ -7,6 +7,7 @@ import torch
 
 import cupyops
 from cupyops._dispatch.conv import implicit_gemm, small_conv
+from cupyops._dispatch.core.forms import Launch, Library
 from cupyops._dispatch.core.gpu import assume_gpu, gpu
 from cupyops._dispatch.gemm import gemm, wgmma
 from cupyops.bench.case import declared, files
@@ -47,12 +48,12 @@ def test_how_many_kernels_forty_layers_take():
         a, b = case.make("meta", case.dtype)
         with assume_gpu(**card):
             problem = _matmul._problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
-            launch = _matmul.PRODUCT.launch(problem, gpu(CPU))
-            if launch.kernel is not None and (copies := gemm.prepared(problem, launch, a, b)):
+            launch = _matmul.PRODUCT.plan(problem, gpu(CPU))
+            if isinstance(launch, Launch) and (copies := gemm.prepared(problem, launch, a, b)):
                 a, b = copies
                 problem = _matmul._problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
-                launch = _matmul.PRODUCT.launch(problem, gpu(CPU))
-        if launch.kernel is None:
+                launch = _matmul.PRODUCT.plan(problem, gpu(CPU))
+        if isinstance(launch, Library):
             by_pytorch += 1
         else:
             instances.add(launch.kernel.instance(**launch.template).name)
