@@ -62,7 +62,7 @@ class Simulation:
 
     _is_used = True  # until all that it is made of has been checked
     launching: Callable[..., Any] | None = (
-        None  # takes the program and the arguments of its `launch`, in the place of it
+        None  # called with the program and its launch's arguments, in place of launch
     )
 
     def __init__(

@@ -34,6 +34,12 @@ def start(reduction: Reduction) -> str:
     return {"sum": f"({kind})0", "max": f"lowest<{kind}>()", "min": f"highest<{kind}>()"}[reduction.op]
 
 
+def _made(one: Instruction) -> tuple[Any, tuple[Any, ...]]:
+    """(the name of what an instruction computes, what it computes it of)."""
+    made, *used = one.data if one.what != "expression" else one.data[1:]  # after its type in C
+    return getattr(made, "name", made), tuple(used)
+
+
 class Rendered:
     """A kernel: its text, the buffers that it takes, the stores that it writes, grid and block."""
 
@@ -95,9 +101,8 @@ class Rendered:
 
         for code in self.trace.code.values():
             for one in code:
-                made, *used = one.data if one.what != "expression" else one.data[1:]
-                name = getattr(made, "name", made)
-                if isinstance(name, str) and varies(tuple(used)):
+                name, used = _made(one)
+                if isinstance(name, str) and varies(used):
                     found.add(name)
         return found
 
@@ -465,7 +470,7 @@ class Rendered:
             elif one.what == "accumulate":
                 inner.append(self._accumulate(one.data[0], one.data[1], live))
             else:
-                varies = getattr(made := one.data[one.what == "expression"], "name", made) in self.varying
+                varies = _made(one)[0] in self.varying
                 (inner if varies else loads).append(self._statement(one, varies))
         column = f" const {self.integer} cj = {self.inner.name} + j;" if self.inner is not None else ""
         lines = [*loads, "#pragma unroll", f"for (int j = 0; j < {self.vector}; j++) {{{column}", *first]

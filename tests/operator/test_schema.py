@@ -118,9 +118,15 @@ def test_a_backward_that_writes_its_gradient():
 
 @cupyops.operator("cupyops_schema::numbers")
 def numbers(
-    x: Tensor, n: int = 2, by: float = 1.0, flag: bool = False, name: str = "", most: int | None = None,
-    sizes: list[int] = (), scales: list[float] | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    n: int = 2,
+    by: float = 1.0,
+    flag: bool = False,
+    name: str = "",
+    most: int | None = None,
+    sizes: list[int] = (),
+    scales: list[float] | None = None,
+) -> Tensor:
     return x * n * by
 
 

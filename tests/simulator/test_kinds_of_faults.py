@@ -1,6 +1,7 @@
 """Kinds of faults that must be found: of each two mutants or more, a line each, with a right twin that must stay clean.
 
-`@right -> wrong@` is what the two differ in. A kept pointer and too much shared memory are in `test_simulation.py`.
+`@right -> wrong@` is what the two differ in; behind `//` stands what the message says besides, which names the line.
+A kept pointer and too much shared memory are in `test_simulation.py`.
 """
 
 import re
@@ -14,7 +15,7 @@ from cupyops.simulator import BarrierFault, Deadlock, OutOfBounds, Race, Simulat
 
 
 class Kind(NamedTuple):
-    """What a kernel of `int* y, int* g, int zero` does, where PIECE stands for each line of `mutants`."""
+    """The body of a kernel of `int* y, int* g, int zero`, with PIECE where each line of `mutants` belongs."""
 
     code: str
     mutants: str
@@ -72,7 +73,7 @@ KINDS = {
     "masks that contradict each other": Kind(
         "int lane = threadIdx.x % 32; unsigned m = lane < 2 ? 3 : lane < 16 ? 0xfffc : ~0xffff; PIECE y[threadIdx.x] = v;",
         """
-        if (lane == @99 -> 5@) m = 0x30; int v = __shfl_xor_sync(m, lane, 1);
+        if (lane == @99 -> 5@) m = 0x30; int v = __shfl_xor_sync(m, lane, 1);  // mask 0x0000fffc names lane 5, which names
         if (lane == @99 -> 5@) m = 0x30; int v = __shfl_sync(m, lane, 0, 2);
         if (lane == @99 -> 5@) m = 0x30; int v = __ballot_sync(m, lane > 4);
         if (lane == @99 -> 5@) m = 0x30; int v = __reduce_add_sync(m, lane);
@@ -82,21 +83,21 @@ KINDS = {
         (WarpFault, "name masks that contradict each other"),
     ),
     "a shuffle from a lane outside of the mask": Kind(
-        "int lane = threadIdx.x % 32, v = lane, o; unsigned m = lane < 16 ? 0xffff : ~0xffff; PIECE y[threadIdx.x] = v;",
+        "int lane = threadIdx.x % 32, v = lane, o; unsigned m = lane < 16 ? 0xffff : ~0xffff; PIECE",
         """
-        v += __shfl_xor_sync(m, v, @8 -> 16@);
-        v = __shfl_sync(m, v, @lane & 16 -> 0@);
-        o = __shfl_up_sync(m, v, 1); if (lane @% 16 -> @) v = o;
-        o = __shfl_down_sync(m, v, 1); if (lane @% 16 -> @ < 15) v += o; @ -> else v = o;@
+        v += __shfl_xor_sync(m, v, @8 -> 16@); y[threadIdx.x] = v;  // stores
+        v = __shfl_sync(m, v, @lane & 16 -> 0@); y[threadIdx.x] = v;  // thread (16
+        o = __shfl_up_sync(m, v, 1); if (lane @% 16 -> @) v = o; y[threadIdx.x] = v;  // thread (16
+        o = __shfl_down_sync(m, v, 1); if (lane @% 16 -> @ < 15) v += o; @ -> else v = o;@ y[threadIdx.x] = v;
         """,
         (Uninitialized, "a value that nothing has written"),
     ),
     "a named barrier with two counts": Kind(
-        "PIECE y[threadIdx.x] = 1;",
+        "int t = threadIdx.x; PIECE y[t] = 1;",
         """
-        if (threadIdx.x < 32) asm volatile("bar.sync 1, 64;"); else asm volatile("bar.sync 1, @64 -> 96@;");
-        if (threadIdx.x < 32) asm volatile("bar.arrive 2, 64;"); else asm volatile("bar.sync 2, @64 -> 32@;");
-        if (threadIdx.x < 32) asm volatile("barrier.sync 3, 64;"); else asm volatile("barrier.sync 3@, 64 -> @;");
+        if (t < 32) asm volatile("bar.sync 1, 64;"); else asm volatile("bar.sync 1, @64 -> 96@;");  // wait for 96 threads
+        if (t < 32) asm volatile("bar.arrive 2, 64;"); else asm volatile("bar.sync 2, @64 -> 32@;");  // wait for 32 threads
+        if (t < 32) asm volatile("barrier.sync 3, 64;"); else asm volatile("barrier.sync 3@, 64 -> @;");  // for all threads
         """,
         (BarrierFault, "but others have come to it that expect 64"),
     ),
@@ -121,9 +122,9 @@ KINDS = {
     "local arrays by up to 15 bytes": Kind(
         LOCAL,
         """
-        y[threadIdx.x] = a[n + @15 -> 16@];
+        y[threadIdx.x] = a[n + @15 -> 16@];  // offset 17: just past the end of the thread's local memory
         y[threadIdx.x] = a[n + @15 -> 30@];
-        a[n @+ 15 -> - 1@] = 1; y[threadIdx.x] = a[n];
+        a[n @+ 15 -> - 1@] = 1; y[threadIdx.x] = a[n];  // write of 1 byte
         """,
         (OutOfBounds, "the thread's local memory (17 bytes)"),
         (1, 2, "sm_80"),
@@ -131,12 +132,12 @@ KINDS = {
     "local memory or registers that nothing has written": Kind(
         UNSET,
         """
-        y[t] = a[t * 3 % @5 -> 8@];
+        y[t] = a[t * 3 % @5 -> 8@];  // stores a value
         if (a[zero + @4 -> 5@] > 1) y[t] = 1;
-        if (t < @7 -> 8@) y[t] = v;
+        if (t < @7 -> 8@) y[t] = v;  // stores a value that nothing has written & thread (7
         if (t < @7 -> 8@ && v > 2) y[t] = 1;
         if (t < @7 -> 8@) atomicMax(y, v);
-        y[t + (t < @7 -> 8@ ? v : 3) - 3] = 1;
+        y[t + (t < @7 -> 8@ ? v : 3) - 3] = 1;  // takes for an address a value
         y[t] = __shfl_sync(0xff, v, @0 -> 7@);
         """,
         (Uninitialized, "that nothing has written"),
@@ -145,10 +146,10 @@ KINDS = {
     "a[32] into the neighbouring shared array": Kind(
         NEIGHBOURS,
         """
-        y[t] = a[t + zero@ -> + 1@];
-        b[@31 -> 32@ + zero] = 1;
+        y[t] = a[t + zero@ -> + 1@];  // read of 4 bytes outside `a` & offset 128: just past the end of `a`
+        b[@31 -> 32@ + zero] = 1;  // write of 4 bytes outside `b`
         y[t] = c[t % 7 + zero@ -> + 1@];
-        atomicAdd(a + zero @+ 31 -> - 1@, 1);
+        atomicAdd(a + zero @+ 31 -> - 1@, 1);  // offset -4: 4 bytes before the start of `a`
         y[t] = ((int2*)b)[@15 -> 16@ + zero].y;
         """,
         (OutOfBounds, "in shared memory"),
@@ -157,8 +158,8 @@ KINDS = {
     "ld.global.nc of what this launch writes": Kind(
         "int t = threadIdx.x; g[t] = t; __syncthreads(); PIECE",
         """
-        y[t] = @*( -> __ldg(@g + 63 - t);
-        y[t] = __ldg(@y -> g@ + t);
+        y[t] = @*( -> __ldg(@g + 63 - t);  // read of `g`
+        y[t] = __ldg(@y -> g@ + t);  // read of `g`
         if (t < 16) ((int4*)y)[t] = @*( -> __ldg(@(const int4*)g + t);
         """,
         (Race, "by ld.global.nc where this launch has written"),
@@ -176,11 +177,11 @@ KINDS = {
     "a race through global memory within a block": Kind(
         "int t = threadIdx.x; PIECE y[t] += t;",
         """
-        @atomicAdd(&g[t % 8], 1) -> g[t % 8] += 1@;
+        @atomicAdd(&g[t % 8], 1) -> g[t % 8] += 1@;  // write `g` where another thread has read & offset 0 of `g`
         int v = g[t ^ 33]; @__syncthreads(); -> @ g[t] = v + 1;
         g[t] = t; @__syncthreads(); -> __syncwarp();@ y[t] = g[t ^ 32];
         for (int h = 32; h; h /= 2) { @__syncthreads(); -> @ if (t < h) g[t] += g[t + h]; }
-        g[0] = @5 -> t@;
+        g[0] = @5 -> t@;  // threads of one instruction write different values to one place of `g`
         if (t == 0) g[0] = 1; @__syncthreads(); -> @ y[t] = g[0];
         """,
         (Race, "race within a block"),
@@ -212,15 +213,15 @@ LINES = [(kind, line.strip()) for kind, one in KINDS.items() for line in one.mut
 def test_a_mutant_is_found_and_its_twin_is_clean(kind, line, seed):
     assert sum(kind == other for other, _ in LINES) > 1
     text, _, (error, says), (grid, block, arch) = KINDS[kind]
-    options = {"arch": arch, "seed": seed}
+    options, (mutant, _, details) = {"arch": arch, "seed": seed}, line.partition("  // ")
 
     def call(choice: str) -> tuple[Any, ...]:
-        piece = re.sub(r"@(.*?) -> (.*?)@", choice, line)
+        piece = re.sub(r"@(.*?) -> (.*?)@", choice, mutant) + "  // here\n"
         bounds = {"sm_90": "__cluster_dims__(2)", "sm_90a": "__launch_bounds__(384)"}.get(arch, "")
-        code = f"__global__ void {bounds} f(int* y, int* g, int zero) {{{text.replace('PIECE', piece)}}}"
+        code = f"__global__ void {bounds} f(int* y, int* g, int zero) {{\n{text.replace('PIECE', piece)}}}"
         return code, "f", grid, block, *(np.zeros(grid * block, np.int32) for _ in range(2)), 0
 
     run(*call(r"\1"), **options)
-    fails(error, *call(r"\2"), says=[says], **options)
+    fails(error, *call(r"\2"), says=[says, *details.split(" & ")], **options)
     if says == "exited_lanes=True":
         run(*call(r"\2"), exited_lanes=True, **options)

@@ -51,6 +51,49 @@ def test_a_meeting_of_all_lanes_ends_what_parts_of_them_had():
 
 # --- masks of some lanes ---
 
+MASKED = """
+    __global__ void masked(int* y) {
+        int lane = threadIdx.x;
+        unsigned mask = lane < 2 ? 3 : lane < 16 ? 0xfffc : 0xffff0000;
+        int v = lane * 10;
+        int found = 0;
+        EXCHANGE
+        y[lane] = found;
+    }
+"""
+EXCHANGES = {
+    "found = __shfl_xor_sync(mask, v, 1);": lambda lane, members: (lane ^ 1) * 10,
+    "found = __ballot_sync(mask, v > 40);": lambda lane, members: sum(1 << i for i in members if i > 4),
+    "found = __any_sync(mask, v == 10);": lambda lane, members: int(1 in members),
+    "found = __reduce_add_sync(mask, v);": lambda lane, members: 10 * sum(members),
+    "found = __match_any_sync(mask, v % 20);": lambda lane, members: sum(1 << i for i in members if i % 2 == lane % 2),
+    "__syncwarp(mask);": lambda lane, members: 0,
+}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("exchange", list(EXCHANGES))
+def test_an_exchange_of_the_lanes_of_a_mask(exchange, seed):
+    y = ints()
+    run(MASKED.replace("EXCHANGE", exchange), "masked", 1, 32, y, seed=seed)
+    parts = [range(2), range(2, 16), range(16, 32)]
+    assert (y.astype(np.int64) & 0xFFFFFFFF).tolist() == [EXCHANGES[exchange](i, part) for part in parts for i in part]
+
+
+def test_half_a_warp_adds_up():
+    """The usual form: the upper lanes of the half read beyond it, and nobody asks for what they have."""
+    code = """
+        __global__ void half(float* y) {
+            if (threadIdx.x >= 16) return;
+            float v = threadIdx.x;
+            for (int by = 8; by; by /= 2) v += __shfl_down_sync(0xffff, v, by);
+            if (threadIdx.x == 0) y[0] = v;
+        }
+    """
+    y = np.zeros(1, np.float32)
+    run(code, "half", 1, 32, y, exited_lanes=True)
+    assert y[0] == 120
+
 
 def test_a_lane_may_exchange_alone_before_it_meets_the_other():
     """Lane 0 waits with the mask of both, until lane 1 has come to the same instruction with that mask too."""

@@ -675,3 +675,22 @@ def test_atomic_loads_and_stores_may_meet(first, seed):
         run(code.replace("READ", "*(volatile int*)&f"), "flag", 1, 64, y, seed=seed)
     with pytest.raises((Race, Uninitialized)):
         run(code.replace("READ", load).replace("__syncthreads();", ""), "flag", 1, 64, y, seed=seed)
+
+
+def test_two_buffers_in_turn_need_one_barrier_a_round():
+    code = """
+        __global__ void pipeline(const int* x, int* y) {
+            __shared__ int s[2][64];
+            int sum = 0;
+            for (int i = 0; i < 6; i++) {
+                s[i % DEPTH][threadIdx.x] = x[i * 64 + threadIdx.x];  // here
+                __syncthreads();
+                sum += s[i % DEPTH][63 - threadIdx.x];  // other
+            }
+            y[threadIdx.x] = sum;
+        }
+    """
+    x, y = np.arange(6 * N, dtype=np.int32), ints()
+    run(code.replace("DEPTH", "2"), "pipeline", 1, N, x, y)
+    assert y.tolist() == x.reshape(6, N)[:, ::-1].sum(0).tolist()
+    fails(Race, code.replace("DEPTH", "1"), "pipeline", 1, N, x, y, says=["another thread has read"])

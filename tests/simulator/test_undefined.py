@@ -201,3 +201,25 @@ def test_structs_with_pads_are_copied_whole(members):
     y, sums = np.zeros(96, np.uint8), np.zeros(3)
     run(code, "copies", 1, 3, y, sums, np.arange(3, dtype=np.int32))
     assert sums.tolist() == [0, 8, 8]
+
+
+OUTSIDE = """
+    __global__ void outside(float* y) {
+        int lane = threadIdx.x;
+        unsigned mask = lane < 16 ? 0xffff : 0xffff0000;
+        float v = lane;
+        for (int by = FIRST; by; by /= 2) v += __shfl_down_sync(mask, v, by);
+        if (WHO) y[lane] = v;  // here
+    }
+"""
+
+
+def test_a_sum_that_takes_lanes_from_outside_of_the_mask():
+    """The upper lanes read beyond the mask too, but what they have is not asked for."""
+    y = floats()
+    run(OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 == 0"), "outside", 1, 32, y)
+    assert y[[0, 16]].tolist() == [120, 376]
+    wrong = OUTSIDE.replace("FIRST", "16").replace("WHO", "lane == 0")
+    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["stores a value that nothing has written", "thread (0,0,0)"])
+    wrong = OUTSIDE.replace("FIRST", "8").replace("WHO", "lane % 16 < 2")
+    fails(Uninitialized, wrong, "outside", 1, 32, y, says=["thread (1,0,0)"])

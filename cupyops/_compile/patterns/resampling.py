@@ -25,9 +25,7 @@ LINEAR = {
     "bicubic": "upsample_bicubic{}d",
     "trilinear": "upsample_trilinear{}d",
 }
-MOST_TAPS = (
-    24  # elements of a dimension of grad_y that an element of x's gradient is a sum of; with more PyTorch's kernel runs
-)
+MOST_TAPS = 24  # along a dimension of grad_y, for an element of x's gradient; with more PyTorch's kernel runs
 SHIFT = 16  # bits of the fraction of a step
 
 
@@ -156,13 +154,12 @@ def _position(n: int, many: int, factor: float | None, align_corners: bool) -> C
 @functools.cache
 def _window(n: int, many: int, factor: float | None, align_corners: bool) -> tuple[int, int, int]:
     """(step, first, taps): `taps` elements of many from (i * step + first) >> SHIFT on hold all that read element i of n."""
-    at = np.arange(many)
-    found = _position(n, many, factor, align_corners)(at.astype(np.float32))
-    low = np.floor(found).astype(np.int64)
-    begin, end = np.full(n, many), np.full(n, -1)
-    for place in (low, np.minimum(low + 1, n - 1)):
-        np.minimum.at(begin, place, at)
-        np.maximum.at(end, place, at)
+    at, begin, end = np.arange(many), np.full(n, many), np.full(n, -1)
+    for kind in (np.float32, np.float64):  # kernels compute places in either, which may differ by an element
+        low = np.floor(_position(n, many, factor, align_corners)(at.astype(kind))).astype(np.int64)
+        for place in (low, np.minimum(low + 1, n - 1)):
+            np.minimum.at(begin, place, at)
+            np.maximum.at(end, place, at)
     used = np.flatnonzero(end >= 0)
     step = (many << SHIFT) // n
     first = int(((begin[used] << SHIFT) - used * step).min())
