@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from . import torch_private
+
 watching = 0  # open traces and recordings: launches take the full path, which tells them
 unplanned = 0  # these, and whoever asked for calls made the plain way: no recorded plan is replayed
 prefers_library = True  # where no kernel is measured as fast, PyTorch's own function runs: see `never_slower`
@@ -33,7 +35,7 @@ def go_plainly(by: int = 1) -> None:
 
 def is_left_to_compilers(x: Any) -> bool:
     """Return True if torch.compile traces, and is to see PyTorch's functions; a graph of torch.export has our operators."""
-    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_dynamo_compiling() or torch_private.exporting():
         return False
     return isinstance(x, torch.Tensor) and x.is_cuda and prefers_library
 

@@ -215,6 +215,11 @@ def opaque_modes() -> bool:
     return any(not (isinstance(mode, DeviceContext) or getattr(mode, "transparent", False)) for mode in _modes())
 
 
+def exporting() -> bool:
+    """Return True if torch.export traces. The public function is constantly True under torch.compile in PyTorch 2.11."""
+    return torch.compiler._is_exporting_flag
+
+
 def asks_function_modes() -> bool:
     """Return True if a torch-function mode is open that is neither PyTorch's own, as tracers have them, nor ours.
 

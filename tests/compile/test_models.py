@@ -77,3 +77,18 @@ def test_a_swapped_model_is_compiled_as_it_was(name, monkeypatch):
         cupyops.swap(model)
         assert compile_anew() == (plain, 0)
     assert compile_anew()[1] > 0
+
+
+@pytest.mark.gpu
+def test_a_compiler_sees_pytorch_s_functions_of_a_swapped_model_on_a_gpu():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Softmax(-1))
+    x, seen = torch.rand(8, 64, device="cuda"), []
+
+    def keep(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    cupyops.swap(model.cuda())
+    with cupyops.never_slower():
+        torch.testing.assert_close(torch.compile(model, backend=keep)(x), model(x))
+    assert len(seen) == 4 and not any("cupyops" in target for target in seen)

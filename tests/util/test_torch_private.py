@@ -419,3 +419,23 @@ def test_skipped_by_dynamo():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: outer(x * 2) * 2, backend="eager")
     assert compiled(torch.ones(1)) == 6 and seen == [False]
+
+
+def test_torch_export_is_told_from_torch_compile():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x.sin() if torch_private.exporting() else x.cos()
+
+    model, x, seen = Model(), torch.rand(3), []
+
+    def keep(graph, inputs):
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_method")
+        return graph
+
+    assert not torch_private.exporting()
+    torch.testing.assert_close(torch.compile(model, backend=keep)(x), x.cos())
+    assert seen == ["cos"]
+    for strict in (False, True):
+        exported = torch.export.export(model, (x,), strict=strict).module()
+        torch.testing.assert_close(exported(x), x.sin())
+    assert not torch_private.exporting()

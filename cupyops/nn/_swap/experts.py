@@ -51,11 +51,8 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
 
 def _is_plain(module: Any, x: Tensor) -> bool:
     """Return whether experts are a gate and two products, all of them here, and are called as they are."""
-    if (
-        is_dynamo_compiling()
-        or torch_private.functorch_active()
-        or torch_private.forward_mode()
-        or type(x) is not Tensor
+    if not is_dynamo_compiling() and (
+        torch_private.functorch_active() or torch_private.forward_mode() or type(x) is not Tensor
     ):
         return False
     others = ("has_bias", "has_post_expert_norm", "_is_expert_parallel")

@@ -20,7 +20,6 @@ from ..._kernel.graph import capturing
 from . import experts, packed
 
 ATTENTION = "cupyops"
-_SDPA = "transformers.integrations.sdpa_attention"
 _EXTRA = frozenset(("position_bias", "softcap", "s_aux", "sinks"))  # that "sdpa" may know of
 
 
@@ -51,7 +50,7 @@ def table_of(value: Any, exact: bool) -> Table | None:
     """Return our table for one of transformers, None for anything else. With `exact`, experts are left alone."""
     if "transformers" not in sys.modules or not str(type(value).__module__).startswith("transformers."):
         return None
-    importlib.import_module(_SDPA)
+    _load()
     from transformers import AttentionInterface  # type: ignore[import-not-found]
 
     if isinstance(value, AttentionInterface):
@@ -66,9 +65,17 @@ def _attention_instead(name: str, found: Any) -> Any:
     return attention if found is _their_attention() else found
 
 
+_sdpa: Any = None  # transformers' module: torch.compile cannot read it from sys.modules, and an import costs each call time
+
+
+def _load() -> None:
+    global _sdpa
+    _sdpa = importlib.import_module("transformers.integrations.sdpa_attention")
+
+
 def _their_attention() -> Any:
-    """Return transformers' function of "sdpa", without an import statement, which costs each call a microsecond."""
-    return sys.modules[_SDPA].sdpa_attention_forward
+    """Return transformers' function of "sdpa"."""
+    return _sdpa.sdpa_attention_forward
 
 
 def _experts_instead(name: str, found: Any) -> Any:
@@ -96,7 +103,7 @@ def register() -> None:
     Example:
         >>> cupyops.integrations.transformers.register()
     """
-    importlib.import_module(_SDPA)
+    _load()
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
 
     AttentionInterface.register(ATTENTION, attention)
