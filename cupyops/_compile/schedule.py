@@ -68,7 +68,7 @@ class Schedule:
         Reuse(lowering, self.groups, self.reads, self._runs_after)
         for group in self.groups:
             trace = Trace(group.stores, exact=lowering.exact)
-            trace.by_rows()
+            trace.reorder()
             group.trace, group.kernel = trace, Rendered(trace)
         self._bundle()
         self.units = self._side_by_side(self._sorted())

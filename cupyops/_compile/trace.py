@@ -105,18 +105,25 @@ class Trace:
                 self._divide(split)
         raise Reject("too many loops")
 
-    def by_rows(self) -> None:
-        """Let a pointwise kernel that reads parameters of its innermost dimensions go by rows, several to a thread."""
-        rows = self._rows_of_parameters()
-        if rows is None:
-            return
-        flat, digits = self.space, self.digits
-        self.space, self.digits = rows, {}
-        try:
-            self._run()
-        except Reject:
-            self.space, self.digits = flat, digits
-            self._run()
+    def reorder(self) -> None:
+        """Let a pointwise kernel go as its results lie in memory, and by rows where it reads parameters of these."""
+        for better in (self._as_written, self._rows_of_parameters):
+            if (space := better()) is None:
+                continue
+            before, self.space, self.digits = (self.space, self.digits), space, {}
+            try:
+                self._run()
+            except Reject:
+                self.space, self.digits = before
+                self._run()
+
+    def _as_written(self) -> Space | None:
+        """Loops of the largest result that is written; the first value that is computed may lie in another order."""
+        written = [s for s in self.stores if s.needed]
+        if self.space.kind != "flat" or not written:
+            return None
+        space = Space.of(written)
+        return space if space != self.space else None
 
     def _rows_of_parameters(self) -> Space | None:
         if self.space.kind != "flat":

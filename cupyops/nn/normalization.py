@@ -15,8 +15,6 @@ from ..ops._batch_norm_act import batch_norm_act
 from ..ops._group_norm import group_norm, group_norm_alike
 from ..ops._layer_norm import layer_norm
 from ..ops._rms_norm import rms_norm
-from .measured import batch_norm_act_measured
-from .pointwise import moments_of
 from .twin import Twin, parameter
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -187,11 +185,6 @@ def over_batch(module: Any, input: Any, *residual: Any, function: Any = batch_no
     training = module.training or (mean is None and var is None)
     if module.training and not module.track_running_stats:
         mean = var = None
-    if training and (moments := moments_of(input)) is not None:
-        if function is batch_norm_act:
-            more.setdefault("activation", "relu")
-        of = mean, var, module.weight, module.bias, momentum, module.eps, moments
-        return batch_norm_act_measured(input, *of, **more)
     weight, bias = parameter(module, "weight"), parameter(module, "bias")
     return function(input, mean, var, weight, bias, training, momentum, module.eps, **more)  # type: ignore[no-any-return]
 

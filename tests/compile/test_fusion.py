@@ -67,6 +67,15 @@ CASES = {
         1,
     ),
     "four reductions": (lambda a: (a.mean(), a.sum(0), a.amax(1), a.var(1)), [rand(32, 48)], 2, 1),
+    "sums of an odd number of columns": (lambda a: a.float().sum(0), [rand(700, 3, 7, 7, dtype=HALF)], 2, 1),
+    "sums of few rows and an odd number of columns": (lambda a: a.sum(0), [rand(40, 3, 7, 7)], 1, 0),
+    "sums of tiles that are partly empty": (lambda a: (a.sum(0), a.exp()), [rand(600, 96, dtype=HALF)], 2, 1),
+    "layer_norm of an image's channels": (
+        lambda a, w, b: F.layer_norm(a.flatten(2).mT, (48,), w, b),
+        [rand(2, 48, 5, 5, dtype=HALF), rand(48, dtype=HALF), rand(48, dtype=HALF)],
+        1,
+        2,
+    ),
     "permuted": (lambda a: (a.view(4, 8, 2, 16).transpose(1, 2) * 2).reshape(8, -1), [rand(4, 8, 32)], 1, 1),
 }
 
@@ -89,3 +98,22 @@ def test_texts_do_not_depend_on_addresses(monkeypatch):
         return function.runners[0].make(()).text()
 
     assert text(1) == text(-1)
+
+
+def text_of(function, *arguments):
+    fast = traced(function)
+    fast(*arguments)
+    return fast.runners[0].make(()).text()
+
+
+def test_what_is_read_one_by_one_is_read_once():
+    """Rows that lie across memory, as the channels of an image, are kept for the next reduction as other rows are."""
+    text = text_of(lambda a: [F.layer_norm(a.flatten(2).mT, (48,))], rand(2, 48, 5, 5, grad=False))
+    assert text.count("load(g0[") == 1
+
+
+def test_a_pointwise_kernel_goes_as_its_result_lies():
+    """The first of its values, which it alone uses, may lie in another order."""
+    x = channels_last(rand(2, 8, 4, 4, grad=False))
+    text = text_of(lambda x: [F.interpolate(x, scale_factor=2, mode="bilinear").relu()], x)
+    assert "Vector<float, 4> w0" in text and "*(const Vector<float, 4>*)(g0 + " in text

@@ -13,7 +13,7 @@ from cupyops._dispatch.core import library
 from cupyops._dispatch.core.gpu import Gpu
 from cupyops._dispatch.gemm import linear as products
 from cupyops.nn import activation
-from cupyops.nn._swap import activations
+from cupyops.nn._swap import activations, packed
 
 H200 = Gpu(
     capability=9, multiprocessors=132, shared=232448, shared_total=233472, threads=2048, l2=50 << 20, library=True
@@ -166,3 +166,31 @@ class TestDropout:
         layer.p = 1.5
         with pytest.raises(cupyops.InputError, match="p is 1.5"):
             layer(x)
+
+
+class TestAttention:
+    @pytest.fixture
+    def asked(self, at_once, monkeypatch):
+        """Attention in which PyTorch's function is the faster; the list of what was asked for that."""
+        found = []
+        definition = SimpleNamespace(why_not=lambda args: found.append(args) or library.FASTER)
+        monkeypatch.setattr(packed, "_sdpa", SimpleNamespace(definition=definition))
+        monkeypatch.setattr(packed, "scaled_dot_product_attention", lambda *args, **options: "ours")
+        packed._pytorchs.clear()
+        yield found
+        packed._pytorchs.clear()
+
+    def test_without_a_gradient(self, asked):
+        q, k, v = (torch.randn(1, heads, 5, 8) for heads in (4, 2, 2))
+        for _ in range(3):
+            with torch.inference_mode():
+                y = packed.attention(q, k, v, is_causal=True, enable_gqa=True)
+            assert torch.equal(y, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+        assert len(asked) == 1 and asked[0][3:] == (None, 0.0, True, None, True)
+
+    def test_not_with_a_gradient_a_mask_or_dropout(self, asked):
+        q = torch.randn(1, 2, 5, 8)
+        assert packed.attention(q, q, q) == "ours"
+        with torch.no_grad():
+            assert packed.attention(q, q, q, dropout_p=0.5) == packed.attention(q, q, q, q @ q.mT) == "ours"
+        assert not asked

@@ -1,5 +1,5 @@
-"""Convolutions in graphs of ATen calls: of one tap, with what is beside them in one product, as `cupyops.nn.pointwise` has
-them after a swap; and of few channels in blocks of pixels, as `cupyops.nn.blocks` has them.
+"""Convolutions in graphs of ATen calls: of one tap, with what is beside them in one product; and of few channels in blocks
+of pixels, as `cupyops.nn.blocks` has them.
 """
 
 from __future__ import annotations

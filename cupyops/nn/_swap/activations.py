@@ -21,8 +21,7 @@ from ...ops._silu import silu
 from ...ops._swiglu import swiglu
 from ..activation import is_small
 from . import proof
-from .classes import Class, Recipe, kind
-from .neighbours import is_unheard
+from .classes import Class, Recipe, is_unheard, kind
 from .tracing import State, Traced, Unknown, name_of, probe
 
 Function = Callable[..., Tensor]

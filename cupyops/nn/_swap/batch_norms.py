@@ -21,14 +21,15 @@ from torch.nn import functional as F
 
 from ... import nn
 from ..._dispatch.batch_norm.act import why_apart
+from ..._dispatch.core import library
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof
 from .calls import OURS
-from .classes import Class, Recipe, kind
-from .neighbours import NORMS, are_joined, convolved, inside, is_unheard, read
+from .classes import Class, Recipe, is_unheard, kind
 from .tracing import State, Traced, Unknown, name_of, probe
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CHANNELS = 4  # of what is compared
 
 
@@ -79,6 +80,11 @@ def _is_one_pass(norm: Any, x: Any) -> bool:
     return why_apart(x, norm.training or norm.running_mean is None) is None
 
 
+def _is_apart(module: Module, x: Any) -> bool:
+    """Return whether PyTorch's functions are the fastest for each step, as they are in evaluation."""
+    return not module.training and isinstance(x, Tensor) and library.at_once(x)
+
+
 def _are_alike(x: Any, residual: Any) -> bool:
     if not isinstance(x, Tensor) or not isinstance(residual, Tensor):
         return False
@@ -93,7 +99,7 @@ def in_sequence(module: Module) -> Recipe | None:
     if not isinstance(module, torch.nn.Sequential) or inspect.unwrap(type(module).forward) is not _SEQUENTIAL:
         return None
     inside = [*module._modules.values()]
-    found = any((is_norm(one) and is_relu(other)) or are_joined(one, other) for one, other in pairwise(inside))
+    found = any(is_norm(one) and is_relu(other) for one, other in pairwise(inside))
     return Recipe("sequence", (), "batch_norm_act in its forward", exact=False) if found else None
 
 
@@ -102,17 +108,16 @@ _SEQUENTIAL = torch.nn.Sequential.forward
 
 @kind
 def sequence(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type, ...], dict[str, Any]]:
-    """A Sequential that calls a normalisation and the relu behind it at once, and a convolution with a look at the next."""
+    """A Sequential that calls a normalisation and the relu behind it at once."""
 
     before: Any = cls.forward
 
     @functools.wraps(before)
     def forward(self: Module, input: Any) -> Any:
-        if cls.forward is not before:
+        if cls.forward is not before or _is_apart(self, input):
             return cls.forward(self, input)
         norm = None
-        modules = [*self._modules.values()]
-        for module, follows in zip(modules, [*modules[1:], None]):
+        for module in self._modules.values():
             if norm is not None and is_relu(module):
                 input, norm = normalised(norm, module, (), input), None
                 continue
@@ -120,8 +125,6 @@ def sequence(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[t
                 input, norm = norm(input), None
             if isinstance(input, Tensor) and is_norm(module):
                 norm = module
-            elif are_joined(module, follows):
-                input = convolved(module, follows, input)
             else:
                 input = module(input)  # type: ignore[misc]
         return input if norm is None else norm(input)
@@ -144,8 +147,6 @@ def recognised(module: Module, traced: Traced) -> Recipe:
     joined = sum([_join(module, graph, node) for node in reversed([*graph.nodes])])
     if not joined:
         raise Unknown("nothing follows its normalisations that could be joined with them")
-    for node in [*graph.nodes]:
-        read(module, graph, node, normalised)
     for node in graph.nodes:
         if node.op == "call_function" and node.target is getattr(F, name_of(node), None):
             node.target = OURS.get(name_of(node), node.target)
@@ -201,9 +202,14 @@ def _join(module: Module, graph: fx.Graph, act: fx.Node) -> bool:
     return True
 
 
+def _inside(module: Module, node: fx.Node) -> Any:
+    """The module that a node calls."""
+    return module._modules.get(str(node.target))
+
+
 def _is_relu_call(module: Module, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return len(node.args) == 1 and not node.kwargs and type(inside(module, node)) is nn.ReLU
+        return len(node.args) == 1 and not node.kwargs and type(_inside(module, node)) is nn.ReLU
     inplace = node.kwargs.get("inplace", node.args[1] if len(node.args) > 1 else False)
     return name_of(node) in ("relu", "relu_") and node.op != "placeholder" and bool(node.args) and type(inplace) is bool
 
@@ -212,7 +218,7 @@ def _norm_before(module: Module, node: Any) -> tuple[fx.Node, list[fx.Node]] | N
     """The normalisation that a node is, or is the result of by way of Identity modules; each with no other use."""
     between: list[fx.Node] = []
     while isinstance(node, fx.Node) and node.op == "call_module" and len(node.args) == 1 and len(node.users) == 1:
-        one = inside(module, node)
+        one = _inside(module, node)
         if type(one) in NORMS:
             return node, between
         if type(one) is not torch.nn.Identity:
@@ -227,7 +233,7 @@ def _is_fresh(module: Module, node: Any) -> bool:
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
     if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) != 1:
         return False
-    return isinstance(inside(module, node), convolutions)
+    return isinstance(_inside(module, node), convolutions)
 
 
 def _follow_directly(nodes: list[fx.Node]) -> bool:
@@ -245,7 +251,7 @@ def batch_norms(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tupl
 
     @functools.wraps(before)
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not holds(self):
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or _is_apart(self, args[0]) or not holds(self):
             return cls.forward(self, *args, **kwargs)
         return written(self, args[0])
 

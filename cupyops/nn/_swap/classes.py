@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from ... import nn
+from ..._util import torch_private
 from ..twin import not_scriptable
 from .tracing import NOTHING, State
 
@@ -104,6 +105,13 @@ def is_library(module: str) -> bool:
     """Return whether a Python module is PyTorch's or ours; the models of the benchmark are such as anybody writes."""
     root, _, rest = module.partition(".")
     return root == "torch" or (root == "cupyops" and rest.partition(".")[0] != "bench")
+
+
+def is_unheard(module: Module) -> bool:
+    """Return whether nobody listens to a module, or has given it a forward of its own."""
+    own = module.__dict__
+    heard = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return not (heard or "forward" in own or torch_private.module_hooks())
 
 
 def is_derived(cls: type) -> bool:

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.nn import functional as F
 
+from ..._dispatch.core import library
 from ..._dispatch.core.gpu import gpu
 from ..._kernel.kernel import executors
-from ..._util import torch_private
+from ..._util import observed, torch_private
 from ...ops._packed_attention import _packed_attention, are_all_of, packed_attention
 from ...ops._scaled_dot_product_attention import _sdpa, scaled_dot_product_attention
 
@@ -47,6 +49,8 @@ def attention(
             if found is not None:
                 return found
         query, key, value = _Parts.apply(whole, sizes, strides, offsets)
+    elif attn_mask is None and not dropout_p and _is_pytorch((query, key, value), is_causal, options):
+        return F.scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, **options)
     return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
 
@@ -71,6 +75,21 @@ def _by_kernels(
     return packed_attention(whole, sizes, strides, offsets, is_causal, scale) if serves else None
 
 
+def _is_pytorch(given: tuple[Tensor, Tensor, Tensor], is_causal: bool, options: dict[str, Any]) -> bool:
+    """Return whether PyTorch's function is the faster without a gradient, so that it may be called at once."""
+    if torch.is_grad_enabled() or not all(type(one) is Tensor for one in given) or not library.at_once(given[0]):
+        return False
+    lie = tuple((one.dtype, one.shape, one.stride()) for one in given)
+    key = (gpu(given[0].device), lie, is_causal, options.get("scale"), options.get("enable_gqa", False))
+    if (found := _pytorchs.get(key)) is None:
+        if len(_pytorchs) >= _MOST:
+            _pytorchs.clear()
+        reason = _sdpa.definition.why_not((*given, None, 0.0, *key[2:]))
+        found = _pytorchs[key] = isinstance(reason, observed.Faster)
+    return found
+
+
+_pytorchs: dict[Any, bool] = {}  # by GPU, dtypes, sizes, strides and options
 _served: dict[Any, bool] = {}  # by GPU, dtype, sizes, strides, offsets and options
 _MOST = 256
 

@@ -65,7 +65,9 @@ def _attention_instead(name: str, found: Any) -> Any:
     return attention if found is _their_attention() else found
 
 
-_sdpa: Any = None  # transformers' module: torch.compile cannot read it from sys.modules, and an import costs each call time
+_sdpa: Any = (
+    None  # transformers' module: torch.compile cannot read it from sys.modules, and an import costs each call time
+)
 
 
 def _load() -> None:
