@@ -33,11 +33,14 @@ def go_plainly(by: int = 1) -> None:
         unplanned += by
 
 
+def compiler_fuses() -> bool:
+    """Return True if torch.compile traces, to which a swapped module is what it was; torch.export is shown our operators."""
+    return prefers_library and torch.compiler.is_dynamo_compiling() and not torch_private.exporting()
+
+
 def is_left_to_compilers(x: Any) -> bool:
-    """Return True if torch.compile traces, and is to see PyTorch's functions; a graph of torch.export has our operators."""
-    if not torch.compiler.is_dynamo_compiling() or torch_private.exporting():
-        return False
-    return isinstance(x, torch.Tensor) and x.is_cuda and prefers_library
+    """Return True if torch.compile traces, and is to see PyTorch's functions of a tensor on a GPU."""
+    return compiler_fuses() and isinstance(x, torch.Tensor) and x.is_cuda
 
 
 _when_settings_change: list[Callable[[], None]] = []

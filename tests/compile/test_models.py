@@ -70,13 +70,13 @@ def test_a_swapped_model_is_compiled_as_it_was(name, monkeypatch):
         torch._dynamo.reset()
         graphs.clear()
         architectures.step(torch.compile(model, backend=keep), batch)
-        return len(graphs), sum(target.startswith("cupyops.") for graph in graphs for target in graph)
+        return [list(graph) for graph in graphs]
 
     with cupyops.never_slower():
-        plain, _ = compile_anew()
+        plain = compile_anew()
         cupyops.swap(model)
-        assert compile_anew() == (plain, 0)
-    assert compile_anew()[1] > 0
+        assert compile_anew() == plain
+    assert any(target.startswith("cupyops.") for graph in compile_anew() for target in graph)
 
 
 @pytest.mark.gpu

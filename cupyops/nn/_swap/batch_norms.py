@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from ... import nn
 from ..._dispatch.batch_norm.act import why_apart
 from ..._dispatch.core import library
+from ..._util import observed
 from ...ops._batch_norm_act import batch_norm_act
 from ..normalization import over_batch
 from . import proof
@@ -81,8 +82,8 @@ def _is_one_pass(norm: Any, x: Any) -> bool:
 
 
 def _is_apart(module: Module, x: Any) -> bool:
-    """Return whether PyTorch's functions are the fastest for each step, as they are in evaluation."""
-    return not module.training and isinstance(x, Tensor) and library.at_once(x)
+    """Return whether PyTorch's functions are the fastest for each step, as in evaluation, or a compiler fuses them."""
+    return observed.compiler_fuses() or (not module.training and isinstance(x, Tensor) and library.at_once(x))
 
 
 def _are_alike(x: Any, residual: Any) -> bool:

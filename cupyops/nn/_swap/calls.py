@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from ... import ops
+from ..._util import observed
 from . import packed, positions, rotary, tables
 from .classes import Class, Recipe, is_library, kind, twins
 from .tracing import State, Unknown, codes, is_pytorchs
@@ -98,8 +99,7 @@ def recognised(module: Module, options: Options) -> Recipe:
     told = {f"{b.__module__}.{b.__qualname__}" for b in cls.__mro__[:-1] if "__init_subclass__" in vars(b)}
     if is_library(cls.__module__) or not told <= _HARMLESS:
         raise Unknown("no module of torch.nn")
-    found: list[str] = []
-    _methods(cls, options, found)
+    found = [name for _, names in _methods(cls, options).values() for name in names]
     twin = next((base for base in cls.__mro__ if base in twins()), None)
     if twin is not None and _asks_super(cls, twin):
         found.append(f"cupyops.nn.{twin.__name__} as its base")
@@ -114,17 +114,22 @@ def calls(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[type
     """A class with copies of the methods of its own that call functions of PyTorch which cupyops has."""
     twin = next((base for base in cls.__mro__ if base in twins()), None)
     bases = (cls, twins()[twin]) if twin is not None and _asks_super(cls, twin) else (cls,)
-    return bases, {name: _while_it_is(cls, name, copied) for name, copied in _methods(cls, values[0], []).items()}
+    return bases, {name: _while_it_is(cls, name, *made) for name, made in _methods(cls, values[0]).items()}
 
 
-def _while_it_is(cls: Class, name: str, copied: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that is `copied` while the class has the method of which that is a copy."""
+def _while_it_is(cls: Class, name: str, copied: Callable[..., Any], found: list[str]) -> Callable[..., Any]:
+    """A method that is `copied` while the class has the method of which that is a copy.
+
+    torch.compile has the class's own, whose functions it fuses, unless that calls experts: of them it would not make groups.
+    """
     before: Any = getattr(cls, name)
+    is_fused = tables.OF_EXPERTS not in found
 
     @functools.wraps(before)
     def method(self: Module, *args: Any, **kwargs: Any) -> Any:
         now = getattr(cls, name)
-        return copied(self, *args, **kwargs) if now is before else now(self, *args, **kwargs)
+        ours = now is before and not (is_fused and observed.compiler_fuses())
+        return copied(self, *args, **kwargs) if ours else now(self, *args, **kwargs)
 
     return method
 
@@ -135,9 +140,9 @@ def _asks_super(cls: Class, twin: Class) -> bool:
     return forward is twin.forward or {"super", "forward"} <= set(forward.__code__.co_names)
 
 
-def _methods(cls: Class, options: Options, found: list[str]) -> dict[str, Any]:
-    """The methods of a class, by name, that are to be others."""
-    made: dict[str, Any] = {}
+def _methods(cls: Class, options: Options) -> dict[str, tuple[Any, list[str]]]:
+    """The methods of a class, by name, that are to be others, with the names of what these call."""
+    made: dict[str, tuple[Any, list[str]]] = {}
     for base in cls.__mro__:
         if base.__module__.split(".")[0] == "torch" or base is object:
             break
@@ -146,8 +151,9 @@ def _methods(cls: Class, options: Options, found: list[str]) -> dict[str, Any]:
                 continue  # nothing to call, or another class has one in its place
             if name != "forward" and (name not in _called(cls) or name.startswith("__")):
                 continue
+            found: list[str] = []
             if (copied := rewritten(method, options, found)) is not None:
-                made[name] = copied
+                made[name] = copied, found
     return made
 
 

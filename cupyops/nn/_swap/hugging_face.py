@@ -17,7 +17,7 @@ from ...ops._cross_entropy import cross_entropy_fp32
 from . import calls, classes, heads, proof
 from .experts import EXPERTS
 from .report import Reason
-from .tables import ATTENTION
+from .tables import ATTENTION, OF_EXPERTS
 
 _HALF = (torch.float16, torch.bfloat16)
 _NO_MODEL = "logits: kept, since no model of transformers has a loss of its own"
@@ -54,7 +54,7 @@ def _of_tables(models: Iterable[Module]) -> list[str]:
             said.append(f'attention: "sdpa", now "{ATTENTION}"')
         elif now not in (None, "sdpa", ATTENTION):
             said.append(f'attention: "{now}", kept: only "sdpa" is the same function')
-        if "experts" in used:
+        if OF_EXPERTS in used:
             implementation = getattr(model.config, "_experts_implementation", None)
             said.append(f'experts: "{implementation}", now "{EXPERTS}"')
     return said

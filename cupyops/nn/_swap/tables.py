@@ -20,6 +20,7 @@ from ..._kernel.graph import capturing
 from . import experts, packed
 
 ATTENTION = "cupyops"
+OF_EXPERTS = "experts"  # as a report names them
 _EXTRA = frozenset(("position_bias", "softcap", "s_aux", "sinks"))  # that "sdpa" may know of
 
 
@@ -57,7 +58,7 @@ def table_of(value: Any, exact: bool) -> Table | None:
         return Table(value, "attention", _attention_instead)
     theirs = _experts_interface()
     if theirs is not None and not exact and isinstance(value, type(theirs)):
-        return Table(value, "experts", _experts_instead)
+        return Table(value, OF_EXPERTS, _experts_instead)
     return None
 
 

@@ -27,6 +27,8 @@ from torch import Tensor, fx
 from torch.nn import Module
 from torch.nn import functional as F
 
+from ..._util import observed
+
 
 class Unknown(Exception):
     """A module's computation is not one of the patterns.
@@ -129,9 +131,12 @@ class State(NamedTuple):
         return self._replace(values=tuple(one for one in self.values if one[0] not in paths))
 
     def check(self, cls: type[Module]) -> Callable[[Module], bool]:
-        """A function of a module that tells whether all is as it was, for modules that had the class `cls`."""
-        scope: dict[str, Any] = {"cls": cls, "same": _same}
-        tests = []
+        """A function of a module that tells whether all is as it was, for modules that had the class `cls`.
+
+        It is False where torch.compile traces, which then has the module's own forward, and fuses that.
+        """
+        scope: dict[str, Any] = {"cls": cls, "same": _same, "compiler_fuses": observed.compiler_fuses}
+        tests = ["not compiler_fuses()"]
         for at, (path, value) in enumerate(self.values):
             scope[f"v{at}"] = value
             tests.append(f"(self.{path} is v{at} or same(self.{path}, v{at}))")
@@ -147,13 +152,13 @@ class State(NamedTuple):
             if place:
                 tests.append(f"getattr(g{at}, {name!r}, None) is f{at}")
             elif name == "forward":
-                tests.insert(0, f"cls.forward is f{at}")
+                tests.insert(1, f"cls.forward is f{at}")
             else:
                 tests.append(f"getattr(self.{name}, '__func__', self.{name}) is f{at}")
         for at, (place, name, value) in enumerate(self.constants):
             scope |= {f"c{at}": value, f"d{at}": sys.modules[place]}
             tests.append(f"same(getattr(d{at}, {name!r}, None), c{at})")
-        made: Callable[[Module], bool] = eval(f"lambda self: {' and '.join(tests) or 'True'}", scope)
+        made: Callable[[Module], bool] = eval(f"lambda self: {' and '.join(tests)}", scope)
         return made
 
 
