@@ -24,6 +24,7 @@ from .function import Compiled, CompiledBlock, Made, Members, Names, Reduction
 from .layout import Layout, lay_out
 from .products import Products, find
 from .ptx import (
+    SIZES,
     Address,
     Function,
     Immediate,
@@ -53,6 +54,11 @@ _FEATURES = (
     ("tex|tld4|txq|istypep", "textures", "read the tensor through its pointer"),
     ("suld|sust|sured|suq", "surfaces", "read and write the tensor through its pointer"),
     ("cp.*im2col", "TMA tiles by im2col", "bring the rows by tiles, or by cp.async"),
+    (r"cp.*\.(cp_mask|tile::)", "copies of chosen bytes or rows", "bring each run of them by a copy of its own"),
+    (r"st\.bulk", "bulk stores of zeros", "store them by threads"),
+    (r"(ld|st)matrix.*\.b8", "matrices of bytes", "load and store them by threads"),
+    (r"mma.*\.kind::", "block-scaled matrix products", "take mma.sync of fp8, and scale its sums"),
+    (r"cvt\.rs", "conversions that round at random", "round to the nearest"),
     ("tensormap", "tensor maps that kernels change", "give the kernel one map for each tensor"),
     ("multimem", "multicast objects of several GPUs", "there is one GPU here: load and add by its own address"),
     ("clusterlaunchcontrol", "cluster launch controls", "take the next piece of work by atomicAdd()"),
@@ -63,6 +69,20 @@ _FEATURES = (
     (r".*\.(e2m1|e2m3|e3m2)", "conversions to fp4 and fp6", "take fp8"),
     (r".*\.b128", "atomics and moves of 128 bits", "take two of 64 bits under a lock"),
 )
+# words in the names of instructions with a writer of their own, beside types and hints for caches: any other may change what
+# they do, and is refused
+_WORD_LIST = """
+    global local const param param::entry param::func shared shared::cta shared::cluster to unified nc v2 v4 v8 ca cg
+    cs lu cv wb wt L1 L2 weak volatile relaxed acquire release acq_rel sc mmio cta cluster gpu sys gl noftz add inc
+    dec min max and or xor exch cas popc abs NaN sync aligned warp uni all any ballot up down bfly idx async bulk
+    reduce tensor prefetch tile read 1d 2d 3d 4d 5d bulk_group commit_group wait_group wait_all wait arrive red noinc
+    mbarrier mbarrier::complete_tx::bytes multicast::cluster init inval arrive_drop expect_tx complete_tx test_wait
+    try_wait pending_count noComplete parity proxy alias async::generic tensormap tensormap::generic mbarrier_init
+    sync_restrict::shared::cta sync_restrict::shared::cluster launch_dependents m8n8 x1 x2 x4 trans fractional range
+    cvt mask
+"""
+_WORDS = frozenset(_WORD_LIST.split()) | SIZES.keys()
+_STRICT = frozenset(("mma", "wmma", "wgmma", "call"))  # whose writers take no word that they do not know
 _PURE = frozenset(("mov", "cvta", "isspacep"))
 
 
@@ -180,6 +200,14 @@ def _refused(error: UnsupportedInstruction, instruction: Instruction) -> Unsuppo
             error = UnsupportedInstruction(f"{feature} ({instruction.name}) are not covered: {instead}")
             break
     return UnsupportedInstruction(str(error), instruction)
+
+
+@functools.cache
+def _check_words(opcode: str, words: tuple[str, ...]) -> None:
+    """Raise `UnsupportedInstruction` for a word that no writer heeds."""
+    for word in () if opcode in _STRICT else words:
+        if word not in _WORDS and not word.startswith(("L1::", "L2::")):
+            raise UnsupportedInstruction(f"`.{word}` of {opcode} is not covered")
 
 
 def _computes(opcode: str, modifiers: tuple[str, ...], operands: int, worst: bool, first: bool) -> Callable[..., Any]:
@@ -331,6 +359,7 @@ class BlockWriter:
         handler = HANDLERS.get(instruction.opcode)
         try:
             if handler is not None:
+                _check_words(instruction.opcode, instruction.modifiers)
                 handler(self, instruction)
             else:
                 self._arithmetic(instruction)
