@@ -164,20 +164,8 @@ def forms(text: str) -> dict[str, str]:
 
 def _short(name: str) -> str:
     """`mbarrier.init` of `mbarrier.init.shared.b64`, `add` of `add.s32`."""
-    keeps = (
-        "mbarrier",
-        "bar",
-        "barrier",
-        "fence",
-        "cp",
-        "wgmma",
-        "tcgen05",
-        "multimem",
-        "tensormap",
-        "griddepcontrol",
-        "st",
-        "ld",
-    )
+    keeps = ("mbarrier", "bar", "barrier", "fence", "cp", "wgmma", "tcgen05", "multimem", "tensormap",
+             "griddepcontrol", "st", "ld")  # fmt: skip
     words = name.split(".")
     if words[0] not in keeps:
         return words[0]
