@@ -46,6 +46,7 @@ FORMS = {
         mov.b32 %r1, %r2 | prmt.b32 %r1, %r2, %r3, %r4 | cvt.rn.f16.f32 %h1, %f1 | cvt.pack.sat.s16.s32 %r1, %r2, %r3
         cvt to fp8: cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2
         cvt to fp6, fp4: cvt.rn.satfinite.e2m1x2.f32 %b1, %f1, %f2
+        cvt.rs: cvt.rs.f16x2.f32 %r1, %f1, %f2, %r3
         cvta.to.global.u64 %rd1, %rd2 | isspacep.shared %p1, %rd1 | mapa.shared::cluster.u32 %r1, %r2, %r3
         getctarank.u64 %r1, %rd1 | createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0
     """,
@@ -54,10 +55,14 @@ FORMS = {
         st.shared.b32 [%r1], %r2 | st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r1], %r2, [%r3]
         st.bulk.weak.shared::cta [%rd1], %rd2, 0 | prefetch.global.L2 [%rd1] | prefetchu.L1 [%rd1]
         applypriority.global.L2::evict_normal [%rd1], 128 | discard.global.L2 [%rd1], 128
-        multimem.ld_reduce.global.add.f32 %f1, [%rd1]
+        multimem.ld_reduce.global.add.f32 %f1, [%rd1] | multimem.st.global.f32 [%rd1], %f1
     """,
     "asynchronous copies": """
-        cp.async.ca.shared.global [%r1], [%rd1], 16 | cp.async.mbarrier.arrive.shared.b64 [%r1]
+        cp.async.ca.shared.global [%r1], [%rd1], 16 | cp.async.mbarrier.arrive.shared.b64 [%r1] | cp.async.commit_group
+        cp.async.wait_group 0 | cp.async.bulk.commit_group | cp.async.bulk.wait_group.read 0
+        cp.async.bulk .cp_mask: cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], %r2, %h1
+        cp.async.bulk.tensor .tile::gather4: cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4
+            .mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r2, %r3, %r4, %r5}], [%r6]
         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], %r2, [%r3]
         cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r1], %r2
         cp.async.bulk.prefetch.L2.global [%rd1], %r1
@@ -93,7 +98,7 @@ FORMS = {
         mbarrier.arrive_drop.shared.b64 %rd1, [%r1] | mbarrier.expect_tx.relaxed.cta.shared.b64 [%r1], %r2
         mbarrier.complete_tx.relaxed.cta.shared.b64 [%r1], %r2 | mbarrier.test_wait.shared.b64 %p1, [%r1], %rd1
         mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r2 | mbarrier.pending_count.b64 %r1, %rd1
-        griddepcontrol.wait
+        griddepcontrol.wait | griddepcontrol.launch_dependents
         clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%rd1], [%rd2]
     """,
     "warps": """
@@ -103,6 +108,7 @@ FORMS = {
     """,
     "matrices": """
         ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2] | stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r2}
+        stmatrix .b8: stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r1], {%r2}
         ldmatrix .b8: ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3]
         movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2
         wmma: wmma.load.a.sync.aligned.row.m16n16k8.global.tf32 {%r1, %r2, %r3, %r4}, [%rd1], %r5
@@ -125,7 +131,7 @@ FORMS = {
     """,
 }
 
-_KERNEL = """.version 8.7
+KERNEL = """.version 8.7
 .target sm_90a
 .address_size 64
 .visible .entry form(.param .u64 form_param_0)
@@ -143,7 +149,7 @@ def forms(text: str) -> dict[str, str]:
     lines: list[str] = []
     for line in text.strip("\n").splitlines():
         if line.startswith(" " * 12) and lines:
-            lines[-1] += " " + line.strip()
+            lines[-1] += f" {line.strip()}".replace(" .", ".")
         elif line.strip():
             lines.append(line.strip())
     found: dict[str, str] = {}
@@ -158,20 +164,8 @@ def forms(text: str) -> dict[str, str]:
 
 def _short(name: str) -> str:
     """`mbarrier.init` of `mbarrier.init.shared.b64`, `add` of `add.s32`."""
-    keeps = (
-        "mbarrier",
-        "bar",
-        "barrier",
-        "fence",
-        "cp",
-        "wgmma",
-        "tcgen05",
-        "multimem",
-        "tensormap",
-        "griddepcontrol",
-        "st",
-        "ld",
-    )
+    keeps = ("mbarrier", "bar", "barrier", "fence", "cp", "wgmma", "tcgen05", "multimem", "tensormap",
+             "griddepcontrol", "st", "ld")  # fmt: skip
     words = name.split(".")
     if words[0] not in keeps:
         return words[0]
@@ -182,7 +176,7 @@ def _short(name: str) -> str:
         "async", "bulk", "reduce", "prefetch", "mbarrier", "sync", "arrive", "red", "warp", "cluster", "wait", "proxy",
         "init", "inval", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count", "fence",
         "commit_group", "wait_group", "alloc", "commit", "ld_reduce", "replace", "cp_fenceproxy", "mbarrier_init",
-        "tensormap",
+        "tensormap", "launch_dependents", "st",
     ):  # fmt: skip
         last += 1
     return ".".join(words[:last])
@@ -191,7 +185,7 @@ def _short(name: str) -> str:
 def covered(ptx: str) -> bool:
     """Whether the simulator translates it."""
     try:
-        Program(_KERNEL.format(ptx + ";")).kernel("form")
+        Program(KERNEL.format(ptx + ";")).kernel("form")
     except (UnsupportedInstruction, InvalidPtx):
         return False
     return True

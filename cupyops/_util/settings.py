@@ -1,12 +1,14 @@
 """The settings of this package: environment variables that begin with CUPYOPS_, each read by one parser.
 
-A variable that is empty is not set. A value of another kind is an `InputError` where it is read, and a finding of `doctor`.
+A variable that is empty is not set. A value of another kind is an `InputError` where it is read, mostly at the import; in
+`python -m cupyops doctor` it is a finding, and counts as not set.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +53,11 @@ def _architecture(text: str) -> bool | str:
     return text.strip() if re.fullmatch(r"sm_\d+[af]?", text.strip()) else flag(text)
 
 
+def _in_doctor() -> bool:
+    """Return True in a process of the doctor: Python imports the package before it runs `doctor`, which is to go on."""
+    return any("cupyops" in module and word == "doctor" for module, word in zip(sys.orig_argv, sys.orig_argv[1:]))
+
+
 _FLAG = f"{', '.join(_ON)}, or {', '.join(_OFF)}"
 
 
@@ -78,6 +85,8 @@ class Setting:
         try:
             return self.parse(text)
         except ValueError:
+            if environ is None and _in_doctor():
+                return default
             raise InputError(
                 f"{self.name} is {text!r}, expected {self.expected}; unset {self.name} otherwise"
             ) from None

@@ -61,7 +61,7 @@ class Machine:
 
 def look(limit: float = _LIMIT) -> Machine:
     """Gather the facts of this machine, in a child process where that may crash or hang, for `limit` seconds at most."""
-    output, trouble = _child(("-m", f"{__package__}.survey"), limit)
+    output, trouble = _child(("-m", f"{__package__}.survey", "doctor"), limit)
     return Machine(
         python=tuple(sys.version_info[:3]),
         torch=(torch.__version__, torch.version.cuda),

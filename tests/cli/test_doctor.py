@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -455,13 +457,15 @@ def test_the_requirements_are_those_of_the_package():
     assert any(text.startswith("cupy-cuda12x") for text in stated["cuda12x"])
 
 
-def test_this_machine(tmp_path, monkeypatch):
-    """The whole of it, with its child processes."""
-    monkeypatch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path / "cache"))
-    result = CliRunner().invoke(app, ["doctor", "--json"])
-    report = json.loads(result.stdout)
-    found = {finding["name"]: finding for finding in report["findings"]}
-    assert result.exit_code == (0 if report["passed"] else 1)
+def test_this_machine(tmp_path):
+    """The whole of it, with its child processes, and a wrong setting that ends every other program at the import."""
+    given = {"CUPYOPS_CACHE_DIR": str(tmp_path / "cache"), "CUPYOPS_DEBUG": "2", "CUPYOPS_SIMULATE": "sm90"}
+    words = [sys.executable, "-m", "cupyops", "doctor", "--json"]
+    result = subprocess.run(words, env=os.environ | given, capture_output=True, text=True)
+    assert result.returncode == 1, result.stderr
+    found = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
+    for name in ("CUPYOPS_DEBUG", "CUPYOPS_SIMULATE"):
+        assert found[name]["verdict"] == FAULT and f"{name} is {given[name]!r}, expected 1, on" in found[name]["found"]
     for name in ("CuPy", "compile a kernel", "run in the simulator"):
         assert found[name]["verdict"] == OK, found[name]
     assert str(tmp_path / "cache") in found["kernel cache"]["found"]

@@ -212,6 +212,12 @@ TEMPLATE = """.version 8.5
         ("cvt.rn.satfinite.e2m1x2.f32 %r1, %f1, %f2;", "conversions to fp4 and fp6"),
         ("tensormap.replace.tile.rank.global.b1024.b32 [%rd1], 1;", "tensor maps that kernels change"),
         ("multimem.ld_reduce.global.add.f32 %f1, [%rd1];", "multicast objects of several GPUs"),
+        (
+            "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], %r2, %r3;",
+            "copies of chosen bytes or rows",
+        ),
+        ("st.bulk.weak.shared::cta [%rd1], %rd2, 0;", "bulk stores of zeros"),
+        ("cvt.rs.f16x2.f32 %r1, %f1, %f2, %r3;", "conversions that round at random"),
     ],
 )
 def test_what_is_refused_is_named(text, says):
@@ -220,6 +226,15 @@ def test_what_is_refused_is_named(text, says):
     message = str(caught.value)
     assert message.startswith(f"k: {says} ({text.split()[0]}) are not covered: ")
     assert message.endswith(f"\n  PTX line 7: {text[:-1]}")
+
+
+@pytest.mark.parametrize(
+    "name", ["ld.twice.global.b32", "mbarrier.twice.arrive.b64", "cp.twice.async.ca.shared.global"]
+)
+def test_a_word_that_the_simulator_does_not_know_is_refused(name):
+    """It was passed over, and the instruction run without what it says."""
+    with pytest.raises(UnsupportedInstruction, match=rf"k: `.twice` of {name.split('.')[0]} is not covered"):
+        Program(TEMPLATE.replace("TEXT", f"{name} %rd1, [%r1], 16;")).kernel("k")
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ import pytest
 import torch
 from broken_operators import Broken, classes, normal
 from faulty_operators import eager
+from groups import by_torch
 
 import cupyops
 from cupyops.testing import Failure, NotApplicable, Tolerance, check
@@ -156,6 +157,22 @@ def test_what_a_forward_allocates_counts():
 
     report = check(hoards, [normal(8)], reference=torch.sin, only="many_rows", progress=False)
     assert "more than the 2.0 GiB" in report.rows[0].reason
+
+
+def test_where_no_kernel_runs_few_rows_say_so():
+    """The reference multiplies one group after the other, which took a third of a minute for 65,539 of them."""
+    groups = 0
+
+    def one_by_one(x, weight, offs):
+        nonlocal groups
+        groups = max(groups, len(weight))
+        return by_torch(x, weight, offs=offs)
+
+    sample = [normal(6, 8).half(), normal(3, 8, 16).half()], {"offs": torch.tensor([2, 2, 6], dtype=torch.int32)}
+    options = dict(reference=one_by_one, only="many_rows", backends="simulator", progress=False)
+    (row,) = check(cupyops.grouped_mm, *sample, **options).rows
+    assert (row.verdict, row.reason) == ("n/a", "no kernel ran: wgmma is of compute capability 9.0")
+    assert 3 < groups < 1000
 
 
 @pytest.mark.parametrize(

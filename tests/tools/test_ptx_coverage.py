@@ -1,5 +1,10 @@
 """The table of what PTX has and the simulator covers."""
 
+import re
+
+import pytest
+
+from cupyops.simulator import Program, UnsupportedInstruction
 from tools import ptx_coverage
 
 
@@ -12,6 +17,15 @@ def test_the_page_has_the_current_table():
 def test_each_line_is_read_as_it_stands():
     names = [name for text in ptx_coverage.FORMS.values() for name in ptx_coverage.forms(text)]
     assert len(names) > 120 and not any(mark in name for name in names for mark in "%{|[")
+
+
+def test_what_is_refused_is_told_with_what_to_do():
+    every = [ptx for text in ptx_coverage.FORMS.values() for ptx in ptx_coverage.forms(text).values()]
+    for ptx in (one for one in every if not ptx_coverage.covered(one)):
+        with pytest.raises(
+            UnsupportedInstruction, match=rf"form: .+ \({re.escape(ptx.split()[0])}\) are not covered: \w"
+        ):
+            Program(ptx_coverage.KERNEL.format(ptx + ";")).kernel("form")
 
 
 def test_what_is_known_to_be_covered_or_not():

@@ -129,10 +129,10 @@ class Machine:
         self.register_pool.finish(Group(batch, None, batch.threads))
         self.steps += self.scheduler.steps
 
-    def flags(self, number: int, index: Any) -> np.ndarray:
-        """Mask of the threads for which a register is undefined."""
-        found = self._undefined[number]
-        return found if index is None else found[index]
+    def flags(self, numbers: tuple[int, ...], index: Any) -> list[np.ndarray]:
+        """Masks of the threads for which registers are undefined."""
+        found = [self._undefined[number] for number in numbers]
+        return found if index is None else [one[index] for one in found]
 
     def set_flags(self, number: int, index: Any, flags: Any) -> None:
         """Note where a register is undefined."""

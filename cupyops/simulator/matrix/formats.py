@@ -86,7 +86,9 @@ FORMATS = {
 
 def split(registers: list[np.ndarray], held: Format) -> np.ndarray:
     """Registers of n threads -> raw elements, (n, elements of a thread), in the order of the registers, low bits first."""
-    packed = np.stack(registers, axis=-1)
+    packed = np.empty((len(registers[0]), len(registers)), registers[0].dtype)
+    for number, register in enumerate(registers):
+        packed[:, number] = register
     if held.bits >= 8:
         return packed.view(held.raw)
     octets = packed.view(np.uint8)

@@ -23,11 +23,11 @@ class Fragment:
 
     def gather(self, elements: np.ndarray) -> np.ndarray:
         """(threads, elements of a thread) -> (warps or warpgroups, *shape)."""
-        return elements.reshape(-1, self.place.size)[:, self.holder].reshape(-1, *self.shape)
+        return elements.reshape(-1, self.place.size).take(self.holder, 1).reshape(-1, *self.shape)
 
     def scatter(self, matrices: np.ndarray) -> np.ndarray:
         """(warps or warpgroups, *shape) -> (threads, elements of a thread)."""
-        return matrices.reshape(-1, self.holder.size)[:, self.place].reshape(-1, self.per_lane)
+        return matrices.reshape(-1, self.holder.size).take(self.place, 1).reshape(-1, self.per_lane)
 
 
 def fragment(shape: tuple[int, ...], *coordinates: np.ndarray) -> Fragment:

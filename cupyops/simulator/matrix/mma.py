@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from ..errors import UnsupportedInstruction
-from .formats import FORMATS, Format, accumulators, values
+from .formats import FORMATS, Format, accumulators, split
 from .fragments import Fragment, by_quads, quad_pairs_accumulator, quad_pairs_operand
 
 Product = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (..., m, k) and (..., n, k) -> (..., m, n)
@@ -49,7 +49,7 @@ class Operand:
 
     def load(self, registers: list[np.ndarray]) -> np.ndarray:
         """Registers, as the type says they are viewed -> (warps, rows, columns) in float64."""
-        return self.fragment.gather(values(registers, self.held))
+        return self.held.decode(self.fragment.gather(split(registers, self.held)))
 
 
 @dataclass(frozen=True)

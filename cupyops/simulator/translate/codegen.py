@@ -24,6 +24,7 @@ from .function import Compiled, CompiledBlock, Made, Members, Names, Reduction
 from .layout import Layout, lay_out
 from .products import Products, find
 from .ptx import (
+    SIZES,
     Address,
     Function,
     Immediate,
@@ -53,6 +54,11 @@ _FEATURES = (
     ("tex|tld4|txq|istypep", "textures", "read the tensor through its pointer"),
     ("suld|sust|sured|suq", "surfaces", "read and write the tensor through its pointer"),
     ("cp.*im2col", "TMA tiles by im2col", "bring the rows by tiles, or by cp.async"),
+    (r"cp.*\.(cp_mask|tile::)", "copies of chosen bytes or rows", "bring each run of them by a copy of its own"),
+    (r"st\.bulk", "bulk stores of zeros", "store them by threads"),
+    (r"(ld|st)matrix.*\.b8", "matrices of bytes", "load and store them by threads"),
+    (r"mma.*\.kind::", "block-scaled matrix products", "take mma.sync of fp8, and scale its sums"),
+    (r"cvt\.rs", "conversions that round at random", "round to the nearest"),
     ("tensormap", "tensor maps that kernels change", "give the kernel one map for each tensor"),
     ("multimem", "multicast objects of several GPUs", "there is one GPU here: load and add by its own address"),
     ("clusterlaunchcontrol", "cluster launch controls", "take the next piece of work by atomicAdd()"),
@@ -63,6 +69,20 @@ _FEATURES = (
     (r".*\.(e2m1|e2m3|e3m2)", "conversions to fp4 and fp6", "take fp8"),
     (r".*\.b128", "atomics and moves of 128 bits", "take two of 64 bits under a lock"),
 )
+# words in the names of instructions with a writer of their own, beside types and hints for caches: any other may change what
+# they do, and is refused
+_WORD_LIST = """
+    global local const param param::entry param::func shared shared::cta shared::cluster to unified nc v2 v4 v8 ca cg
+    cs lu cv wb wt L1 L2 weak volatile relaxed acquire release acq_rel sc mmio cta cluster gpu sys gl noftz add inc
+    dec min max and or xor exch cas popc abs NaN sync aligned warp uni all any ballot up down bfly idx async bulk
+    reduce tensor prefetch tile read 1d 2d 3d 4d 5d bulk_group commit_group wait_group wait_all wait arrive red noinc
+    mbarrier mbarrier::complete_tx::bytes multicast::cluster init inval arrive_drop expect_tx complete_tx test_wait
+    try_wait pending_count noComplete parity proxy alias async::generic tensormap tensormap::generic mbarrier_init
+    sync_restrict::shared::cta sync_restrict::shared::cluster launch_dependents m8n8 x1 x2 x4 trans fractional range
+    cvt mask
+"""
+_WORDS = frozenset(_WORD_LIST.split()) | SIZES.keys()
+_STRICT = frozenset(("mma", "wmma", "wgmma", "call"))  # whose writers take no word that they do not know
 _PURE = frozenset(("mov", "cvta", "isspacep"))
 
 
@@ -154,11 +174,21 @@ def is_computed(instruction: Instruction) -> bool:
     return instruction.opcode in _PURE or _operation(instruction) is not None
 
 
-def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group: Any) -> None:
-    """Write a register for some of the batch's threads."""
-    if registers[number] is None:
-        registers[number] = np.zeros(group.batch.threads, value.dtype)
-    registers[number][index] = value
+def take(registers: list[Any], numbers: tuple[int, ...], index: Any) -> list[Any]:
+    """Read registers of some of the batch's threads; None: of all."""
+    found = [registers[number] for number in numbers]
+    return found if index is None else [register[index] for register in found]
+
+
+def put(registers: list[Any], numbers: tuple[int, ...], index: Any, values: tuple[Any, ...], group: Any) -> None:
+    """Write registers of some of the batch's threads; None: of all."""
+    for number, value in zip(numbers, values):
+        if index is None:
+            registers[number] = value
+            continue
+        if registers[number] is None:
+            registers[number] = np.zeros(group.batch.threads, value.dtype)
+        registers[number][index] = value
 
 
 _resolve = functools.cache(arithmetic.resolve)
@@ -169,6 +199,14 @@ def _operation(instruction: Instruction, worst: bool = False) -> arithmetic.Oper
         return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands), worst)
     except UnsupportedInstruction as error:
         raise _refused(error, instruction) from None
+
+
+@functools.cache
+def _check_words(opcode: str, words: tuple[str, ...]) -> None:
+    """Raise `UnsupportedInstruction` for a word that no writer heeds."""
+    for word in () if opcode in _STRICT else words:
+        if word not in _WORDS and not word.startswith(("L1::", "L2::")):
+            raise UnsupportedInstruction(f"`.{word}` of {opcode} is not covered")
 
 
 def _refused(error: UnsupportedInstruction, instruction: Instruction) -> UnsupportedInstruction:
@@ -221,7 +259,7 @@ class _KernelWriter:
         self.crossing: set[str] = set()  # registers that live across blocks and differ between threads
         self.reductions: dict[int, Reduction] = {}
         self.reduced: set[str] = set()  # the registers that they go to
-        self.names: dict[str, Any] = {"put": put, **DTYPES}  # what the text names
+        self.names: dict[str, Any] = {"take": take, "put": put, **DTYPES}  # what the text names
         self._bound: dict[Any, str] = {}
 
     def bind(self, thing: Any, prefix: str, key: Any) -> str:
@@ -331,6 +369,7 @@ class BlockWriter:
         handler = HANDLERS.get(instruction.opcode)
         try:
             if handler is not None:
+                _check_words(instruction.opcode, instruction.modifiers)
                 handler(self, instruction)
             else:
                 self._arithmetic(instruction)
@@ -343,20 +382,20 @@ class BlockWriter:
 
     def _prologue(self) -> list[str]:
         lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written or self._flags_read else []
-        lines += [f"{self._flag(name)} = m.flags({self._kernel.number[name]}, i)" for name in sorted(self._flags_read)]
+        if flags := sorted(self._flags_read):
+            names = ", ".join(map(self._flag, flags))
+            lines.append(f"{names}, = m.flags({self._numbers(flags)}, i)")
         live = [name for name in self._read if name in self._kernel.flow.live_in[self.block.index]]
-        own = [name for name in live if name not in self._kernel.flow.uniform]
+        own = sorted(name for name in live if name not in self._kernel.flow.uniform)
         self._kernel.crossing.update(own)
         lines += [f"{self._local(name)} = R[{self._kernel.number[name]}]" for name in sorted(set(live) - set(own))]
         if own:
-            pairs = [(self._local(name), self._kernel.number[name]) for name in sorted(own)]
-            lines.append("if i is None: " + "; ".join(f"{local} = R[{number}]" for local, number in pairs))
-            lines.append("else: " + "; ".join(f"{local} = R[{number}][i]" for local, number in pairs))
+            lines.append(f"{self._locals(own)} = take(R, {self._numbers(own)}, i)")
         return [*lines, *(f"{local} = {value}" for value, local in self._hoisted.items())]
 
     def _epilogue(self) -> list[str]:
         """Write registers that live on back; arrays that two registers would share are copied first."""
-        lines, whole, part = [], [], []
+        lines, own = [], []
         for name in self._written:
             if name not in self._kernel.flow.live_out[self.block.index]:
                 continue
@@ -369,13 +408,19 @@ class BlockWriter:
                 lines.append(f"{local} = np.full(n, {local})")
             elif name in self._alias:
                 lines.append(f"{local} = {local}.copy()")
-            whole.append(f"R[{number}] = {local}")
-            part.append(f"put(R, {number}, i, {local}, g)")
+            own.append(name)
         flags = [name for name in self._flags_written if name in self._kernel.flow.live_out[self.block.index]]
         lines += [f"m.set_flags({self._kernel.number[name]}, i, {self._flag(name)})" for name in flags]
-        if whole:
-            lines += ["if i is None: " + "; ".join(whole), "else: " + "; ".join(part)]
+        if own:
+            lines.append(f"put(R, {self._numbers(own)}, i, ({self._locals(own)}), g)")
         return lines
+
+    def _locals(self, names: list[str]) -> str:
+        """Variables of these registers, as a tuple without brackets."""
+        return "".join(f"{self._local(name)}, " for name in names)
+
+    def _numbers(self, names: list[str]) -> tuple[int, ...]:
+        return tuple(self._kernel.number[name] for name in names)
 
     def _watch(self) -> None:
         """Write the tracking of products' sums in registers, in a kernel that may read them too early."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..errors import UnsupportedInstruction
 from .codegen import BlockWriter, elements, emits
 from .ptx import Address, Instruction, Sink
 
@@ -13,8 +12,6 @@ def _cp(w: BlockWriter, instruction: Instruction) -> None:
     operands = instruction.operands
     if "bulk" in modifiers:
         _bulk(w, instruction)
-    elif modifiers[0] != "async":
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif modifiers[1] == "commit_group":
         w.emit("m.copies.commit(g)")
     elif modifiers[1] == "wait_group":
@@ -46,8 +43,6 @@ def _bulk(w: BlockWriter, instruction: Instruction) -> None:
     elif "prefetch" in modifiers:
         return
     # a cache policy may follow; it changes no result
-    elif any(m.startswith("im2col") for m in modifiers):
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif "tensor" in modifiers:
         _tensor(w, instruction, spaces)
     elif spaces[0].startswith("shared"):
@@ -70,10 +65,7 @@ def _operation(instruction: Instruction) -> str | None:
     """Name of the reduction that a copy makes with what is there; None where it takes its place."""
     if instruction.modifiers[0] != "reduce":
         return None
-    found = next((m for m in instruction.modifiers if m in _OPERATIONS), None)
-    if found is None:
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
-    return found
+    return next(m for m in instruction.modifiers if m in _OPERATIONS)
 
 
 def _reduction(instruction: Instruction) -> tuple[str, str] | None:
@@ -117,10 +109,8 @@ def _mbarrier(w: BlockWriter, instruction: Instruction) -> None:
         phase = w.read(operands[2], "u32" if parity else "u64")
         call = f"m.mbarriers.test(g, {w.address(operands[1])}, {phase}, {parity}, {w.pc})"
         w.write(operands[0], call, "b1")
-    elif kind == "pending_count":
+    else:  # pending_count
         w.write(operands[0], f"({w.read(operands[1], 'u64')} >> {w.constant(40, 'u64')}).astype(u32)", "u32")
-    else:
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
 
 
 def _mbarrier_arrive(w: BlockWriter, instruction: Instruction) -> None:

@@ -131,8 +131,6 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
 @emits("st")
 def _st(w: BlockWriter, instruction: Instruction) -> None:
     kind = storage_of(instruction.modifiers[-1])
-    if "bulk" in instruction.modifiers:
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     address = w.address(instruction.operands[0])
     values = w.read_all(instruction.operands[1], kind)
     space, memory = space_of(instruction), _memory_of(instruction)
@@ -235,11 +233,6 @@ def _nothing(w: BlockWriter, instruction: Instruction) -> None:
 @emits("createpolicy")
 def _createpolicy(w: BlockWriter, instruction: Instruction) -> None:
     w.write(instruction.operands[0], w.constant(0, "u64"), "u64", scalar=True)
-
-
-@emits("alloca", "stacksave", "stackrestore")
-def _stack(w: BlockWriter, instruction: Instruction) -> None:
-    raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
 
 
 @emits("mapa")

@@ -121,8 +121,6 @@ def _movmatrix(w: BlockWriter, instruction: Instruction) -> None:
 
 def _matrices(instruction: Instruction) -> int:
     """1, 2 or 4 matrices of 8x8 16-bit elements."""
-    if "m8n8" not in instruction.modifiers or instruction.modifiers[-1] != "b16":
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     return int(next(m for m in instruction.modifiers if m in ("x1", "x2", "x4"))[1])
 
 

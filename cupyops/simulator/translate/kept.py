@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from .function import Compiled
-from .ptx import Function, Module
+from .ptx import Function, Instruction, Module
 
 
 @dataclass
@@ -82,7 +82,10 @@ def _without_text(compiled: Compiled) -> Compiled:
         function=_outline(compiled.function),
         blocks=[replace(block, text="") for block in compiled.blocks],
         # what messages and the scheduler ask for
-        instructions=[replace(one, operands=(), guard=None, registers=None) for one in compiled.instructions],
+        instructions=[
+            Instruction(one.opcode, one.modifiers, (), None, one.line, one.place, one.text)
+            for one in compiled.instructions
+        ],
     )
 
 

@@ -113,7 +113,8 @@ class _Parser:
     def _skip_space(self) -> bool:
         match = _SPACE.match(self._text, self._position)
         assert match is not None
-        self._advance(match.end())
+        if match.end() > self._position:
+            self._advance(match.end())
         return self._position < len(self._text)
 
     def _advance(self, end: int) -> None:
@@ -125,8 +126,9 @@ class _Parser:
         ends = [end for stop in stops if (end := self._text.find(stop, self._position)) >= 0]
         if not ends:
             raise InvalidPtx(f"PTX line {self._line}: {stops!r} expected before the end")
-        text = self._text[self._position : min(ends)]
-        self._advance(min(ends))
+        end = min(ends)
+        text = self._text[self._position : end]
+        self._advance(end)
         return text
 
     # --- statements ---
@@ -250,6 +252,7 @@ class _Parser:
     def _declaration_or_instruction(self) -> None:
         line = self._line
         text = self._until(";").strip()
+        self._position += 1  # past the semicolon
         if text.startswith(".reg"):
             self._registers(text)
         elif text.startswith(".branchtargets"):

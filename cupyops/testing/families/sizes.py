@@ -11,7 +11,9 @@ from ..case import Case
 from ..foretold import STEP, Allocated, Computed, needs_memory, smaller_sizes
 from ..hazard import GPU, Failure, NotApplicable, hazard, told
 from ..large_sizes import large_sizes
+from ..ran import why_none
 from ..remainders import Remainders, other_remainders
+from ..report import NO_KERNEL
 
 _SIZES = 3  # of a call, the largest, that are varied one at a time
 _TAILS = (31, 33, 127, 257)  # around a warp, and past a block of 128 and of 256
@@ -97,9 +99,9 @@ def many_rows(case: Case) -> None:
     elements = sum(shape.numel() * (_ROWS // rows) ** shape.count(rows) for shape in shapes)
     if elements > _MOST:
         raise NotApplicable(f"{elements:,} elements are too many to try")
-    _needs_memory(few, rows, _ROWS, (False,))
     if case.backend == "simulator":
         _needs_simulation(few, rows)
+    _needs_memory(few, rows, _ROWS, (False,))
     grown = _resized(few, rows, _ROWS, (False,))
     if grown is None:
         raise NotApplicable("the reference takes no more rows")
@@ -173,12 +175,14 @@ def _needs_memory(case: Case, size: int, new: int, with_numbers: tuple[bool, ...
 
 
 def _needs_simulation(case: Case, rows: int) -> None:
-    """Raise `NotApplicable` where a smaller number of rows foretells that so many take the simulator too long."""
+    """Raise `NotApplicable` where a smaller number of rows foretells that so many take too long, or launch no kernel."""
     call = _resized(case, rows, _PROBE, (False,))
     if call is None:
         raise NotApplicable("the reference takes no more rows")
     with tracing.trace() as trace:
         case.both_ways(call)
+    if not trace.launches() and (why := why_none(case)):
+        raise NotApplicable(f"{NO_KERNEL} {why}")
     instructions = sum(record.instructions or 0 for record in trace.launches()) * (_ROWS // _PROBE)
     if instructions > _INSTRUCTIONS:
         raise NotApplicable(f"the simulator would run {instructions:,} instructions")
