@@ -120,6 +120,6 @@ def alert(name: str) -> None:
         raise RuntimeError(f"{name} does not have a deterministic implementation")
 
 
-def multiprocessors() -> int:
-    """Number of multiprocessors of the GPU; the simulator has one."""
-    return 1 if _simulating() else torch.cuda.get_device_properties().multi_processor_count
+def multiprocessors(device: int | None = None) -> int:
+    """Number of multiprocessors of a GPU, by default of the current one; the simulator has one."""
+    return 1 if _simulating() else torch.cuda.get_device_properties(device).multi_processor_count

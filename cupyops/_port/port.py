@@ -252,7 +252,7 @@ class _Writing:
             writer.returns = type_of(function.returns, scope.types) or structs.kind_of(function.returns, program)
         writer.block(function.body.named_children)
         parameters = [
-            scope.frames[0][one].name + (f"={function.defaults[one]}" if one in function.defaults else "")
+            scope.frames[0][one].name + (f"={program.default(function, one)}" if one in function.defaults else "")
             for _, one in function.taken
         ]
         self.used |= {one for one in function.defaults.values() if one in program.constants}

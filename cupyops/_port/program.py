@@ -12,6 +12,7 @@ from .._kernel.extension.device import closing
 from .._kernel.extension.tokens import tokens
 from ..errors import MissingDependencyError
 from .preprocess import Preprocessor
+from .vocabulary import name_of
 
 Node = Any  # tree_sitter.Node, which is there where its wheel is
 
@@ -63,6 +64,7 @@ class Function:
         node: the whole definition.
         called: its name in C++, without namespaces: of overloads each has a name of its own in Python.
         space: the namespaces and structs in which it stands.
+        pointees: the parameters that are pointers to one number, `int* n`, each call of which has `&n`: they are references.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Function:
     node: Node = None
     called: str = ""
     space: tuple[str, ...] = ()
+    pointees: frozenset[str] = frozenset()
 
     @property
     def launches(self) -> bool:
@@ -123,6 +126,11 @@ class Program:
     structs: dict[str, Node] = field(default_factory=dict)
     enums: dict[str, list[str]] = field(default_factory=dict)
     taken: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def default(self, function: Function, name: str) -> str | None:
+        """The Python of a parameter's default; None where it has none."""
+        found = function.defaults.get(name)
+        return name_of(found) if found in self.constants else found
 
     def named(self, name: str) -> list[Function]:
         """The functions of a C++ name."""
@@ -207,9 +215,43 @@ def read(paths: list[Path], options: tuple[str, ...] = ()) -> Program:
     for name, values in found.defaults.items():
         for function in found.named(name):
             _give_defaults(function, values)
+    _references(found)
     found.taken = list(dict.fromkeys(pre.taken))
     found.macros = {name: one.place for name, one in pre.macros.items() if "<<<" in one.body}
     return found
+
+
+def _references(found: Program) -> None:
+    """Take `int* n` for `int& n` where the function has `*n` alone, and each call `&` of a variable."""
+    calls: dict[str, list[Node]] = {}
+    for one in found.functions.values():
+        for call in walk(one.body):
+            if call.type == "call_expression":
+                given = [each for each in under(call, "arguments").named_children if each.type != "comment"]
+                calls.setdefault(bare(text(under(call, "function"))), []).append(given)
+    for one in found.functions.values():
+        names = set()
+        for place, (ctype, name) in enumerate(one.parameters):
+            given = [each[place] for each in calls.get(one.called, ()) if place < len(each)]
+            uses = [each for each in walk(one.body) if each.type == "identifier" and text(each) == name]
+            if (
+                re.fullmatch(r"[\w ]+\*", ctype)
+                and given
+                and all(re.fullmatch(r"&\s*\w+", text(each)) for each in given)
+                and all(each.parent.type == "pointer_expression" and text(each.parent)[0] == "*" for each in uses)
+            ):
+                names.add(name)
+        one.parameters = [(ctype.replace("*", "&") if name in names else ctype, name) for ctype, name in one.parameters]
+        one.pointees = frozenset(names)
+
+
+def pointee(node: Node) -> Node:
+    """The variable of `*n` and `(*n)`; another node as it is."""
+    while (
+        node is not None and node.type in ("parenthesized_expression", "pointer_expression") and text(node)[0] in "(*"
+    ):
+        node = under(node, "argument") or node.named_children[0]
+    return node
 
 
 def _preprocessed(paths: list[Path], options: tuple[str, ...]) -> Preprocessor:
