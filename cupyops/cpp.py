@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -79,6 +80,12 @@ sqrt, exp, exp2, expm1, log, log2, log10, log1p, pow, fmod = map(
 sin, cos, tan, asin, acos, sinh, cosh, acosh, atanh, lgamma = map(
     _total, ("sin", "cos", "tan", "asin", "acos", "sinh", "cosh", "acosh", "atanh", "lgamma")
 )
+
+
+def atoi(text: str) -> int:
+    """C's atoi: the number with which a text begins, else 0."""
+    found = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
+    return int(found[1]) if found else 0
 
 
 def limit(dtype: torch.dtype, name: str) -> float:

@@ -204,6 +204,9 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         out, *found = arguments(given, scope)
         name = base.removesuffix("_out")
         return Value(f"torch.{name}({_given(found, name, 1)}, out={out.code})", TENSOR)
+    if spelled == "at::slice" and len(nodes) > 1:
+        of, *rest = arguments(given, scope)
+        return _sliced(node, of.at(values.ATOM), rest)
     if base in vocabulary.SEVERAL and of_torch:
         inner = ", ".join(one.code for one in arguments(given, scope))
         return Value(f"torch.ops.aten.{base}({inner})", Type("tuple", of=(TENSOR,) * vocabulary.SEVERAL[base]))
@@ -280,6 +283,10 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
         if len({one.type for one in found}) != 1 or not found[0].type.is_number:
             raise NotTranslated(node, f"{text(node)[:60]!r} of {', '.join(str(one.type) for one in found)}")
         return typed(f"min(max({found[0].code}, {found[1].code}), {found[2].code})", found[0].type)
+    if base == "getenv" and len(children(given)) == 1:
+        return Value(f"os.environ.get({arguments(given, scope)[0].code})", values.STRING)
+    if base == "atoi" and len(children(given)) == 1:
+        return typed(f"cpp.atoi({arguments(given, scope)[0].code})", INT)
     if base == "accumulate" and (added := _accumulated(node, spelled, children(given), scope)) is not None:
         scope.read(given)
         return added
@@ -388,8 +395,9 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     found, types = list[Value](), dict[str, Type]()
     passed, outputs = list[str](), list[str]()
     written = _template_arguments(function)
-    for name, spelled in zip(called.types, written):
-        types[name] = ctype(spelled, scope)
+    for name, place in called.types.items():
+        if place < len(written):
+            types[name] = ctype(written[place], scope)
     for one, (spelled, name) in zip(nodes, called.parameters):
         if is_stream(spelled):
             nothing(one, scope)
@@ -400,7 +408,7 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
         value = python(one, scope)
         plain = re.sub(r"\bconst\b|[&\s]", "", spelled)
         if plain in called.types:
-            deduced = called.types.index(plain) >= len(written)
+            deduced = called.types[plain] >= len(written)
             if deduced and types.setdefault(plain, value.type) != value.type:
                 raise NotTranslated(node, f"the type {plain} of {called.called}: {types[plain]} or {value.type}")
             value = assigned(value, types[plain], one)
@@ -623,6 +631,11 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
         return typed(f"{value.at(values.ATOM)}[{arguments(given, scope)[0].code}]", value.type.of[1])
     if kind == "list" and not nodes and method == "data" and (found := cursor(value, values.number(0, INT, "0"))):
         return found
+    if kind == "list" and method == "slice" and len(nodes) == 2:  # of an ArrayRef: from an element on, so many
+        first, count = arguments(given, scope)
+        if first.type.is_integer and first.low >= 0 and count.type.is_integer:
+            end = values.computed("+", first, count)
+            return replace(value, code=f"{value.at(values.ATOM)}[{first.code}:{end.code}]", binds=values.ATOM)
     if kind == "list" and not nodes and method == "vec":
         return replace(value, code=f"list({value.code})", binds=values.ATOM)
     if kind == "device" and not nodes and method in ("type", "is_cuda", "is_cpu", "index"):
@@ -735,15 +748,8 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
         return Value(f"{base}.__setitem__({codes[0]}, {codes[1]})".replace("'...'", "..."), VOID)
     if method == "index" and len(codes) == 1:
         return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
-    known = all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
-    if method == "slice" and codes and known:
-        bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
-        inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
-        if codes[0] == "0":
-            return Value(f"{base}[{inner}]", TENSOR)
-        if found[0].low < 0:
-            raise NotTranslated(node, f"a slice of the dimension {codes[0]}: {text(node)[:60]!r}")
-        return Value(f"{base}[(slice(None),) * {found[0].at(values.ATOM)} + ({inner},)]", TENSOR)
+    if method == "slice" and codes:
+        return _sliced(node, base, found)
     if method in ("toType", "set_requires_grad") and len(codes) == 1:
         return Value(f"{base}.{'to' if method == 'toType' else 'requires_grad_'}({codes[0]})", TENSOR)
     if method == "is_same_size" and len(codes) == 1:
@@ -751,6 +757,20 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
     if method == "equal" and len(codes) == 1:
         return Value(f"torch.equal({base}, {codes[0]})", BOOL)
     raise NotTranslated(node, f"the method {method}")
+
+
+def _sliced(node: Node, base: str, found: Sequence[Value]) -> Value:
+    """`x.slice(dim, start, end)`."""
+    codes = [one.code for one in found]
+    if len(codes) > 4 or not all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found):
+        raise NotTranslated(node, f"{text(node)[:60]!r}")
+    bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
+    inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
+    if codes[0] == "0":
+        return Value(f"{base}[{inner}]", TENSOR)
+    if found[0].low < 0:
+        raise NotTranslated(node, f"a slice of the dimension {codes[0]}: {text(node)[:60]!r}")
+    return Value(f"{base}[(slice(None),) * {found[0].at(values.ATOM)} + ({inner},)]", TENSOR)
 
 
 # --- options ---

@@ -264,6 +264,8 @@ def _unary(node: Node, scope: Scope) -> Value:
     value = python(inner, scope)
     if value.type == TENSOR and sign in "-~":
         return Value(f"{sign}{value.at(values.UNARY)}", TENSOR, values.UNARY)
+    if value.code.startswith("cpp.limit(") and sign == "-" and "infinity" in value.code:
+        return replace(value, code=f"-{value.code}", binds=values.UNARY)  # of a number with a fraction alone
     if not value.type.is_number:
         raise NotTranslated(node, f"{sign} of a {value.type}")
     return values.unary(sign, value)

@@ -96,7 +96,7 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
     written = "\n".join([*made, *constants, *parts])
-    if modules := [one for one in ("ctypes", "math", "sys", "time") if re.search(rf"\b{one}\.", written)]:
+    if modules := [one for one in ("ctypes", "math", "os", "sys", "time") if re.search(rf"\b{one}\.", written)]:
         imports = "".join(f"import {one}\n" for one in modules)
         head = head.replace("import torch\n", f"{imports}\nimport torch\n", 1)
     if made:

@@ -60,7 +60,7 @@ class Function:
         body, file, returns: where its statements are, in which file, and what it returns.
         defaults: those of its parameters, in Python.
         template: (name, whether it is a type) of the template parameters that its body uses: its Python takes them by name.
-        types: the template parameters that are types, and that the types of its arguments tell.
+        types: the template parameters that are types, and that the types of its arguments tell; and their places.
         node: the whole definition.
         called: its name in C++, without namespaces: of overloads each has a name of its own in Python.
         space: the namespaces and structs in which it stands.
@@ -74,7 +74,7 @@ class Function:
     returns: str = ""
     defaults: dict[str, str] = field(default_factory=dict)
     template: list[tuple[str, bool]] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
+    types: dict[str, int] = field(default_factory=dict)
     node: Node = None
     called: str = ""
     space: tuple[str, ...] = ()
@@ -435,7 +435,9 @@ def _add(function: Function, found: Program) -> None:
     found.functions[function.name] = function
 
 
-def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tuple[list[tuple[str, bool]], list[str]]:
+def _template(
+    node: Node, body: Node, parameters: list[tuple[str, str]]
+) -> tuple[list[tuple[str, bool]], dict[str, int]]:
     """The template parameters of a function.
 
     Those by which it launches, that stand in its template arguments, are arguments of its Python; types of numbers that it
@@ -445,17 +447,17 @@ def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tupl
     if holder is not None and holder.type == "field_declaration_list":  # of a struct
         holder = holder.parent.parent
     if holder is None or holder.type != "template_declaration":
-        return [], []
+        return [], {}
     used = {
         text(one) for arguments in walk(body) if arguments.type == "template_argument_list" for one in walk(arguments)
     }
-    found, types = list[tuple[str, bool]](), list[str]()
+    found, types = list[tuple[str, bool]](), dict[str, int]()
     plain = {re.sub(r"\bconst\b|&|\s", "", ctype) for ctype, _ in parameters}
     for one in under(holder, "parameters").named_children:
         names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
         is_type = "type_parameter" in one.type
         if is_type and names and names[-1] in plain and names[-1] not in used:
-            types.append(names[-1])
+            types[names[-1]] = len(found)
             found.append(("", True))
         elif names and (names[-1] in used or not is_type):
             found.append((names[-1], is_type))

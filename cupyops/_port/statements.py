@@ -699,10 +699,19 @@ class Writer:
             return None
         return a_tuple([assigned(python(one, self.scope), of, one) for one, of in zip(given, kind.of)], "tuple")
 
-    def _if_statement(self, node: Node, word: str = "if") -> None:
+    def _if_statement(self, node: Node) -> None:
+        self.scope.frames.append({})
+        self._branches(node, "if")
+        self.scope.frames.pop()
+
+    def _branches(self, node: Node, word: str) -> None:
         clause = under(node, "condition")
         consequence, alternative = under(node, "consequence"), under(node, "alternative")
-        test = self.asked(clause, word == "if")
+        if word == "if" and clause.type == "condition_clause" and _is_declaration(clause):
+            test = self._declared(under(clause, "value"))
+            self.scope.read(clause)
+        else:
+            test = self.asked(clause, word == "if")
         other = None if alternative is None else children(alternative)[-1]
         if test.truth is not None:  # of CUDA's errors, which are exceptions
             self.scope.read(node)
@@ -718,12 +727,23 @@ class Writer:
         self.inside(consequence)
         if other is not None:
             if other.type == "if_statement" and not _has_initializer(other):
-                self._if_statement(other, "elif")
+                self._branches(other, "elif")
             else:
                 self.put("else:", other)
                 self.inside(other)
             self.scope.read(alternative)
         self.scope.read(consequence)
+
+    def _declared(self, node: Node) -> Value:
+        """A variable that a condition declares, `if (const char* env = getenv("NAME"))`: whether it is true, or there."""
+        spelled, declarator, value = (under(node, part) for part in ("type", "declarator", "value"))
+        self._variable(spelled, declarator, value, node, node)
+        self.scope.read(node)
+        name = next(text(one) for one in walk(declarator) if one.type == "identifier")
+        variable = self.scope.frames[-1][name]
+        if variable.value.type == values.STRING and text(declarator).startswith("*"):
+            return Value(f"{variable.name} is not None", values.BOOL, values.COMPARE)
+        return values.truth(variable.value)
 
     def asked(self, clause: Node, once: bool = False, read: Callable[[Node, Scope], Value] = condition) -> Value:
         """The condition of a statement; `once` where what it does before it is done once."""
@@ -1004,6 +1024,12 @@ def _is_constant(node: Node) -> bool:
 def _has_initializer(node: Node) -> bool:
     clause = under(node, "condition")
     return under(clause, "initializer") is not None
+
+
+def _is_declaration(clause: Node) -> bool:
+    """Return True if a condition declares a variable, and does nothing else."""
+    value = under(clause, "value")
+    return value is not None and value.type == "declaration" and under(clause, "initializer") is None
 
 
 def _elements(code: str) -> int:

@@ -189,6 +189,8 @@ TOLD = [
     "std::vector<int> v(n); int* p = &v[1] + 2; p[n] = 3; p += 2; n = *p;",
     "int* p = new int[n]; p[1] = 4; n = p[2]; delete[] p;",
     "n = std::clamp(n, 2, 5);",
+    'if (const char* name = std::getenv("NAME")) n = std::atoi(name); else if (n > 3) n = 5;',
+    "if (int q = n / 2) { n += q; } x = at::slice(x, 1, 2, n);",
     "int total = 3; cudaMemcpy(x.data_ptr<float>(), &total, n * 4, cudaMemcpyHostToDevice);",
     "n = at::cuda::getCurrentDeviceProperties()->maxGridSize[1] - 2;",
     'auto z = AT_DISPATCH_INTEGRAL_TYPES(y.scalar_type(), "name", [&] { return x.add(3); }); z.add_(2);',
@@ -250,8 +252,10 @@ NOTHING = [
     'at::TensorArg a{x, "x", 1}, b{y, "y", 2}; at::checkAllSameGPU("run", {a, b});',
     "cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536);",
     "if (cudaGetLastError() != cudaSuccess) return;",
-    "auto pool = at::cuda::getStreamFromPool(true, x.get_device()); cudaStream_t of = pool.stream(); cudaStreamSynchronize(of);",
-    "cudaEvent_t e; cudaEventCreateWithFlags(&e, cudaEventDisableTiming); cudaEventRecord(e, at::cuda::getCurrentCUDAStream());"
+    "auto pool = at::cuda::getStreamFromPool(true, x.get_device()); cudaStream_t of = pool.stream();"
+    " cudaStreamSynchronize(of);",
+    "cudaEvent_t e; cudaEventCreateWithFlags(&e, cudaEventDisableTiming);"
+    " cudaEventRecord(e, at::cuda::getCurrentCUDAStream());"
     " cudaStreamWaitEvent(at::cuda::getDefaultCUDAStream(), e, 0); cudaEventDestroy(e);",
 ]
 ALMOST = [

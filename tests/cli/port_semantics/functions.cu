@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <tuple>
@@ -524,6 +525,10 @@ int made_array(int a) {
 }
 int zeroed(int a) { std::vector<int> v = {a, a + 1, 7}; memset(&v[1], 0, sizeof(int)); return v[0] + v[1] * 10 + v[2]; }
 int compared_twice(int a, int b) { if (a < 4 && b > (2)) return 1; return a < b || a > (3); }
+int told_by_text(int a) { return std::atoi(" -12x") + std::atoi("x3") * a + std::atoi("+7 8"); }
+int declared_in_condition(int a) { int n = 3; if (int n = a / 3) a += n; else a -= 7; return a * 10 + n; }
+template <int N, typename T> T times(T a) { return a * N; }
+int template_of_second(float a) { return times<3, int>(a) + times<2>(a); }
 int bound_to_result(int a) { const auto& k = quotient(a, 2); int b = k + 1; set_to(k, b); return b - k; }
 
 #ifdef __CUDACC__
