@@ -432,6 +432,8 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     if called.returns != "auto":
         returns = type_of(called.returns, known) or ctype(node, replace(scope, types=known), called.returns)
     code = f"{scope.request(called, types)}({', '.join(passed)})"
+    if len({*outputs}) != len(outputs):
+        raise NotTranslated(node, f"{text(node)[:60]!r}: a variable that {called.called} writes to by two names")
     if outputs:  # one call alone may have such results
         scope.writer = "" if scope.written else code
         scope.written += outputs

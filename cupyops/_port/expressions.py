@@ -449,8 +449,8 @@ def _subscript(node: Node, scope: Scope) -> Value:
         return typed(f"{inner}.item()", value.type.of[0])
     if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
         return typed(f"cpp.memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
-    if value.type.kind == "cursor" and len(given) == 1 and (found := cursor(value, given[0])) is not None:
-        return typed(f"{value.element}[{found.code}]", value.type.of[0])
+    if value.type.kind == "cursor" and len(given) == 1 and (at := cursor(value, given[0])) is not None:
+        return typed(f"{at.element}[{at.code}]", value.type.of[0])
     raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
 
 

@@ -102,7 +102,7 @@ REAL = (
     )
 )
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
-OF_GPUS = {  # what all have in common
+OF_GPUS: Mapping[str, int | tuple[int, ...]] = {  # what all have in common
     "warpSize": 32, "maxThreadsPerBlock": 1024, "sharedMemPerBlock": 49152,
     "maxGridSize": (2**31 - 1, 65535, 65535), "maxThreadsDim": (1024, 1024, 64),
 }  # fmt: skip

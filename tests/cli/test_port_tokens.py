@@ -304,6 +304,16 @@ def test_what_a_signature_has_besides_is_listed(tmp_path):
     assert [one for one in found.problems if "left out" in one] == ["x.cu:3: check: '[[nodiscard]]' of two is left out"]
 
 
+def test_a_variable_that_is_written_to_by_two_names_is_listed(tmp_path):
+    path = tmp_path / "x.cu"
+    both = "void both(int& a, int* b) { a = 1; *b += a; }\n"
+    path.write_text(
+        f"{HEAD}{both}void run(at::Tensor x) {{\nint n = 3; both(n, &n); k<<<1, n>>>(x.data_ptr<float>(), n); }}\n"
+    )
+    said = "x.cu:5: not translated: 'both(n, &n)': a variable that both writes to by two names"
+    assert said in port([path], "x.cu").problems
+
+
 SEVERAL = {
     "const int kind = 3;": ("const int kind = 4;", "n = kind;", "the name kind, which has several values"),
     "using kind = float;": ("using kind = int;", "kind y = n;", "the type ?"),
