@@ -283,9 +283,9 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
         if len({one.type for one in found}) != 1 or not found[0].type.is_number:
             raise NotTranslated(node, f"{text(node)[:60]!r} of {', '.join(str(one.type) for one in found)}")
         return typed(f"min(max({found[0].code}, {found[1].code}), {found[2].code})", found[0].type)
-    if base == "getenv" and len(children(given)) == 1:
+    if spelled in ("getenv", "std::getenv") and len(children(given)) == 1:
         return Value(f"os.environ.get({arguments(given, scope)[0].code})", values.STRING)
-    if base == "atoi" and len(children(given)) == 1:
+    if spelled in ("atoi", "std::atoi") and len(children(given)) == 1:
         return typed(f"cpp.atoi({arguments(given, scope)[0].code})", INT)
     if base == "accumulate" and (added := _accumulated(node, spelled, children(given), scope)) is not None:
         scope.read(given)
