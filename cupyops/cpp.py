@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -81,6 +82,12 @@ sin, cos, tan, asin, acos, sinh, cosh, acosh, atanh, lgamma = map(
 )
 
 
+def atoi(text: str) -> int:
+    """C's atoi: the number with which a text begins, else 0."""
+    found = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
+    return int(found[1]) if found else 0
+
+
 def limit(dtype: torch.dtype, name: str) -> float:
     """Number of std::numeric_limits."""
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
@@ -120,6 +127,6 @@ def alert(name: str) -> None:
         raise RuntimeError(f"{name} does not have a deterministic implementation")
 
 
-def multiprocessors() -> int:
-    """Number of multiprocessors of the GPU; the simulator has one."""
-    return 1 if _simulating() else torch.cuda.get_device_properties().multi_processor_count
+def multiprocessors(device: int | None = None) -> int:
+    """Number of multiprocessors of a GPU, by default of the current one; the simulator has one."""
+    return 1 if _simulating() else torch.cuda.get_device_properties(device).multi_processor_count

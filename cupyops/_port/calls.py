@@ -19,13 +19,14 @@ from .expressions import (
     constant_value,
     conversion,
     ctype,
+    cursor,
     dtype_of_type,
     nothing,
     on_gpu,
     python,
     typed,
 )
-from .program import Function, Node, bare, is_stream, qualifiers, text, under, walk
+from .program import Function, Node, bare, is_stream, parser, pointee, qualifiers, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
 from .values import BOOL, FLOAT, INT, OPTIONS, TENSOR, VOID, Type, Value
 from .vocabulary import name_of, type_of
@@ -40,6 +41,8 @@ def call(node: Node, scope: Scope) -> Value:
         return _method(node, function, given, scope)
     spelled, base = text(function), bare(text(function))
     nodes = children(given)
+    if (compared := _comparison(node, function, scope)) is not None:
+        return compared
     if (of_lambda := _of_lambda(node, function, given, scope)) is not None:
         return of_lambda
     scope.read(function)
@@ -55,6 +58,12 @@ def call(node: Node, scope: Scope) -> Value:
         found = conversion(node, function, spelled, nodes[0], scope)
         scope.read(given)
         return found
+    if base == "cudaGetDeviceProperties" and (variable := scope.find(text(nodes[0]).lstrip("&"))) is not None:
+        variable.value = _properties(nodes[1:], scope)
+        scope.read(given)
+        return Value("0", values.STATUS)
+    if base.startswith(("AT_DISPATCH_", "TORCH_DISPATCH_")) and scope.inner is not None:
+        return scope.inner(node)
     if spelled in vocabulary.QUERIES or base in vocabulary.REPORTS:
         return status(node, base, given, scope)
     if base in vocabulary.MEMORY:
@@ -63,6 +72,26 @@ def call(node: Node, scope: Scope) -> Value:
         scope.read(given)
         return constructed_
     return _library(node, spelled, base, given, scope)
+
+
+_WHOLE = ("condition_clause", "parenthesized_expression", "init_declarator", "argument_list", "return_statement")
+
+
+def _comparison(node: Node, function: Node, scope: Scope) -> Value | None:
+    """`a < b && c > (d)` of a number `a`, which the parser reads as a call of a template; None for others."""
+    name = under(function, "name") if function.type == "template_function" else None
+    variable = None if name is None else scope.find(text(name))
+    if name is None or variable is None or not variable.value.type.is_number or node.parent.type not in _WHOLE:
+        return None
+    code = f"({text(name)}){text(node)[name.end_byte - name.start_byte :]}"
+    root = parser().parse(("\n" * node.start_point[0] + f"auto found = {code};").encode()).root_node
+    inner = next((one for one in walk(root) if one.type == "init_declarator"), None)
+    if inner is None or root.has_error or under(inner, "value").type != "binary_expression":
+        return None
+    with scope.elsewhere():
+        found = python(under(inner, "value"), scope)
+    scope.read(node)
+    return found
 
 
 def constructed(node: Node, named: Node, spelled: str, nodes: Sequence[Node], scope: Scope) -> Value | None:
@@ -145,6 +174,9 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         nothing(node, scope)
         return Value("None", Type("guard"))
     nodes = children(given)
+    if re.fullmatch(r"((at::|c10::)?cuda::)?get(Current)?DeviceProperties", spelled):
+        scope.read(given)
+        return _properties(nodes, scope)
     if base in vocabulary.CEIL:
         left, right = arguments(given, scope)
         return _rounded_up(left, right)
@@ -172,10 +204,12 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         out, *found = arguments(given, scope)
         name = base.removesuffix("_out")
         return Value(f"torch.{name}({_given(found, name, 1)}, out={out.code})", TENSOR)
-    if base == "unique_dim" and of_torch and len(nodes) > 1:
-        found = arguments(given, scope)
-        inner = ", ".join(one.code for one in found)
-        return Value(f"torch.ops.aten.unique_dim({inner})", Type("tuple", of=(TENSOR, TENSOR, TENSOR)))
+    if spelled == "at::slice" and len(nodes) > 1:
+        of, *rest = arguments(given, scope)
+        return _sliced(node, of.at(values.ATOM), rest)
+    if base in vocabulary.SEVERAL and of_torch:
+        inner = ", ".join(one.code for one in arguments(given, scope))
+        return Value(f"torch.ops.aten.{base}({inner})", Type("tuple", of=(TENSOR,) * vocabulary.SEVERAL[base]))
     if re.fullmatch(r"((at|torch)::)?(indexing::)?Slice", spelled) and len(nodes) <= 3:
         inner = ", ".join(one.code for one in arguments(given, scope))
         return Value(f"slice({inner or None}{', None' * (len(nodes) == 1)})", Type("index"))
@@ -188,6 +222,14 @@ def _library(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> 
         scope.read(given)
         return values.whole("int(time.time())", values.LONG, low=0)
     return _standard(node, spelled, base, given, scope)
+
+
+def _properties(nodes: Sequence[Node], scope: Scope) -> Value:
+    """The properties of a GPU, by its number or of the current one."""
+    of = [python(one, scope) for one in nodes]
+    if any(not one.type.is_integer and one.type.kind != "guard" for one in of):
+        raise NotTranslated(nodes[0], f"{text(nodes[0])[:60]!r}, where the number of a device is expected")
+    return Value("".join(one.code for one in of if one.type.is_integer), Type("properties"))
 
 
 def _limit(base: str, spelled: str, scope: Scope) -> Value | None:
@@ -229,6 +271,25 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
         if value.type.kind != "tuple" or not place.isdigit() or int(place) >= len(value.type.of):
             raise NotTranslated(node, f"{text(node)[:60]!r}")
         return typed(f"{value.at(values.ATOM)}[{place}]", value.type.of[int(place)])
+    if (
+        base == "scalar_type" and spelled == "::detail::scalar_type" and len(children(given)) == 1
+    ):  # of ATen's dispatches
+        return arguments(given, scope)[0]
+    if base == "clamp" and spelled.startswith("std::clamp") and len(children(given)) == 3:
+        found = arguments(given, scope)
+        if match := re.search(r"<(.*)>", spelled):
+            kind = ctype(node, scope, match[1])
+            found = [assigned(one, kind, node) for one in found]
+        if len({one.type for one in found}) != 1 or not found[0].type.is_number:
+            raise NotTranslated(node, f"{text(node)[:60]!r} of {', '.join(str(one.type) for one in found)}")
+        return typed(f"min(max({found[0].code}, {found[1].code}), {found[2].code})", found[0].type)
+    if spelled in ("getenv", "std::getenv") and len(children(given)) == 1:
+        return Value(f"os.environ.get({arguments(given, scope)[0].code})", values.STRING)
+    if spelled in ("atoi", "std::atoi") and len(children(given)) == 1:
+        return typed(f"cpp.atoi({arguments(given, scope)[0].code})", INT)
+    if base == "accumulate" and (added := _accumulated(node, spelled, children(given), scope)) is not None:
+        scope.read(given)
+        return added
     if base in ("move", "forward") and spelled.startswith("std::"):
         (value,) = arguments(given, scope)
         return value
@@ -241,6 +302,18 @@ def _standard(node: Node, spelled: str, base: str, given: Node, scope: Scope) ->
     if real in vocabulary.REAL and re.match(r"(std::|::|)\w+$", spelled):
         return _real(node, real, base, spelled, given, scope)
     raise NotTranslated(node, f"the function {spelled[:60]}")
+
+
+def _accumulated(node: Node, spelled: str, nodes: list[Node], scope: Scope) -> Value | None:
+    """`std::accumulate(v.begin(), v.end(), 0)`, of integers; None for others."""
+    match = re.fullmatch(r"(\w+)\.begin\(\) (\w+)\.end\(\)", " ".join(text(one) for one in nodes[:2]))
+    variable = scope.find(match[1]) if match is not None and match[1] == match[2] else None
+    if variable is None or spelled != "std::accumulate" or len(nodes) != 3 or not variable.value.type.of:
+        return None
+    first, of = python(nodes[2], scope), variable.value.type.of[0]
+    if not first.type.is_integer or not of.is_integer:
+        return None
+    return values.converted(Value(f"sum({variable.name}, {first.code})", Type("int", 256)), first.type)
 
 
 def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> Value:
@@ -322,16 +395,20 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     found, types = list[Value](), dict[str, Type]()
     passed, outputs = list[str](), list[str]()
     written = _template_arguments(function)
-    for name, spelled in zip(called.types, written):
-        types[name] = ctype(spelled, scope)
+    for name, place in called.types.items():
+        if place < len(written):
+            types[name] = ctype(written[place], scope)
     for one, (spelled, name) in zip(nodes, called.parameters):
         if is_stream(spelled):
             nothing(one, scope)
             continue
+        if name in called.pointees:
+            scope.read(one)
+            one = under(one, "argument")
         value = python(one, scope)
         plain = re.sub(r"\bconst\b|[&\s]", "", spelled)
         if plain in called.types:
-            deduced = called.types.index(plain) >= len(written)
+            deduced = called.types[plain] >= len(written)
             if deduced and types.setdefault(plain, value.type) != value.type:
                 raise NotTranslated(node, f"the type {plain} of {called.called}: {types[plain]} or {value.type}")
             value = assigned(value, types[plain], one)
@@ -355,6 +432,8 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     if called.returns != "auto":
         returns = type_of(called.returns, known) or ctype(node, replace(scope, types=known), called.returns)
     code = f"{scope.request(called, types)}({', '.join(passed)})"
+    if len({*outputs}) != len(outputs):
+        raise NotTranslated(node, f"{text(node)[:60]!r}: a variable that {called.called} writes to by two names")
     if outputs:  # one call alone may have such results
         scope.writer = "" if scope.written else code
         scope.written += outputs
@@ -384,7 +463,7 @@ def written_to(function: Function) -> set[str]:
 def _is_assigned(body: Node, name: str) -> bool:
     for node in walk(body):
         field = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
-        if field is not None and text(under(node, field)) == name:
+        if field is not None and text(pointee(under(node, field))) == name:
             return True
     return False
 
@@ -552,6 +631,13 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> Value:
         return typed(f"{value.at(values.ATOM)}[{index}]", value.type.of[0])
     if kind == "map" and method == "at" and len(nodes) == 1:
         return typed(f"{value.at(values.ATOM)}[{arguments(given, scope)[0].code}]", value.type.of[1])
+    if kind == "list" and not nodes and method == "data" and (found := cursor(value, values.number(0, INT, "0"))):
+        return found
+    if kind == "list" and method == "slice" and len(nodes) == 2:  # of an ArrayRef: from an element on, so many
+        first, count = arguments(given, scope)
+        if first.type.is_integer and first.low >= 0 and count.type.is_integer:
+            end = values.computed("+", first, count)
+            return replace(value, code=f"{value.at(values.ATOM)}[{first.code}:{end.code}]", binds=values.ATOM)
     if kind == "list" and not nodes and method == "vec":
         return replace(value, code=f"list({value.code})", binds=values.ATOM)
     if kind == "device" and not nodes and method in ("type", "is_cuda", "is_cpu", "index"):
@@ -664,15 +750,8 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
         return Value(f"{base}.__setitem__({codes[0]}, {codes[1]})".replace("'...'", "..."), VOID)
     if method == "index" and len(codes) == 1:
         return Value(f"{base}[{codes[0]}]".replace("'...'", "..."), TENSOR)
-    known = all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found)
-    if method == "slice" and codes and known:
-        bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
-        inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
-        if codes[0] == "0":
-            return Value(f"{base}[{inner}]", TENSOR)
-        if found[0].low < 0:
-            raise NotTranslated(node, f"a slice of the dimension {codes[0]}: {text(node)[:60]!r}")
-        return Value(f"{base}[(slice(None),) * {found[0].at(values.ATOM)} + ({inner},)]", TENSOR)
+    if method == "slice" and codes:
+        return _sliced(node, base, found)
     if method in ("toType", "set_requires_grad") and len(codes) == 1:
         return Value(f"{base}.{'to' if method == 'toType' else 'requires_grad_'}({codes[0]})", TENSOR)
     if method == "is_same_size" and len(codes) == 1:
@@ -680,6 +759,20 @@ def _renamed(node: Node, base: str, method: str, given: Node, scope: Scope) -> V
     if method == "equal" and len(codes) == 1:
         return Value(f"torch.equal({base}, {codes[0]})", BOOL)
     raise NotTranslated(node, f"the method {method}")
+
+
+def _sliced(node: Node, base: str, found: Sequence[Value]) -> Value:
+    """`x.slice(dim, start, end)`."""
+    codes = [one.code for one in found]
+    if len(codes) > 4 or not all(one.type.is_integer or one.type.kind in ("optional", "none") for one in found):
+        raise NotTranslated(node, f"{text(node)[:60]!r}")
+    bounds = codes[1:] if len(codes) > 2 else [*codes[1:], "None"]
+    inner = f"slice({', '.join(bounds)})" if codes[1:] else "slice(None)"
+    if codes[0] == "0":
+        return Value(f"{base}[{inner}]", TENSOR)
+    if found[0].low < 0:
+        raise NotTranslated(node, f"a slice of the dimension {codes[0]}: {text(node)[:60]!r}")
+    return Value(f"{base}[(slice(None),) * {found[0].at(values.ATOM)} + ({inner},)]", TENSOR)
 
 
 # --- options ---
@@ -696,6 +789,8 @@ def as_dict(value: Value) -> str:
 
 
 def _with_option(node: Node, value: Value, method: str, nodes: list[Node], given: Node, scope: Scope) -> Value:
+    if not nodes and method in ("device", "dtype") and method in value.options:
+        return Value(value.options[method], values.DEVICE if method == "device" else values.DTYPE)
     given_ = _options(node, method, nodes, scope)
     scope.read(given)
     options = dict(value.options)

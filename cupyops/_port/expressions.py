@@ -16,8 +16,19 @@ from dataclasses import replace
 from . import structs, values
 from .program import Node, bare, parser, text, under, walk
 from .scope import NotTranslated, Scope
-from .values import BOOL, DTYPE, INT, OPTIONS, TENSOR, Type, Value
-from .vocabulary import DTYPES, GUARDS, LIMITS, NUMBERS, OF_LAUNCHES, STREAMS, dtype_of_constant, name_of, type_of
+from .values import BOOL, DTYPE, INT, OPTIONS, TENSOR, ULONG, Type, Value
+from .vocabulary import (
+    DTYPES,
+    GUARDS,
+    LIMITS,
+    NUMBERS,
+    OF_GPUS,
+    OF_LAUNCHES,
+    STREAMS,
+    dtype_of_constant,
+    name_of,
+    type_of,
+)
 
 
 def python(node: Node, scope: Scope) -> Value:
@@ -124,7 +135,7 @@ def _identifier(node: Node, scope: Scope) -> Value:
         return values.number(number, NUMBERS[kind], code)
     if name == "cudaSuccess":
         return Value("0", values.STATUS)
-    if name in ("NULL", "nullptr"):
+    if name in ("NULL", "nullptr", "None"):  # the last of torch::indexing
         return Value("None", values.NONE)
     raise NotTranslated(node, f"the name {name}, which the files do not define")
 
@@ -217,6 +228,8 @@ def _binary(node: Node, scope: Scope) -> Value:
     if sign in ("+", "-") and left.type.kind == "pointer" and right.type.is_integer:
         at = right if sign == "+" else values.unary("-", right)
         return replace(left, code=f"cpp.memory({left.code}, {at.code})", binds=values.ATOM)
+    if sign in ("+", "-") and (found := cursor(left, right, sign)) is not None and left.type.kind == "cursor":
+        return found
     if sign == "+" and kinds == {"string"}:
         return Value(f"{left.at(values.PLUS)} + {right.at(values.PLUS + 1)}", values.STRING, values.PLUS)
     raise NotTranslated(node, f"{sign} of a {left.type} and a {right.type}")
@@ -251,6 +264,8 @@ def _unary(node: Node, scope: Scope) -> Value:
     value = python(inner, scope)
     if value.type == TENSOR and sign in "-~":
         return Value(f"{sign}{value.at(values.UNARY)}", TENSOR, values.UNARY)
+    if value.code.startswith("cpp.limit(") and sign == "-" and "infinity" in value.code:
+        return replace(value, code=f"-{value.code}", binds=values.UNARY)  # of a number with a fraction alone
     if not value.type.is_number:
         raise NotTranslated(node, f"{sign} of a {value.type}")
     return values.unary(sign, value)
@@ -259,20 +274,52 @@ def _unary(node: Node, scope: Scope) -> Value:
 def _pointer(node: Node, scope: Scope) -> Value:
     argument = under(node, "argument")
     if text(node).startswith("*"):
+        if (found := _extreme(argument, scope)) is not None:
+            scope.read(node)
+            return found
         value = python(argument, scope)
+        if value.type.is_number and argument.type == "identifier":  # of a parameter that is taken for a reference
+            scope.read(node)
+            return value
         if value.type.kind == "optional":
             scope.read(node)
             return replace(value, type=value.type.of[0])
         if value.type.kind == "pointer" and value.type.of[0].bits:
             scope.read(node)
             return typed(f"cpp.memory({value.code}, 0)[0].item()", value.type.of[0])
+        if value.type.kind == "cursor":
+            scope.read(node)
+            return typed(f"{value.element}[{value.code}]", value.type.of[0])
     elif argument.type == "subscript_expression":  # `&p[n]`
         of = python(under(argument, "argument"), scope)
         given = arguments(under(argument, "indices"), scope)
         if of.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer:
             scope.read(node)
             return replace(of, code=f"cpp.memory({of.code}, {given[0].code})", binds=values.ATOM)
+        if len(given) == 1 and (found := cursor(of, given[0])) is not None:
+            scope.read(node)
+            return found
     raise NotTranslated(node, f"an address or what lies there: {text(node)[:60]!r}")
+
+
+def _extreme(node: Node, scope: Scope) -> Value | None:
+    """`*std::max_element(v.begin(), v.end())`, of a list of numbers."""
+    match = re.fullmatch(r"(?:std::)?(max|min)_element\(\s*(\w+)\.begin\(\),\s*(\w+)\.end\(\)\s*\)", text(node))
+    variable = scope.find(match[2]) if match is not None and match[2] == match[3] else None
+    if match is None or variable is None or not variable.value.type.of or not variable.value.type.of[0].is_number:
+        return None
+    return typed(f"{match[1]}({variable.name})", variable.value.type.of[0])
+
+
+def cursor(of: Value, at: Value, sign: str = "+") -> Value | None:
+    """A pointer into an array of the host: an index of the list that `element` names. None for other pointers."""
+    if of.type.kind == "list" and of.type.of and of.type.of[0].is_number and of.code.isidentifier():
+        of = Value("0", Type("cursor", of=of.type.of), element=of.code)
+    if of.type.kind != "cursor" or not at.type.is_integer:
+        return None
+    if of.code == "0" and sign == "+":
+        return replace(of, code=at.code, binds=at.binds)
+    return replace(of, code=f"{of.at(values.PLUS)} {sign} {at.at(values.PLUS + 1)}", binds=values.PLUS)
 
 
 def _conditional(node: Node, scope: Scope) -> Value:
@@ -284,7 +331,11 @@ def _conditional(node: Node, scope: Scope) -> Value:
     if first.type.is_number and second.type.is_number and first.type != second.type:
         to = values.common(first.type, second.type)
         first, second = (assigned(values.promoted(one) if to.kind == "int" else one, to, node) for one in sides)
-    elif first.type.kind != second.type.kind and not {first.type.kind, second.type.kind} & {"none", "optional"}:
+    elif (
+        first.type.kind == "cursor"
+        or first.type.kind != second.type.kind
+        and not {first.type.kind, second.type.kind} & {"none", "optional"}
+    ):
         raise NotTranslated(node, f"either a {first.type} or a {second.type}: {text(node)[:60]!r}")
     code = f"{first.at(values.CHOICE + 1)} if {test.at(values.CHOICE + 1)} else {second.at(values.CHOICE)}"
     kind = second.type if first.type == values.NONE else first.type
@@ -351,13 +402,15 @@ def _list(node: Node, scope: Scope) -> Value:
 
 def _field(node: Node, scope: Scope) -> Value:
     of, name = under(node, "argument"), under(node, "field")
-    if text(of).endswith("getCurrentDeviceProperties()") and text(name) in ("multiProcessorCount", "warpSize"):
-        scope.read(node)
-        if text(name) == "warpSize":
-            return values.number(32, INT, "32")
-        return values.whole("cpp.multiprocessors()", low=1, high=1024)
     value = python(of, scope)
     scope.read(name)
+    if value.type.kind == "properties" and text(name) in ("multiProcessorCount", *OF_GPUS):
+        of_all = OF_GPUS.get(text(name))
+        if isinstance(of_all, tuple):
+            return Value(repr(of_all), Type("list", of=(INT,)))
+        if of_all is not None:
+            return values.number(of_all, ULONG if text(name) == "sharedMemPerBlock" else INT, str(of_all))
+        return values.whole(f"cpp.multiprocessors({value.code})", low=1, high=1024)
     if value.type == values.DIM3 and text(name) in ("x", "y", "z"):
         return values.whole(f"{value.code}[{'xyz'.index(text(name))}]", values.UINT)
     if value.type.kind == "tuple" and text(name) in ("first", "second") and len(value.type.of) == 2:
@@ -396,6 +449,8 @@ def _subscript(node: Node, scope: Scope) -> Value:
         return typed(f"{inner}.item()", value.type.of[0])
     if value.type.kind == "pointer" and len(given) == 1 and given[0].type.is_integer and value.type.of[0].bits:
         return typed(f"cpp.memory({value.code}, {given[0].code})[0].item()", value.type.of[0])
+    if value.type.kind == "cursor" and len(given) == 1 and (at := cursor(value, given[0])) is not None:
+        return typed(f"{at.element}[{at.code}]", value.type.of[0])
     raise NotTranslated(node, f"an element behind a pointer: {text(node)[:60]!r}")
 
 
@@ -439,6 +494,21 @@ def _sizeof(node: Node, scope: Scope) -> Value:
     if spelled in DTYPES and "16" in DTYPES[spelled]:
         return values.number(2, values.ULONG, "2")
     raise NotTranslated(node, f"the size of {spelled}")
+
+
+def _new(node: Node, scope: Scope) -> Value:
+    """`new int[n]`: a list, of which the value is the place of its first element."""
+    declarator, given = under(node, "declarator"), under(node, "arguments")
+    kind = ctype(under(node, "type"), scope)
+    length = python(under(declarator, "length"), scope) if declarator is not None else None
+    if not kind.is_number or length is None or not length.type.is_integer or given is not None:
+        raise NotTranslated(node, f"new expression: {text(node)[:60]!r}")
+    scope.read(node)
+    variable = scope.declare("memory", Type("list", of=(kind,)))
+    scope.frames[-1][f"memory {variable.name}"] = scope.frames[-1].pop("memory")
+    zero = "0.0" if kind.kind == "float" else "0"
+    scope.before.append(f"{variable.name} = [{zero}] * {length.at(values.TIMES + 1)}")
+    return Value("0", Type("cursor", of=(kind,)), element=variable.name)
 
 
 def _lambda(node: Node, scope: Scope) -> Value:
@@ -501,12 +571,18 @@ def _map(node: Node, scope: Scope) -> Value:
 
 def nothing(node: Node, scope: Scope) -> None:
     """Accept an expression for a device or a stream, which a launch finds itself; else raise `NotTranslated`."""
-    if node.type == "identifier":
+    if node.type == "identifier" and scope.find(text(node)) is not None:
         variable = scope.find(text(node))
         if variable is not None and variable.value.type.kind in ("guard", "tensor", "device", "pointer"):
             scope.read(node)
             return
-    elif node.type == "number_literal" and text(node) == "0":
+    elif text(node) in ("0", "true", "false", "cudaEventDefault", "cudaEventDisableTiming", "cudaStreamNonBlocking"):
+        scope.read(node)
+        return
+    elif text(node) == "at::globalContext().lazyInitCUDA()" or (
+        node.type == "pointer_expression" and (known := scope.find(text(under(node, "argument")))) is not None
+        and known.value.type.kind == "guard"
+    ):  # fmt: skip
         scope.read(node)
         return
     elif node.type == "initializer_list" or (node.type == "argument_list" and not children(node)):
@@ -599,6 +675,7 @@ EXPRESSIONS: dict[str, Callable[[Node, Scope], Value]] = {
     "qualified_identifier": _qualified,
     "sizeof_expression": _sizeof,
     "lambda_expression": _lambda,
+    "new_expression": _new,
 }
 
 

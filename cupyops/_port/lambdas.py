@@ -16,8 +16,8 @@ from .values import VOID, Type, Value
 
 
 def reader(writer: Writer) -> Callable[[Node], Value]:
-    """The function that writes a lambda before the statement under way, and gives its name."""
-    return lambda node: _written(writer, node)
+    """The function that writes a lambda, or a dispatch, before the statement under way, and gives its name, or its value."""
+    return lambda node: _written(writer, node) if node.type == "lambda_expression" else writer.dispatched(node)
 
 
 def _written(writer: Writer, node: Node) -> Value:

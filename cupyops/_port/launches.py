@@ -99,7 +99,7 @@ def _argument(node: Node, spelled: str, value: Value) -> str:
         return structs.passed(value, spelled, node)
     kind = type_of(spelled) if spelled else None
     if kind is None or not kind.is_number or not value.type.is_number:
-        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status", "guard"):
+        if value.type.kind in ("list", "tuple", "string", "options", "dtype", "device", "status", "guard", "cursor"):
             raise NotTranslated(node, f"a {value.type} as an argument of a kernel: {text(node)[:60]!r}")
         return value.lax or value.code
     if kind.kind == "float" or (kind.kind == "int" and value.type.kind == "int" and (kind.signed or value.low >= 0)):

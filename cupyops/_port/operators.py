@@ -145,7 +145,7 @@ class Operator:
         return "".join(found)
 
     def _parameter(self, ctype: str, name: str) -> str:
-        default = self.forward.defaults.get(name)
+        default = self.program.default(self.forward, name)
         return f"{name}: {annotation(ctype, self.program)}" + (f" = {default}" if default is not None else "")
 
     def _unsupported(self, without: Sequence[str]) -> None:

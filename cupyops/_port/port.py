@@ -96,7 +96,7 @@ def _ported(program: Program, paths: list[Path], source: str, options: tuple[str
     problems = "".join(f"\n    {one}" for one in ported.problems) or "\n    nothing"
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
     written = "\n".join([*made, *constants, *parts])
-    if modules := [one for one in ("ctypes", "math", "sys", "time") if re.search(rf"\b{one}\.", written)]:
+    if modules := [one for one in ("ctypes", "math", "os", "sys", "time") if re.search(rf"\b{one}\.", written)]:
         imports = "".join(f"import {one}\n" for one in modules)
         head = head.replace("import torch\n", f"{imports}\nimport torch\n", 1)
     if made:
@@ -252,7 +252,7 @@ class _Writing:
             writer.returns = type_of(function.returns, scope.types) or structs.kind_of(function.returns, program)
         writer.block(function.body.named_children)
         parameters = [
-            scope.frames[0][one].name + (f"={function.defaults[one]}" if one in function.defaults else "")
+            scope.frames[0][one].name + (f"={program.default(function, one)}" if one in function.defaults else "")
             for _, one in function.taken
         ]
         self.used |= {one for one in function.defaults.values() if one in program.constants}

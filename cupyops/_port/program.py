@@ -12,6 +12,7 @@ from .._kernel.extension.device import closing
 from .._kernel.extension.tokens import tokens
 from ..errors import MissingDependencyError
 from .preprocess import Preprocessor
+from .vocabulary import name_of
 
 Node = Any  # tree_sitter.Node, which is there where its wheel is
 
@@ -59,10 +60,11 @@ class Function:
         body, file, returns: where its statements are, in which file, and what it returns.
         defaults: those of its parameters, in Python.
         template: (name, whether it is a type) of the template parameters that its body uses: its Python takes them by name.
-        types: the template parameters that are types, and that the types of its arguments tell.
+        types: the template parameters that are types, and that the types of its arguments tell; and their places.
         node: the whole definition.
         called: its name in C++, without namespaces: of overloads each has a name of its own in Python.
         space: the namespaces and structs in which it stands.
+        pointees: the parameters that are pointers to one number, `int* n`, each call of which has `&n`: they are references.
     """
 
     name: str
@@ -72,10 +74,11 @@ class Function:
     returns: str = ""
     defaults: dict[str, str] = field(default_factory=dict)
     template: list[tuple[str, bool]] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
+    types: dict[str, int] = field(default_factory=dict)
     node: Node = None
     called: str = ""
     space: tuple[str, ...] = ()
+    pointees: frozenset[str] = frozenset()
 
     @property
     def launches(self) -> bool:
@@ -123,6 +126,11 @@ class Program:
     structs: dict[str, Node] = field(default_factory=dict)
     enums: dict[str, list[str]] = field(default_factory=dict)
     taken: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def default(self, function: Function, name: str) -> str | None:
+        """The Python of a parameter's default; None where it has none."""
+        found = function.defaults.get(name)
+        return name_of(found) if found in self.constants else found
 
     def named(self, name: str) -> list[Function]:
         """The functions of a C++ name."""
@@ -207,9 +215,43 @@ def read(paths: list[Path], options: tuple[str, ...] = ()) -> Program:
     for name, values in found.defaults.items():
         for function in found.named(name):
             _give_defaults(function, values)
+    _references(found)
     found.taken = list(dict.fromkeys(pre.taken))
     found.macros = {name: one.place for name, one in pre.macros.items() if "<<<" in one.body}
     return found
+
+
+def _references(found: Program) -> None:
+    """Take `int* n` for `int& n` where the function has `*n` alone, and each call `&` of a variable."""
+    calls: dict[str, list[Node]] = {}
+    for one in found.functions.values():
+        for call in walk(one.body):
+            if call.type == "call_expression":
+                given = [each for each in under(call, "arguments").named_children if each.type != "comment"]
+                calls.setdefault(bare(text(under(call, "function"))), []).append(given)
+    for one in found.functions.values():
+        names = set()
+        for place, (ctype, name) in enumerate(one.parameters):
+            given = [each[place] for each in calls.get(one.called, ()) if place < len(each)]
+            uses = [each for each in walk(one.body) if each.type == "identifier" and text(each) == name]
+            if (
+                re.fullmatch(r"[\w ]+\*", ctype)
+                and given
+                and all(re.fullmatch(r"&\s*\w+", text(each)) for each in given)
+                and all(each.parent.type == "pointer_expression" and text(each.parent)[0] == "*" for each in uses)
+            ):
+                names.add(name)
+        one.parameters = [(ctype.replace("*", "&") if name in names else ctype, name) for ctype, name in one.parameters]
+        one.pointees = frozenset(names)
+
+
+def pointee(node: Node) -> Node:
+    """The variable of `*n` and `(*n)`; another node as it is."""
+    while (
+        node is not None and node.type in ("parenthesized_expression", "pointer_expression") and text(node)[0] in "(*"
+    ):
+        node = under(node, "argument") or node.named_children[0]
+    return node
 
 
 def _preprocessed(paths: list[Path], options: tuple[str, ...]) -> Preprocessor:
@@ -393,7 +435,9 @@ def _add(function: Function, found: Program) -> None:
     found.functions[function.name] = function
 
 
-def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tuple[list[tuple[str, bool]], list[str]]:
+def _template(
+    node: Node, body: Node, parameters: list[tuple[str, str]]
+) -> tuple[list[tuple[str, bool]], dict[str, int]]:
     """The template parameters of a function.
 
     Those by which it launches, that stand in its template arguments, are arguments of its Python; types of numbers that it
@@ -403,17 +447,17 @@ def _template(node: Node, body: Node, parameters: list[tuple[str, str]]) -> tupl
     if holder is not None and holder.type == "field_declaration_list":  # of a struct
         holder = holder.parent.parent
     if holder is None or holder.type != "template_declaration":
-        return [], []
+        return [], {}
     used = {
         text(one) for arguments in walk(body) if arguments.type == "template_argument_list" for one in walk(arguments)
     }
-    found, types = list[tuple[str, bool]](), list[str]()
+    found, types = list[tuple[str, bool]](), dict[str, int]()
     plain = {re.sub(r"\bconst\b|&|\s", "", ctype) for ctype, _ in parameters}
     for one in under(holder, "parameters").named_children:
         names = [text(inner) for inner in walk(one) if inner.type in ("identifier", "type_identifier")]
         is_type = "type_parameter" in one.type
         if is_type and names and names[-1] in plain and names[-1] not in used:
-            types.append(names[-1])
+            types[names[-1]] = len(found)
             found.append(("", True))
         elif names and (names[-1] in used or not is_type):
             found.append((names[-1], is_type))

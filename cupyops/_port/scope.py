@@ -111,7 +111,7 @@ class Scope:
             )
         else:
             made = Value(spelled, kind, low=kind.low, high=kind.high) if kind.is_integer else Value(spelled, kind)
-        if value is not None and kind.kind in ("pointer", "dtype"):
+        if value is not None and kind.kind in ("pointer", "dtype", "cursor"):
             made = Value(spelled, kind, element=value.element)
         if kind.kind == "options":
             made = Value(spelled, kind, options={"**": spelled})
@@ -178,6 +178,7 @@ def changed(body: Node) -> frozenset[str]:
             "subscript_expression",
             "field_expression",
             "parenthesized_expression",
+            "pointer_expression",
         ):
             target = under(target, "argument") or next(iter(target.named_children), None)
         if target is not None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from . import changes, loops, structs, values
 from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
 from .checks import is_check, message, refusals
-from .expressions import EXPRESSIONS, a_tuple, arguments, children, condition, ctype, python, typed
+from .expressions import EXPRESSIONS, a_tuple, arguments, children, condition, ctype, cursor, python, typed
 from .launches import Kernel, launch
-from .program import Function, Node, bare, line, parser, text, under, walk
+from .program import Function, Node, bare, line, parser, pointee, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
 from .values import DIM3, DTYPE, OPTIONS, STATUS, TENSOR, VOID, Type, Value
 from .vocabulary import ALIKE, EXCEPTIONS, QUERIES, REPORTS, SAME_DEVICE, dispatched, type_of
@@ -201,8 +201,19 @@ class Writer:
             inner = (one for one in walk(self.function.body) if one.type == "lambda_expression")
             if any(names[0] in changed(one) for one in inner):
                 self.put(f"{variable.name} = None", node)  # for `nonlocal`
+            elif kind.is_number and self._is_given(names[0]):
+                self.put(f"{variable.name} = {'0.0' if kind.kind == 'float' else '0'}", node)
             if kind == STATUS:
                 variable.value = Value("0", STATUS)
+
+    def _is_given(self, name: str) -> bool:
+        """Return True if a variable is handed to a function of the files, which may write to it before any other does."""
+        return any(
+            text(one).lstrip("& ") == name
+            for call in walk(self.function.body)
+            if call.type == "call_expression" and self.scope.program.named(bare(text(under(call, "function"))))
+            for one in under(call, "arguments").named_children
+        )
 
     def _kind(self, spelled: Node, declarator: Node) -> Type:
         stars = "*" * sum(one.type == "pointer_declarator" for one in walk(declarator))
@@ -249,6 +260,7 @@ class Writer:
         self._initialised(name, kind, value, is_reference, node)
 
     def _initialised(self, name: str, kind: Type, value: Node, is_reference: bool, node: Node) -> None:
+        is_constant = any(one.type == "type_qualifier" and text(one) == "const" for one in node.named_children)
         if value.type in ("initializer_list", "argument_list") and kind.kind == "struct":
             if structs.constructors(kind.name, self.scope.program):
                 self._construct(name, kind, children(value), node)
@@ -275,21 +287,24 @@ class Writer:
                 found = made(node, DIM3, [found], [value], self.scope)
             if found.type == DIM3 and kind.kind == "auto":
                 kind = DIM3
-        if found.type.kind in ("guard", "function") and kind.kind in ("auto", "guard"):
+        if found.type.kind in ("guard", "function", "properties") and kind.kind in ("auto", "guard", "properties"):
             known = self.scope.declare(name, found.type)
-            known.value = found if found.type.kind == "function" else known.value
+            known.value = known.value if found.type.kind == "guard" else found
             return
         if kind.kind == "auto":
             if found.type.kind in ("none", "void", "result"):
                 raise NotTranslated(node, f"the type of {name}: {text(node)[:60]!r}")
             kind = found.type
-        if is_reference and {name, text(value)} & self.scope.changed and found.type == kind:
+        written = {text(value)} if is_constant else {text(value), name}
+        if is_reference and written & self.scope.changed and found.type == kind:
             variable = self.scope.find(text(value)) if value.type == "identifier" else None
-            if variable is None and name in self.scope.changed:
+            if variable is None and name in written & self.scope.changed:
                 raise NotTranslated(node, f"a reference that is written to: {text(node)[:60]!r}")
             if variable is not None:
                 self.scope.frames[-1][name] = variable
                 return
+        if kind.kind == "pointer" and found.type.kind == "cursor" and kind.of == found.type.of:
+            kind = found.type
         if kind.kind == "tuple" and found.type.kind == "list" and len(kind.of) == 0:
             kind = found.type
         self._define(name, kind, found if kind == DIM3 else assigned(found, kind, node), node)
@@ -418,6 +433,10 @@ class Writer:
             self.effect(children(node)[0])
         elif node.type == "cast_expression" and text(under(node, "type")) == "void":
             python(under(node, "value"), self.scope)  # `(void)n`
+        elif node.type == "delete_expression" and text(node).startswith("delete") and "[" in text(node):
+            of = python(children(node)[0], self.scope)
+            if of.type.kind != "cursor":
+                raise NotTranslated(node, f"delete expression: {text(node)[:60]!r}")
         elif node.type == "binary_expression" and self._is_output(node):
             self._output(node)
         else:
@@ -457,6 +476,9 @@ class Writer:
         """Write the assignment `left sign right`; the value is converted to the type of `left`."""
         while left.type == "parenthesized_expression" and len(children(left)) == 1:
             left = children(left)[0]
+        if left.type == "pointer_expression" and text(pointee(left)) in self.function.pointees:
+            self.scope.read(left)
+            left = pointee(left)
         written = self.scope.taken(right.code, node)
         if written and (sign != "=" or left.type != "identifier"):
             raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
@@ -481,6 +503,8 @@ class Writer:
         if sign == "=":
             if target.type == STATUS and right.type == STATUS:
                 return
+            if target.type.kind == "cursor" and target.element != right.element:
+                raise NotTranslated(node, f"a pointer to another array than before: {text(node)[:60]!r}")
             if target.type == DIM3 and right.type.is_number:
                 right = made(node, DIM3, [right], [node], self.scope)
             found = right if target.type == DIM3 == right.type else assigned(right, target.type, node)
@@ -492,6 +516,9 @@ class Writer:
         operator = sign.removesuffix("=")
         if target.type == TENSOR and operator in "+-*/" and (right.type == TENSOR or right.type.is_number):
             self.put(f"{target.code} {sign} {right.code}", node)
+            return
+        if target.type.kind == "cursor" and (found_ := cursor(target, right, operator)) is not None:
+            self.put(f"{target.code} = {found_.code}", node)
             return
         if target.type.kind == "pointer" and operator in "+-" and right.type.is_integer:
             at = right if operator == "+" else values.unary("-", right)
@@ -521,7 +548,8 @@ class Writer:
         at = python(name, self.scope)
         if not of.type.of or not of.type.of[0].is_number or sign != "=":
             return False
-        place = f"{of.code}[{at.code}]" if of.type.kind == "list" else f"cpp.memory({of.code}, {at.code})[0]"
+        found = cursor(of, at)
+        place = f"cpp.memory({of.code}, {at.code})[0]" if found is None else f"{found.element}[{found.code}]"
         self.put(f"{place} = {assigned(right, of.type.of[0], node).code}", node)
         self._set(name, text(index[0])[-1] + "=", values.number(1, values.INT, "1"), node)
         self.scope.read(left)
@@ -671,10 +699,19 @@ class Writer:
             return None
         return a_tuple([assigned(python(one, self.scope), of, one) for one, of in zip(given, kind.of)], "tuple")
 
-    def _if_statement(self, node: Node, word: str = "if") -> None:
+    def _if_statement(self, node: Node) -> None:
+        self.scope.frames.append({})
+        self._branches(node, "if")
+        self.scope.frames.pop()
+
+    def _branches(self, node: Node, word: str) -> None:
         clause = under(node, "condition")
         consequence, alternative = under(node, "consequence"), under(node, "alternative")
-        test = self.asked(clause, word == "if")
+        if word == "if" and clause.type == "condition_clause" and _is_declaration(clause):
+            test = self._declared(under(clause, "value"))
+            self.scope.read(clause)
+        else:
+            test = self.asked(clause, word == "if")
         other = None if alternative is None else children(alternative)[-1]
         if test.truth is not None:  # of CUDA's errors, which are exceptions
             self.scope.read(node)
@@ -690,12 +727,23 @@ class Writer:
         self.inside(consequence)
         if other is not None:
             if other.type == "if_statement" and not _has_initializer(other):
-                self._if_statement(other, "elif")
+                self._branches(other, "elif")
             else:
                 self.put("else:", other)
                 self.inside(other)
             self.scope.read(alternative)
         self.scope.read(consequence)
+
+    def _declared(self, node: Node) -> Value:
+        """A variable that a condition declares, `if (const char* env = getenv("NAME"))`: whether it is true, or there."""
+        spelled, declarator, value = (under(node, part) for part in ("type", "declarator", "value"))
+        self._variable(spelled, declarator, value, node, node)
+        self.scope.read(node)
+        name = next(text(one) for one in walk(declarator) if one.type == "identifier")
+        variable = self.scope.frames[-1][name]
+        if variable.value.type == values.STRING and text(declarator).startswith("*"):
+            return Value(f"{variable.name} is not None", values.BOOL, values.COMPARE)
+        return values.truth(variable.value)
 
     def asked(self, clause: Node, once: bool = False, read: Callable[[Node, Scope], Value] = condition) -> Value:
         """The condition of a statement; `once` where what it does before it is done once."""
@@ -889,8 +937,8 @@ class Writer:
         self.put(f'print({", ".join(found)}, sep="", end=""{stream})', node)
         self.scope.read(node)
 
-    def _dispatch(self, node: Node, base: str, given: Node) -> None:
-        """AT_DISPATCH_...: one body for all dtypes, in which `scalar_t` is one of them."""
+    def _opened(self, node: Node, base: str, given: Node) -> tuple[Node, str]:
+        """AT_DISPATCH_...: one body for all dtypes, in which `scalar_t` is one of them: the lambda, and the line before."""
         nodes = children(given)
         place = next(
             (index for index, one in enumerate(nodes) if one.type in ("string_literal", "concatenated_string")), 0
@@ -912,7 +960,11 @@ class Writer:
         variable = self.scope.declare(template, DTYPE)
         self.scope.types[template] = Type("scalar")
         listed = ", ".join(f"torch.{one}" for one in dtypes)
-        self.put(f"{variable.value.code} = cpp.dispatched({value.code}, {name}, {listed})", node)
+        return body, f"{variable.value.code} = cpp.dispatched({value.code}, {name}, {listed})"
+
+    def _dispatch(self, node: Node, base: str, given: Node) -> None:
+        body, opening = self._opened(node, base, given)
+        self.put(opening, node)
         if self.scope.inner is not None and any(one.type == "return_statement" for one in walk(body)):
             self.put(f"{self.scope.inner(body).code}()", node)  # of the lambda alone
         else:
@@ -920,6 +972,16 @@ class Writer:
                 self.statement(one)
         self.scope.frames.pop()
         self.scope.read(node)
+
+    def dispatched(self, node: Node) -> Value:
+        """A dispatch as a value: that which its lambda returns."""
+        body, opening = self._opened(node, bare(text(under(node, "function"))), under(node, "arguments"))
+        self.scope.before.append(opening)
+        assert self.scope.inner is not None
+        found = self.scope.inner(body)
+        self.scope.frames.pop()
+        self.scope.read(node)
+        return typed(f"{found.code}()", found.type.of[0])
 
     def _launch(self, node: Node, function: Node, syntax: Node, given: Node) -> None:
         called, values_ = launch(node, function, syntax, given, self.kernels, self.scope)
@@ -962,6 +1024,12 @@ def _is_constant(node: Node) -> bool:
 def _has_initializer(node: Node) -> bool:
     clause = under(node, "condition")
     return under(clause, "initializer") is not None
+
+
+def _is_declaration(clause: Node) -> bool:
+    """Return True if a condition declares a variable, and does nothing else."""
+    value = under(clause, "value")
+    return value is not None and value.type == "declaration" and under(clause, "initializer") is None
 
 
 def _elements(code: str) -> int:

@@ -65,7 +65,8 @@ METHODS = _words(  # whose Python has the same name and arguments, and that give
     expand_as clone t select narrow index_select gather scatter_ add_ mul_ sub_ div_ add mul sub div exp log sqrt
     abs clamp copy_ flatten repeat detach masked_select nonzero cumsum argsort cpu cuda type_as masked_fill_ masked_fill
     index_put_ scatter_add_ matmul mm bmm any all floor ceil tile flip resize_ resize_as_ requires_grad_ set_
-    sigmoid tanh neg pow square unfold baddbmm_ addmm_ addmv_ max min argmax argmin index_add_ bitwise_not logical_not
+    sigmoid tanh neg pow square
+    bernoulli bernoulli_ unfold baddbmm_ addmm_ addmv_ max min argmax argmin index_add_ bitwise_not logical_not
     true_divide_ true_divide div_ cumprod prod amax amin sign sign_ flatten squeeze_ unsqueeze_ new_tensor rsub
     uniform_ normal_ half float double int long bool eq ne gt ge lt le round clamp_min clamp_max clamp_ exp_ sqrt_
     """
@@ -86,6 +87,7 @@ KEYWORDS: Mapping[str, tuple[int, tuple[str, ...]]] = {  # the first argument th
     "addmm": (2, ("beta", "alpha")), "addmv": (2, ("beta", "alpha")), "baddbmm": (2, ("beta", "alpha")),
     "div": (1, ("rounding_mode",)),
 }  # fmt: skip
+SEVERAL = {"unique_dim": 3, "_unique": 2, "_unique2": 3}  # of ATen alone, and how many tensors they give
 ASKED = _words("isnan isinf isfinite")
 EXACT = _words("ceil floor round trunc rint fabs fmax fmin fmod copysign")  # of floats they are floats
 OF_TWO = _words("pow atan2 fmax fmin fmod copysign hypot")
@@ -100,6 +102,10 @@ REAL = (
     )
 )
 CEIL = _words("THCCeilDiv ceil_div ATenCeilDiv")
+OF_GPUS: Mapping[str, int | tuple[int, ...]] = {  # what all have in common
+    "warpSize": 32, "maxThreadsPerBlock": 1024, "sharedMemPerBlock": 49152,
+    "maxGridSize": (2**31 - 1, 65535, 65535), "maxThreadsDim": (1024, 1024, 64),
+}  # fmt: skip
 OF_LAUNCHES = {"CUDA_NUM_THREADS": 1024, "C10_WARP_SIZE": 32, "warpSize": 32}
 LIMITS = {
     "INT_MAX": (2**31 - 1, "int"), "INT_MIN": (-(2**31), "int"), "UINT_MAX": (2**32 - 1, "unsigned"),
@@ -111,21 +117,23 @@ LIMITS = {
 
 # Known to be nothing, form by form: a launch finds the device and the stream itself, checks that tensors are on a GPU, and
 # raises what CUDA reports.
-QUERIES = _words(  # functions that only report an error of CUDA's, or wait
+QUERIES = _words(  # functions that only report an error of CUDA's, or wait: all launches go to one stream, in order
     """
     cudaGetLastError cudaPeekAtLastError cudaDeviceSynchronize cudaStreamSynchronize cudaThreadSynchronize
-    at::cuda::stream_synchronize c10::cuda::stream_synchronize
+    at::cuda::stream_synchronize c10::cuda::stream_synchronize cudaStreamWaitEvent cudaStreamCreate cudaStreamCreateWithFlags
+    cudaStreamDestroy cudaEventCreate cudaEventCreateWithFlags cudaEventDestroy cudaEventRecord cudaEventSynchronize
     """
 )
 REPORTS = _words(  # macros that raise what such a function reports
     """
     C10_CUDA_CHECK AT_CUDA_CHECK THCudaCheck C10_CUDA_KERNEL_LAUNCH_CHECK TORCH_CUDA_CHECK C10_CUDA_CHECK_WARN
-    C10_CUDA_IGNORE_ERROR C10_CUDA_CLEAR_ERROR
+    C10_CUDA_IGNORE_ERROR C10_CUDA_CLEAR_ERROR CubDebugExit
     """
 )
 GUARDS = _words(
     """
     CUDAGuard OptionalCUDAGuard DeviceGuard OptionalDeviceGuard CUDAStreamGuard MaybeSetDevice CUDAStream cudaStream_t
+    cudaEvent_t THCState
     """
 )
 STREAMS = _words(
@@ -140,7 +148,9 @@ ATTRIBUTES_OF_KERNELS = _words(  # hints, and room for shared memory, for which 
 SAME_DEVICE = _words("checkAllSameGPU checkSameGPU checkAllSameDevice checkAllDefined checkDefined checkBackend")
 
 
-MEMORY = _words("cudaMalloc cudaFree cudaMemset cudaMemsetAsync cudaMemcpy cudaMemcpyAsync malloc free")
+MEMORY = _words(
+    "cudaMalloc cudaFree cudaMemset cudaMemsetAsync cudaMemcpy cudaMemcpyAsync malloc free memset THCudaMalloc THCudaFree"
+)
 EXCEPTIONS = {  # as pybind11 has them in Python
     "std::runtime_error": "RuntimeError", "std::invalid_argument": "ValueError", "std::logic_error": "RuntimeError",
     "std::out_of_range": "IndexError", "std::domain_error": "ValueError", "std::length_error": "ValueError",
@@ -203,7 +213,7 @@ _KINDS = {
     "cudaError_t": STATUS, "cudaError": STATUS, "void": VOID, "Device": DEVICE, "IntArrayRef": Type("list", of=(LONG,)),
     "IntList": Type("list", of=(LONG,)), "TensorList": Type("list", of=(TENSOR,)), "Scalar": SCALAR,
     "TensorArg": Type("argument"), "CheckedFrom": STRING, "TypeMeta": DTYPE, "TensorRef": TENSOR,
-    "stringstream": Type("stream"), "ostringstream": Type("stream"),
+    "cudaDeviceProp": Type("properties"), "stringstream": Type("stream"), "ostringstream": Type("stream"),
 }  # fmt: skip
 
 
@@ -217,6 +227,8 @@ def type_of(ctype: str, types: Mapping[str, Type] | None = None) -> Type | None:
     if plain in ("void",) and stars:
         return Type("pointer", of=(VOID,))
     found = (types or {}).get(plain) or _plain_type(plain, types or {})
+    if stars and found is not None and found.kind in ("guard", "properties"):
+        return found
     if stars and found is not None:
         return Type("pointer", of=(found,)) if stars == 1 else None
     if stars == 1:

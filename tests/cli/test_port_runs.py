@@ -91,8 +91,43 @@ BODIES = {
         [20 + 900 + 5000 + 20000 + 100000] * 4,
     ),
     "strides and bytes": (LAUNCH % "x.strides()[0] + x.nbytes() / 16", [2] * 4),
+    "memory of the host's for the device": (
+        "float* room; cudaMalloc(&room, 16); float start = 1.5f; std::vector<float> all = {2, 3, 4};"
+        " cudaMemcpy(room, &start, 4, cudaMemcpyHostToDevice);"
+        " cudaMemcpyAsync(room + 1, all.data(), 8, cudaMemcpyHostToDevice, 0);"
+        " cudaMemcpy(room + 3, &all[2], 4, cudaMemcpyHostToDevice);"
+        " float* made = new float[4];"
+        " cudaMemcpy(made, room, 16, cudaMemcpyDeviceToHost); made[0] += 1; memset(&all[0], 0, 4);"
+        " cudaMemcpy(x.data_ptr<float>(), made, 16, cudaMemcpyHostToDevice); delete[] made; " + LAUNCH % "all[0] + all[1]",
+        [5.5, 5, 6, 7],
+    ),
+    "memory of the old kind": (
+        "THCState* state = at::globalContext().lazyInitCUDA(); float* room = (float*)THCudaMalloc(state, 16);"
+        " cudaMemset(room, 0, 16); add<<<1, 32>>>(room, 7, n);"
+        " cudaMemcpy(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice); THCudaFree(state, room);",
+        [7, 7, 7, 0],
+    ),
     "a property of the device": (
-        "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; " + LAUNCH % "many > 0", [1] * 4,
+        "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;"
+        " cudaDeviceProp p; cudaGetDeviceProperties(&p, 0); auto q = at::cuda::getDeviceProperties(x.get_device()); "
+        + LAUNCH % "(many > 0) + p.maxThreadsPerBlock + q->warpSize + q->maxGridSize[1]", [1 + 1024 + 32 + 65535] * 4,
+    ),
+    "sizes from one on": (
+        "auto all = torch::zeros({2, 3, 4, 5}, x.options());"
+        " auto y = torch::ones(all.sizes().slice(1, all.dim() - 2), x.options()); "
+        + LAUNCH % "y.size(0) * 10 + y.size(1) + y.dim() * 100",
+        [234] * 4,
+    ),
+    "the least of a type": (
+        'auto y = torch::empty({4}, x.options()); AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "y", [&] {'
+        " y.fill_(-std::numeric_limits<scalar_t>::infinity()); }); x.copy_(y.exp()); "
+        + LAUNCH % "std::getenv(\"N_O_N_E\") == nullptr",
+        [1] * 4,
+    ),
+    "a dispatch as a value": (
+        'auto y = AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "y", [&] { return x + (int)sizeof(scalar_t); }); x.copy_(y);'
+        + LAUNCH % 1,
+        [5] * 4,
     ),
     "a list that grows": (
         "std::vector<int> all = {1}; for (size_t i = 0; i < all.size(); ++i) if (all.size() < 4) all.push_back(i); "

@@ -95,7 +95,7 @@ REFUSED = {
     "lambda_specifier": "auto f = []() mutable { return 3; };",
     "literal_suffix": "n = 3_km;",
     "namespace_alias_definition": "namespace short_name = at;",
-    "new_declarator": "auto p = new int[3];",
+    "new_declarator": "auto p = new int[3]();",
     "new_expression": "auto p = new int;",
     "offsetof_expression": "n = offsetof(Params, n);",
     "requires_expression": "n = requires { n + 1; };",
@@ -186,6 +186,14 @@ TOLD = [
     "auto counts = y.accessor<int, 2>(); counts[n][1] = 3; n = counts[0][2];",
     "int8_t c = n; n = c;",
     "static const int fixed = 3; n += fixed;",
+    "std::vector<int> v(n); int* p = &v[1] + 2; p[n] = 3; p += 2; n = *p;",
+    "int* p = new int[n]; p[1] = 4; n = p[2]; delete[] p;",
+    "n = std::clamp(n, 2, 5);",
+    'if (const char* name = std::getenv("NAME")) n = std::atoi(name); else if (n > 3) n = 5;',
+    "if (int q = n / 2) { n += q; } x = at::slice(x, 1, 2, n);",
+    "int total = 3; cudaMemcpy(x.data_ptr<float>(), &total, n * 4, cudaMemcpyHostToDevice);",
+    "n = at::cuda::getCurrentDeviceProperties()->maxGridSize[1] - 2;",
+    'auto z = AT_DISPATCH_INTEGRAL_TYPES(y.scalar_type(), "name", [&] { return x.add(3); }); z.add_(2);',
 ]
 _SIGNS = {"+": "-", "-": "+", "*": "+", "/": "+", "<": ">", ">": "<", "==": "!=", "!=": "==", "&&": "||", "||": "&&"}
 _SIGNS |= {"+=": "-=", "-=": "+=", "*=": "+=", "++": "--", "!": "", "~": "-", "<<=": ">>=", "^=": "|=", "=": "+="}
@@ -244,6 +252,11 @@ NOTHING = [
     'at::TensorArg a{x, "x", 1}, b{y, "y", 2}; at::checkAllSameGPU("run", {a, b});',
     "cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536);",
     "if (cudaGetLastError() != cudaSuccess) return;",
+    "auto pool = at::cuda::getStreamFromPool(true, x.get_device()); cudaStream_t of = pool.stream();"
+    " cudaStreamSynchronize(of);",
+    "cudaEvent_t e; cudaEventCreateWithFlags(&e, cudaEventDisableTiming);"
+    " cudaEventRecord(e, at::cuda::getCurrentCUDAStream());"
+    " cudaStreamWaitEvent(at::cuda::getDefaultCUDAStream(), e, 0); cudaEventDestroy(e);",
 ]
 ALMOST = [
     "auto z = make_cuda_copy(x);",
@@ -256,6 +269,10 @@ ALMOST = [
     "cudaFuncSetAttribute(k, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);",
     "cudaDeviceReset();",
     "cudaEventRecord(event);",
+    "float ms; cudaEvent_t e; cudaEventElapsedTime(&ms, e, e);",
+    "std::vector<int> v(2), w(2); int* p = &v[0]; p = &w[0]; n = *p;",
+    "std::vector<int> v(2), w(2); int* p = fast ? &v[0] : &w[0];",
+    "int* p = new int[2]; m<<<1, 1>>>(x.data_ptr<float>(), y.data_ptr<float>(), s, p);",
     'TORCH_CHECK(fast || x.is_cuda(), "either");',
     "cudaError_t err = cudaDeviceReset(); if (err != cudaSuccess) return;",
     'at::checkAllSameType("run", {x, y});',
@@ -285,6 +302,16 @@ def test_what_a_signature_has_besides_is_listed(tmp_path):
     path.write_text(path.read_text() + "void run(at::Tensor x) { k<<<two(1), 3>>>(x.data_ptr<float>(), 3); }\n")
     found = port([path], "x.cu")
     assert [one for one in found.problems if "left out" in one] == ["x.cu:3: check: '[[nodiscard]]' of two is left out"]
+
+
+def test_a_variable_that_is_written_to_by_two_names_is_listed(tmp_path):
+    path = tmp_path / "x.cu"
+    both = "void both(int& a, int* b) { a = 1; *b += a; }\n"
+    path.write_text(
+        f"{HEAD}{both}void run(at::Tensor x) {{\nint n = 3; both(n, &n); k<<<1, n>>>(x.data_ptr<float>(), n); }}\n"
+    )
+    said = "x.cu:5: not translated: 'both(n, &n)': a variable that both writes to by two names"
+    assert said in port([path], "x.cu").problems
 
 
 SEVERAL = {

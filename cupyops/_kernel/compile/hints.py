@@ -80,7 +80,10 @@ _WMMA = (
     "<mma.h> needs headers of nvcc, in the wheel nvidia-cuda-nvcc-cu12 (nvidia-cuda-crt for CUDA 13), whose folder is found "
     "where it is installed; the same instructions are there as inline PTX: mma.sync, ldmatrix"
 )
-_AMBIGUOUS = "half types have no operators with other types; convert first, as by to_acc(x) of cupyops.cuh"
+_AMBIGUOUS = (
+    "half types have no operators with other types; convert first, as by to_acc(x) of cupyops.cuh. A file for PyTorch's "
+    'builds, which define it, takes options=("-D__CUDA_NO_HALF_CONVERSIONS__",)'
+)
 _INSIDE = "NVRTC has no C and C++ library; leave the line out: printf, assert and the functions of <cmath> are built in"
 _WRITTEN_OUT = (
     "NVRTC has no C and C++ library; leave the line out and write limits as numbers, uint32_t as unsigned int"

@@ -3,6 +3,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -486,6 +489,47 @@ int s_deep(int n) { Nest k; k.d.q = n; k.r = 4; return k.d.q * 10 + k.r; }
 int s_self(int n) { Self s(n); return s.get(n + 1) + s.get(4); }
 int s_self2(int n) { Self s(n); Self t(s); t.a = 1; return s.a * 10 + t.a; }
 int s_arr(int n) { Made m(n, n + 1); Made k = m; k.a += m.area(); return k.a + k.area() * 2; }
+void halves_of(int n, int* low, int* high) { *low = n / 2; (*high) = n - *low; if (n > 4) (*high)++; *high -= 3; }
+int out_pointers(int a) { int x, y = 7; halves_of(a, &x, &y); return x * 1000 + y; }
+void set_to(int n, int& to) { to = n * 3; }
+int out_unset(int a) { int x; set_to(a, x); return x; }
+int clamped(int a, int b) { return std::clamp(a, -3, b < -3 ? 2 : b); }
+float clamped_float(float a) { return std::clamp(a / 0.3f, -1.5f, 5.25f) + std::clamp<float>(2, a, 9.5); }
+int summed(int a, long long b) { std::vector<int64_t> v = {a, b, 4}; return std::accumulate(v.begin(), v.end(), 1); }
+int extremes_of(int a, int b) {
+  std::vector<int> v = {a, b, 3};
+  return *std::max_element(v.begin(), v.end()) * 100 - *std::min_element(v.begin(), v.end());
+}
+unsigned cursors(unsigned a) {
+  std::vector<unsigned> v(8);
+  for (int i = 0; i < 8; ++i) v[i] = a * i;
+  unsigned* p = &v[1] + 2;
+  unsigned s = *p;
+  p += 2;
+  p[1] = s ^ 5;
+  p--;
+  auto q = p + 1;
+  *q |= 3;
+  return s + p[0] * 3 + v[6] + v[5] + *(v.data() + 2);
+}
+int made_array(int a) {
+  int* m = new int[4];
+  int n = 0;
+  while (n < 4) m[n++] = a + n;
+  int* q = m;
+  q++;
+  q[0] = 9;
+  int r = m[1] * 100 + m[3] - q[-1];
+  delete[] m;
+  return r;
+}
+int zeroed(int a) { std::vector<int> v = {a, a + 1, 7}; memset(&v[1], 0, sizeof(int)); return v[0] + v[1] * 10 + v[2]; }
+int compared_twice(int a, int b) { if (a < 4 && b > (2)) return 1; return a < b || a > (3); }
+int told_by_text(int a) { return std::atoi(" -12x") + std::atoi("x3") * a + std::atoi("+7 8"); }
+int declared_in_condition(int a) { int n = 3; if (int n = a / 3) a += n; else a -= 7; return a * 10 + n; }
+template <int N, typename T> T times(T a) { return a * N; }
+int template_of_second(float a) { return times<3, int>(a) + times<2>(a); }
+int bound_to_result(int a) { const auto& k = quotient(a, 2); int b = k + 1; set_to(k, b); return b - k; }
 
 #ifdef __CUDACC__
 __global__ void nothing(float* x) {}

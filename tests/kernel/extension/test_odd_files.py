@@ -61,6 +61,16 @@ def test_it_is_taken(tmp_path, code):
     assert x.tolist() == [1, 1, 0]
 
 
+def test_half_types_as_pytorch_s_builds_have_them():
+    code = HEAD + "__global__ void f(c10::Half* x) { __shared__ __half a[1]; a[0] = x[0]; x[1] = a[0]; }\n"
+    x, option = torch.tensor([1.5, 0]).half(), "-D__CUDA_NO_HALF_CONVERSIONS__"
+    with cupyops.simulate(), pytest.raises(cupyops.CompileError, match=option):
+        cupyops.extension(code).f[1, 1](x)
+    with cupyops.simulate():
+        cupyops.extension(code, options=(option,)).f[1, 1](x)
+    assert x.tolist() == [1.5, 1.5]
+
+
 def test_each_kernel_of_a_macro_has_its_name():
     assert list(cupyops.extension(RIGHT["a macro that defines kernels"])) == ["add_kernel", "sub_kernel"]
     assert list(cupyops.extension(RIGHT["a macro that pastes names"])) == ["add_kernel"]
