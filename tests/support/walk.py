@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import csv
 import pickle
 import random
@@ -83,7 +84,17 @@ def pickled(model: torch.nn.Module) -> bytes | None:
         return None
 
 
-CASES = "undone at once", "trained", "evaluated", "then evaluated", "then trained", "state", "pickled", "undone"
+CASES = (
+    "undone at once",
+    "trained",
+    "evaluated",
+    "then evaluated",
+    "then trained",
+    "state",
+    "copied",
+    "pickled",
+    "undone",
+)
 
 
 def walk(make: zoo.Make, batch: zoo.Batch, rtol: float = 1e-4) -> dict[str, str]:
@@ -126,6 +137,8 @@ def walk(make: zoo.Make, batch: zoo.Batch, rtol: float = 1e-4) -> dict[str, str]
             assert values(model) == values(model) | values(twin), "plain attributes, after steps"
             near(dict(model.state_dict()), dict(twin.state_dict()), rtol, "state")
             assert [*model.state_dict()] == [*twin.state_dict()]
+        with case("copied"), torch.inference_mode():
+            near(run(copy.deepcopy(model), False), run(copy.deepcopy(twin), False), rtol, "a copy in inference mode")
         with case("pickled"):
             model.zero_grad()
             again = pickled(model)

@@ -70,9 +70,14 @@ def built(name: str) -> tuple[Make, Batch]:
 
 
 def step(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
-    """Every tensor that a model returns, a loss among them, and the gradient of each parameter for random ones of these."""
+    """Every tensor that a model returns, a loss among them, and the gradient of each parameter for random ones of these.
+
+    Without gradients where they are off.
+    """
     model.zero_grad()
     found = {f"output {at}": one for at, one in enumerate(_tensors(model(**batch)))}
+    if not torch.is_grad_enabled():
+        return found
     generator = torch.Generator().manual_seed(2)
     losses = [(one * torch.randn(one.shape, generator=generator)).mean() for one in found.values() if one.requires_grad]
     torch.stack(losses).sum().backward()
