@@ -26,20 +26,16 @@ def model_and_batch(name):
 
 
 @pytest.mark.parametrize("name", architectures.names())
-def test_architecture(name):
-    model, batch = model_and_batch(name)
-    expected = architectures.step(model, batch)
+def test_what_is_found(name):
+    model, _ = model_and_batch(name)
     classes, implementation = {m: type(m) for m in model.modules()}, model.config._attn_implementation
-
     swap = cupyops.swap(model)
     assert list(model.modules()) == list(classes)
-    walk.near(architectures.step(model, batch), expected, 1e-4, name)
     if transformers.__version__ == architectures.recorded_version():
         assert architectures.row(name, swap) == architectures.recorded().get(name), (
             "docs/models.md says otherwise: python tests/support/architectures.py writes it"
         )
     swap.undo()
-    assert all(map(torch.equal, architectures.step(model, batch).values(), expected.values()))
     assert {m: type(m) for m in model.modules()} == classes
     assert model.config._attn_implementation == implementation and "_loss_function" not in vars(model)
 
