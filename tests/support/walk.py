@@ -145,6 +145,7 @@ def walk(make: zoo.Make, batch: zoo.Batch, rtol: float = 1e-4) -> dict[str, str]
                 # a model may replace a module itself; one with parametrizations has a class of its own
                 assert type(one) in (type(other), before.get((name, "class"))), f"class of {name}"
                 assert vars(one).keys() == vars(other).keys(), f"attributes of {name}"
+            model.train(not start), twin.train(not start)  # which empties what some keep between calls
             near(run(model, start), run(twin, start), rtol, "undone")
     return wrong
 
