@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ._util.garbage import collected_later as _collected_later
 from ._util.near import meant as _meant
+from ._util.progress import of_command as _of_command
 
-with _collected_later():
+with _collected_later(), _of_command("check", "importing PyTorch"):
     import torch
 
-    from ._util import by_need as _by_need
-    from ._util import torch_private as _torch_private
-
-with _collected_later():
     from ._dispatch.core.forms import use_form
     from ._dispatch.core.gpu import never_slower
     from ._expression.elementwise import elementwise
@@ -32,6 +29,8 @@ with _collected_later():
     from ._operator.derivation.registration import decompositions
     from ._operator.operator import Operator, operators
     from ._simulate import Simulation, simulate, simulate_if_asked, simulating
+    from ._util import by_need as _by_need
+    from ._util import torch_private as _torch_private
     from ._util.strides import aligned, alignment, alike, contiguous
     from ._util.tracing import Trace, trace
     from ._warmup.autotune import autotune

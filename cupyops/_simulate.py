@@ -369,7 +369,7 @@ def _pointer(tensor: Tensor, name: str) -> Any:
         allocation = memory.allocate(_bytes(storage), name, initialized=storage not in _blank, fill=False)
         _allocations[storage] = allocation
         weakref.finalize(storage, memory.free, allocation)
-    if storage in _blank and _version(tensor) != _blank[storage]:
+    if storage in _blank and torch_private.version(tensor) != _blank[storage]:
         del _blank[storage]  # PyTorch has written there
         allocation.written = None
     allocation.name = name
@@ -500,11 +500,7 @@ def _raise_written(arguments: Sequence[signature.Argument], args: Sequence[Any])
     blank = [one for one in _tensors(args) if one.untyped_storage() in _blank]
     versions.raise_written(arguments, args)
     for tensor in blank:
-        _blank[tensor.untyped_storage()] = _version(tensor)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+        _blank[tensor.untyped_storage()] = torch_private.version(tensor)
 
 
 class _Blanks(Allocations):
@@ -525,4 +521,4 @@ def _note_blank(tensor: Tensor) -> None:
 
     storage = tensor.untyped_storage()
     _bytes(storage)[...] = POISON
-    _blank[storage] = _version(tensor)
+    _blank[storage] = torch_private.version(tensor)

@@ -55,6 +55,14 @@ class Bar:
         )
 
 
+def of_command(command: str, title: str) -> Bar:
+    """A bar for what takes long before any command is there, shown where `python -m cupyops` is asked for this one."""
+    asked = sys.argv[:2] == ["-m", command] and sys.orig_argv[-len(sys.argv)] == "cupyops"  # "-m" until it is found
+    bar = Bar(title, wanted=None if asked else False, after=0.0)
+    bar.update(0)
+    return bar
+
+
 def _rich_progress() -> Any:
     try:
         from rich.console import Console

@@ -407,6 +407,11 @@ def run_backward() -> Callable[..., Any]:
     return found
 
 
+def version(tensor: Tensor) -> int:
+    """Number of changes in place of a tensor; -1 of one that was made in inference mode, which counts none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def lookup_backend(name: str) -> Any:
     """A backend of torch.compile, by name."""
     from torch._dynamo.backends.registry import lookup_backend

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._kernel.kernel import kernels
+from .._util.garbage import collected_later
 from ..errors import CupyopsError, InputError
 from ..testing import Interrupted, Report, check, hazards
 from ..testing.hazard import family_of
@@ -46,6 +47,7 @@ class Request:
     junit: Path | None = None
 
 
+@collected_later()
 def run(request: Request) -> int:
     """The command; returns its exit code, of those that docs/testing.md lists."""
     try:

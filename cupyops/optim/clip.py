@@ -116,22 +116,18 @@ class Clipped:
     def __init__(self, parameters: list[Tensor]) -> None:
         first = _first(parameters)
         self._grad = None if first is None else weakref.ref(first)
-        self._version = _version(first)
+        self._version = None if first is None else torch_private.version(first)
 
     def changed(self, parameters: list[Tensor]) -> bool | None:
         """Return True if the gradients have since been changed in place; None if the parameters have others by now."""
         first = _first(parameters)
         if first is None or self._grad is None or self._grad() is not first:
             return None
-        return _version(first) != self._version
+        return torch_private.version(first) != self._version
 
 
 def _first(parameters: list[Tensor]) -> Tensor | None:
     return next((param.grad for param in parameters if param.grad is not None), None)
-
-
-def _version(tensor: Tensor | None) -> int:
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _known_of(parameters: list[Tensor], grads: list[Tensor], norm_type: float) -> _Known | str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from .._util.torch_private import tree_leaves
+from .._util.torch_private import tree_leaves, version
 from .call import Outcome
 from .guards import Allocations
 from .hazard import Failure
@@ -62,26 +62,22 @@ class Unchanged:
         """Watch these tensors from now on, as `what` and a number."""
         for number, tensor in enumerate(tensors):
             copy = tensor.detach().clone()
-            self._seen.append((f"{what} {number}", tensor, copy, _version(tensor)))
+            self._seen.append((f"{what} {number}", tensor, copy, version(tensor)))
 
     def check(self, when: str, except_for: Iterable[Tensor] = ()) -> None:
         """Raise `Failure` where a value or a version counter has changed."""
         excepted = {id(tensor) for tensor in except_for}
-        for what, tensor, copy, version in self._seen:
+        for what, tensor, copy, before in self._seen:
             if id(tensor) in excepted:
                 continue
             if found := different_bits(copy, tensor):
                 raise Failure(f"{what} was changed by the {when}: {found}")
-            if _version(tensor) != version:
+            if version(tensor) != before:
                 raise Failure(
-                    f"the version counter of {what} went from {version} to {_version(tensor)} in the {when}: "
+                    f"the version counter of {what} went from {before} to {version(tensor)} in the {when}: "
                     "PyTorch takes it for changed, and refuses the backward of whatever has saved it (of a kernel that only "
                     "reads it, make the pointer const)"
                 )
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------

@@ -158,3 +158,32 @@ def test_the_processes_that_compile_leave_an_interrupt_to_their_parent():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_sign_of_life_before_pytorch(tmp_path):
+    """A bar of `check` in a terminal, before PyTorch is imported, which takes longer than anybody waits in the dark."""
+    (tmp_path / "torch.py").write_text("raise SystemExit(3)")
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "cupyops", "check", "cupyops:relu"]
+    environment = os.environ | {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(cupyops.__file__).parents[1]}",
+        "TERM": "xterm",
+    }
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, timeout=60, check=False)
+    os.close(theirs)
+    assert ended.returncode == 3
+    assert b"importing PyTorch" in os.read(ours, 1000)
+
+
+def test_the_end_looks_through_no_objects():
+    """Python collects garbage when it ends, which after `check` took a second; all of it goes with the process."""
+    program = """
+import gc, sys
+sys.argv = ["cupyops", "--version"]
+from cupyops.cli import main
+try:
+    main()
+finally:
+    print(gc.get_freeze_count() > 20 * len(gc.get_objects()))
+"""
+    assert run_python("-c", program).stdout.splitlines() == [f"cupyops {cupyops.__version__}", "True"]

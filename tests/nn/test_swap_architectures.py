@@ -4,6 +4,7 @@ import architectures
 import pytest
 import torch
 import walk
+import zoo
 
 import cupyops
 
@@ -25,34 +26,34 @@ def model_and_batch(name):
 
 
 @pytest.mark.parametrize("name", architectures.names())
-def test_architecture(name):
-    model, batch = model_and_batch(name)
-    expected = architectures.step(model, batch)
+def test_what_is_found(name):
+    model, _ = model_and_batch(name)
     classes, implementation = {m: type(m) for m in model.modules()}, model.config._attn_implementation
-
     swap = cupyops.swap(model)
     assert list(model.modules()) == list(classes)
-    walk.near(architectures.step(model, batch), expected, 1e-4, name)
     if transformers.__version__ == architectures.recorded_version():
         assert architectures.row(name, swap) == architectures.recorded().get(name), (
             "docs/models.md says otherwise: python tests/support/architectures.py writes it"
         )
     swap.undo()
-    assert all(map(torch.equal, architectures.step(model, batch).values(), expected.values()))
     assert {m: type(m) for m in model.modules()} == classes
     assert model.config._attn_implementation == implementation and "_loss_function" not in vars(model)
 
 
-RUNS_CODE = ["rwkv CausalLM", "moshi CausalLM", "nllb-moe Seq2SeqLM", "switch_transformers Seq2SeqLM"]
+RUNS_CODE = [
+    "rwkv CausalLM",
+    "big_bird CausalLM",
+    "moshi CausalLM",
+    "nllb-moe Seq2SeqLM",
+    "switch_transformers Seq2SeqLM",
+]
 
 
 @pytest.mark.parametrize("name", [*architectures.names(), *RUNS_CODE])
 def test_either_mode_and_undo(name):
     """Loss, gradients and state in both modes, whichever a model was swapped in, and all attributes after the undo."""
-    found = walk.built(name)
-    if found is None:
-        pytest.skip(f"transformers {transformers.__version__} has no such {name}")
-    walk.walk(*found)
+    model_and_batch(name)
+    assert walk.walk(*zoo.built(f"transformers:{name}")) == {}
 
 
 @pytest.mark.parametrize("name", [name for name in architectures.names() if name.endswith("CausalLM")])

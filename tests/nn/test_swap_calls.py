@@ -325,6 +325,20 @@ def test_tables_that_are_others_later(monkeypatch):
         torch.testing.assert_close(model(q, q), twin(q, q))
 
 
+def test_tables_in_inference_mode():
+    """Tensors made in it count no changes in place, so the model's own function takes them; elsewhere tables stay known."""
+    model, q = Model(), torch.randn(2, 3, 5, 8)
+    expected, tables = model(q, q), model.embedding(q, torch.arange(5)[None])
+    cupyops.swap(model)
+    known = model.embedding(q, torch.arange(5)[None])
+    with torch.inference_mode():
+        torch.testing.assert_close(model(q, q), expected)
+        torch.testing.assert_close(model.attention(q, q, *known), expected)
+        assert ran(model, q, q) == [] and ran(model.attention, q, q, *known) == ["rope", "rope"]
+        assert ran(model.attention, q, q, *tables) == []
+    assert ran(model, q, q) == ["rope", "rope"]
+
+
 def test_losses_that_a_forward_makes():
     x, labels = torch.randn(5, 7, requires_grad=True), torch.tensor([0, 3, 6, 3, 1])
     module = WithALoss()

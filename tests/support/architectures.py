@@ -65,7 +65,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": None},
     "regnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "groups_width": 8, "image_size": 32},
     "resnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "image_size": 32},
-}  # fmt: skip
+} | dict.fromkeys(  # of latent attention
+    ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash")
+    + ("minicpm3", "sarvam_mla", "youtu"),
+    {"num_key_value_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16}
+    | {"q_lora_rank": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+)  # fmt: skip
 
 
 @functools.cache

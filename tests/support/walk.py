@@ -1,32 +1,31 @@
 """A swap and its undo on whole models: what they compute in either mode, and that nothing else of them is another.
 
-`python tests/support/walk.py` walks all architectures of transformers that can be built small and prints what it finds;
-with names (`llama "rwkv CausalLM" timm:resnet18`), those alone. `timm:` wants timm installed.
+`python tests/support/walk.py` walks the models of `zoo.py`, those of transformers, timm, torchvision and diffusers that can
+be built small, and writes a row for each case of each; with names (`timm:`, `transformers:llama`), those that begin so.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
+import copy
+import csv
 import pickle
+import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import architectures
+import numpy as np
 import torch
+import zoo
 
 import cupyops
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
-LARGEST = 8_000_000  # parameters of a model that is built
-SECONDS = 400  # for one model
-
-Batch = dict[str, torch.Tensor]
-Step = Callable[[Any, Batch], dict[str, torch.Tensor]]
+SECONDS = 120  # of the processor's time, for one model
 
 
 def snapshot(model: torch.nn.Module) -> dict[Any, Any]:
@@ -85,144 +84,124 @@ def pickled(model: torch.nn.Module) -> bytes | None:
         return None
 
 
-def walk(
-    make: Callable[[], torch.nn.Module],
-    batch: Batch,
-    step: Step = architectures.step,
-    rtol: float = 1e-4,
-    starts: tuple[bool, ...] = (True, False),
-) -> int:
-    """Swap a model and undo it, in training mode and in evaluation, and compare; how many modules a swap replaces.
+CASES = (
+    "undone at once", "copied", "trained", "evaluated", "then evaluated", "then trained", "state", "pickled", "undone",
+)  # fmt: skip
+
+
+def walk(make: zoo.Make, batch: zoo.Batch, rtol: float = 1e-4) -> dict[str, str]:
+    """Swap a model and undo it, in training mode and in evaluation, and compare; what is wrong, by case.
 
     Args:
         make: gives the same model at each call.
-        batch: what `step` takes.
-        step: the loss and the gradients of a model.
-        rtol: of the largest element of each.
-        starts: the modes in which the model is swapped.
+        batch: what the model takes.
+        rtol: of the largest element of each result and each gradient.
     """
-    replaced = 0
+    wrong: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def case(name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            wrong.setdefault(name, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
     def run(one: torch.nn.Module, mode: bool) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        return step(one.train(mode), batch)
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        return zoo.step(one.train(mode), batch)
 
-    for start in starts:
+    for start in (True, False):
         model, twin = make().train(start), make().train(start)
         before, saved = snapshot(model), pickled(model)
-        cupyops.swap(model).undo()
-        assert snapshot(model) == before, "attributes, after swap and undo"
-        assert pickled(model) == saved, "pickled bytes, after swap and undo"
+        with case("undone at once"):
+            cupyops.swap(model).undo()
+            assert snapshot(model) == before, "attributes, after swap and undo"
+            assert pickled(model) == saved, "pickled bytes, after swap and undo"
 
         swap = cupyops.swap(model)
-        replaced = len(swap.replaced)
-        for mode in (start, not start, start):
-            near(run(model, mode), run(twin, mode), rtol, f"swapped in {start}, run in {mode}")
-        assert values(model) == values(twin) | {
-            key: value for key, value in values(model).items() if key not in values(twin)
-        }, "plain attributes, after steps"
-        near(dict(model.state_dict()), dict(twin.state_dict()), rtol, "state")
-        model.zero_grad()
-        if (saved := pickled(model)) is not None:
-            loaded = pickle.loads(saved)
-            near(run(loaded, start), run(model, start), 1e-6, "pickled while swapped")
-        swap.undo()
-        for name, one in model.named_modules():
-            assert type(one) is before[name, "class"], f"class of {name}"
-            assert vars(one).keys() == vars(twin.get_submodule(name)).keys(), f"attributes of {name}"
-        near(run(model, start), run(twin, start), rtol, "undone")
-    return replaced
+        with case("copied"), torch.inference_mode():
+            near(run(copy.deepcopy(model), False), run(copy.deepcopy(twin), False), rtol, "a copy in inference mode")
+        for mode, name in (
+            (start, "trained" if start else "evaluated"),
+            (not start, "then evaluated" if start else "then trained"),
+        ):
+            with case(name):
+                near(run(model, mode), run(twin, mode), rtol, f"swapped in {start}, run in {mode}")
+        with case("state"):
+            assert values(model) == values(model) | values(twin), "plain attributes, after steps"
+            near(dict(model.state_dict()), dict(twin.state_dict()), rtol, "state")
+            assert [*model.state_dict()] == [*twin.state_dict()]
+        with case("pickled"):
+            model.zero_grad()
+            again = pickled(model)
+            assert saved is None or again is not None, "cannot be pickled any more"
+            if again is not None:
+                loaded = pickle.loads(again)
+                near(run(loaded, start), run(model, start), 1e-6, "pickled while swapped")
+                run(twin, start)
+        with case("undone"):
+            swap.undo()
+            for (name, one), other in zip(model.named_modules(), twin.modules(), strict=True):
+                # a model may replace a module itself; one with parametrizations has a class of its own
+                assert type(one) in (type(other), before.get((name, "class"))), f"class of {name}"
+                assert vars(one).keys() == vars(other).keys(), f"attributes of {name}"
+            model.train(not start), twin.train(not start)  # which empties what some keep between calls
+            near(run(model, start), run(twin, start), rtol, "undone")
+    return wrong
 
 
-def everything() -> Iterator[str]:
-    """The names of all architectures that may be built, with the first head that each has."""
-    from transformers.models.auto import modeling_auto as auto
-
-    heads = {
-        "CausalLM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "MaskedLM": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        "Seq2SeqLM": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        "ImageClassification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    }
-    for head, names in heads.items():
-        yield from (f"{name} {head}" for name in names)
-
-
-def built(name: str) -> tuple[Callable[[], torch.nn.Module], Batch, Step] | None:
-    """What makes a model, a batch and a step; None of a model that cannot be built small or does not run."""
-    try:
-        if name.startswith("timm:"):
-            return _of_timm(name.removeprefix("timm:"))
-        with torch.device("meta"):
-            size = sum(p.numel() for p in architectures.build(name).parameters())
-        if size > LARGEST:
-            return None
-        model = architectures.build(name)
-        batch = architectures.inputs(model, name)
-        architectures.step(model, batch)
-        return functools.partial(architectures.build, name), batch, architectures.step
-    except Exception:
-        return None
-
-
-def _of_timm(name: str) -> tuple[Callable[[], torch.nn.Module], Batch, Step]:
-    import timm
-
-    def make() -> torch.nn.Module:
-        torch.manual_seed(0)
-        model: torch.nn.Module = timm.create_model(name, num_classes=5)
-        return model
-
-    size = make().default_cfg["input_size"][-1]  # type: ignore[index,call-overload]
-    batch = {"x": torch.randn(2, 3, size, size), "labels": torch.tensor([1, 3])}
-
-    def step(one: Any, batch: Batch) -> dict[str, torch.Tensor]:
-        one.zero_grad()
-        loss = torch.nn.functional.cross_entropy(one(batch["x"]), batch["labels"])
-        loss.backward()
-        return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in one.named_parameters() if p.grad is not None}
-
-    step(make(), batch)
-    return make, batch, step
+class TooSlow(BaseException):
+    """No error of a model."""
 
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     def stop(*_: Any) -> None:
-        raise TimeoutError
+        raise TooSlow(f"took more than {SECONDS} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
-def main(names: list[str]) -> int:
-    counts: collections.Counter[str] = collections.Counter()
-    seen = set()
-    for name in names or everything():
-        short = name.split()[0]
-        if short in seen:
+def outcome(name: str) -> tuple[str, dict[str, str]]:
+    """("right", "wrong", "not built" or "too slow", and why, by case)."""
+    try:
+        with _limited():
+            try:
+                found = zoo.built(name)
+            except Exception as error:
+                return "not built", {"": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            wrong = walk(*found)
+            return "wrong" if wrong else "right", wrong
+    except TooSlow as error:
+        return "too slow", {"": str(error)}
+
+
+def main(starts: list[str]) -> int:
+    """Write (library, model, case, result, reason) to the standard output; what was counted, to the error output."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    table, seen = csv.writer(sys.stdout), set()
+    for name in zoo.names():
+        library, _, model = name.partition(":")
+        if (short := name.split()[0]) in seen or (starts and not name.startswith(tuple(starts))):
             continue
-        try:
-            with _limited():
-                found = built(name)
-                if found is None:
-                    counts["not built"] += 1
-                    continue
-                seen.add(short)
-                outcome = f"right, {walk(*found)} replaced"
-                counts["right"] += 1
-        except Exception as error:
+        result, reasons = outcome(name)
+        if result != "not built":
             seen.add(short)
-            outcome = f"WRONG: {type(error).__name__}: {str(error).strip()[:300]}"
-            counts["wrong"] += 1
-        print(f"{name}: {outcome}", flush=True)
-    print(*(f"{count} {what}" for what, count in counts.items()), sep=", ")
-    return int(counts["wrong"] > 0)
+        counts[library, result] += 1
+        for case in CASES if result in ("right", "wrong") else ("",):
+            verdict = "right" if result == "wrong" and case not in reasons else result
+            table.writerow((library, model.strip(), case, verdict, reasons.get(case, "")))
+        sys.stdout.flush()
+    print(
+        *(f"{library}: {count} {what}" for (library, what), count in sorted(counts.items())), sep="\n", file=sys.stderr
+    )
+    return int(any(what == "wrong" for _, what in counts))
 
 
 if __name__ == "__main__":

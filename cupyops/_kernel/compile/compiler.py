@@ -68,15 +68,9 @@ def defines(constants: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
 
 
-# what asks for a header of CUDA's C++ library, of cuRAND or of nvcc
-_OF_LIBRARIES = re.compile(
-    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|cupy|nv|thrust|cooperative_groups|curand\w*|mma|crt)\b", re.MULTILINE
-)
-
-
 def _with_libraries(source: Source, options: tuple[str, ...]) -> tuple[str, ...]:
     """The options, with the folders of CUDA's other libraries behind them where the text includes a header of theirs."""
-    if not any(map(_OF_LIBRARIES.search, (source.text, *source.includes.values()))):
+    if not source.asks_libraries:
         return options
     return (*options, *(f"-I{folder}" for folder in backend.library_includes()))
 

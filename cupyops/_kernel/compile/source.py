@@ -26,6 +26,9 @@ _COMMENT_OR_LITERAL = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n]){1,10}'""", re.DOTALL
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_OF_LIBRARIES = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|cupy|nv|thrust|cooperative_groups|curand\w*|mma|crt)\b", re.MULTILINE
+)
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
 _ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\([^()]*\)")
@@ -93,6 +96,11 @@ class Source:
         """Texts of the source and of its includes, without comments, directives and alignments."""
         pieces = (_DIRECTIVE.sub("", strip_comments(piece)) for piece in (self.text, *self.includes.values()))
         return tuple(_ALIGNMENT.sub(" ", piece) for piece in pieces)
+
+    @cached_property
+    def asks_libraries(self) -> bool:
+        """Return True if the text includes a header of CUDA's C++ library, of cuRAND or of nvcc."""
+        return any(map(_OF_LIBRARIES.search, (self.text, *self.includes.values())))
 
     def absent(self, log: str) -> str | None:
         """Return the message for an include that was not found, if the compiler's log says that it came to it."""

@@ -393,11 +393,11 @@ class Definition:
         with observed.unseen():
             given = [(self.parameters[i].name, args[i]) for i in self.tensors if args[i] is not None]
             inputs = [(name, one) for name, one in given if not is_dry(one) and not shares_memory(one, changed)]
-            before = [None if one.is_inference() else one._version for _, one in inputs]
+            before = [torch_private.version(one) for _, one in inputs]
         with left_alone([(name, one, f", or declare operator(..., mutates=({name!r},))") for name, one in inputs]):
             yield
         with observed.unseen():
-            after = [None if one.is_inference() else one._version for _, one in inputs]
+            after = [torch_private.version(one) for _, one in inputs]
         for (name, _), was, now in zip(inputs, before, after):
             if was != now:
                 raise InputError(

@@ -155,7 +155,7 @@ def tables(cls: Class, values: tuple[Any, ...], state: State) -> tuple[tuple[typ
         made = cls.forward(self, *args, **kwargs)
         if not is_dynamo_compiling() and isinstance(made, tuple) and holds(self):
             for table in made:
-                if type(table) is Tensor:
+                if type(table) is Tensor and not table.is_inference():  # which counts no versions
                     setattr(table, _MARK, table._version)
         return made
 
@@ -170,7 +170,8 @@ def of_known_tables(function: Callable[..., Any], ours: Callable[..., Any]) -> C
         if is_dynamo_compiling():
             known = not observed.is_left_to_compilers(q)
         else:
-            known = getattr(cos, _MARK, None) == cos._version and getattr(sin, _MARK, None) == sin._version
+            marks = [(getattr(table, _MARK, None), table) for table in (cos, sin)]
+            known = all(mark is not None and mark == table._version for mark, table in marks)
         return (ours if known else function)(q, k, cos, sin, *args, **kwargs)
 
     return run
