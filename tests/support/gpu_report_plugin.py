@@ -2,13 +2,13 @@
 
 import importlib
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-PART, NONE = "part of the GPU report", {"passed": 0, "failed": 0, "skipped": 0}
+PART, SIZE, NONE = "part of the GPU report", "tests of that part", {"passed": 0, "failed": 0, "skipped": 0}
 KEYWORDS = ("", "more_than_2", "not more_than_2")  # -k of a run that is all of its kind
 
 
@@ -28,8 +28,10 @@ def pytest_collection_modifyitems(config, items):
     """Each test tells the process that reports which part it is of; what holds is left out where that is asked for."""
     if config.option.gpu_report is None:
         return
-    for item in items:
-        item.user_properties.append((PART, part_of(item)))
+    parts = [part_of(item) for item in items]
+    sizes = Counter(parts)
+    for item, part in zip(items, parts):
+        item.user_properties += [(PART, part), (SIZE, sizes[part])]
     if config.option.stale:
         report = tool().read(config.option.gpu_report)
         good = {part for part, run in (report or {"runs": {}})["runs"].items() if tool().holds(part, run)}
@@ -54,12 +56,17 @@ def pytest_sessionfinish(session):
 
 
 class Recorder:
-    """Counts outcomes as they come; writes them at the end, where the run was of all tests of a kind."""
+    """Counts outcomes as they come; writes them at the end, where the run was of all tests of a kind.
+
+    Of a run that was interrupted, as by `timeout -s INT`, the parts count whose tests have all run.
+    """
 
     def __init__(self, config):
         self.config = config
         self.outcomes = {}  # test -> "passed", "failed" or "skipped"; the worst of its phases
         self.parts = {}  # test -> its part
+        self.sizes = {}  # part -> how many tests it has
+        self.ended = Counter()  # part -> how many of them have run
         self.broken = []  # files that could not be collected
 
     def pytest_collectreport(self, report):
@@ -67,7 +74,10 @@ class Recorder:
             self.broken.append(report.nodeid)
 
     def pytest_runtest_logreport(self, report):
-        self.parts[report.nodeid] = dict(report.user_properties).get(PART, "tests")  # none where a process has died
+        told = dict(report.user_properties)
+        part = self.parts[report.nodeid] = told.get(PART, "tests")  # none where a process has died
+        self.sizes[part] = told.get(SIZE, 0)
+        self.ended[part] += report.when == "teardown"
         if report.failed:
             self.outcomes[report.nodeid] = "failed"
         elif report.skipped or report.when == "call":
@@ -76,13 +86,16 @@ class Recorder:
     def pytest_terminal_summary(self, terminalreporter, exitstatus):
         if why := self.partial(exitstatus):
             return terminalreporter.write_line(f"The GPU report stays as it was: {why}.")
-        tool().write(self.config.option.gpu_report, self.results())
+        results = self.results()
+        if exitstatus == pytest.ExitCode.INTERRUPTED:
+            results = {part: result for part, result in results.items() if self.ended[part] == self.sizes[part] > 0}
+        tool().write(self.config.option.gpu_report, results)
 
     def partial(self, exitstatus):
         """Why the run does not count."""
         option = self.config.option
         whole = {str(self.config.rootpath / name) for name in ("tests", "tests/opdb")}
-        if exitstatus not in (0, 1):
+        if exitstatus not in (0, 1, pytest.ExitCode.INTERRUPTED):
             return f"the run ended with pytest's exit status {int(exitstatus)}"
         if self.broken:
             return f"{', '.join(self.broken)} could not be collected"

@@ -204,6 +204,15 @@ def test_what_the_plugin_writes(tmp_path):
     assert set(runs) == {"relu", "gelu", "relu, large tensors", "gelu, large tensors"}, said
 
 
+def test_an_interrupted_run_counts_for_what_has_ended(tmp_path):
+    """The last test interrupts the run, in a part of its own."""
+    body = "import pytest\npytestmark = pytest.mark.gpu\ndef test_interrupted(): raise KeyboardInterrupt\n"
+    (tmp_path / "tests" / "optim").mkdir(parents=True)
+    (tmp_path / "tests" / "optim" / "test_adam.py").write_text(body)
+    said, runs = run_tests(tmp_path, "-m", "gpu", "-k", "not more_than_2")
+    assert set(runs) == {"relu", "gelu"}, said
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["-k", "right"], ["-m", "not gpu"], ["--maxfail=1"], ["tests/ops/test_relu.py"], ["tests/nowhere.py"]],
