@@ -117,9 +117,8 @@ class Rendered:
         self.vector = min(8, 16 // smallest)
         while not divides(self.vector, self.inner.size if self.inner else 1):
             self.vector //= 2
-        self.light = (
-            self.vector * sum(b.dtype.itemsize for b in large if b.name in trace.buffers) <= 8
-        )  # loads of a row
+        read = sum(b.dtype.itemsize for b in large if b.name in trace.buffers)
+        self.light = self.vector * read <= 8  # bytes of a row that a thread reads at a time
         total = trace.rows * trace.columns * trace.batch
         self.wide = total >= 2**31 - 1 or any(_extent(b) >= 2**31 - 1 for b in buffers)
         self.sums = [r for r in trace.reductions if is_column(r)]
@@ -552,7 +551,7 @@ class Rendered:
             kept = self.kept[key] = f"k{len(self.kept)}"
             line = f"{kept}[it] = {read};"
             if self.many_rows and one.level == 2 and not condition:
-                self.hoisted += [f"{vector} {kept}[{self.iterations}];", *self._over_columns([line])]
+                self.hoisted += [f"{vector} {kept}[{self.iterations}];", *self._over_columns([line], all_lanes=True)]
             else:
                 before.append(f"{vector} {kept}[{self.iterations}];")
                 loads.append(f"if ({condition}) {line} else {kept}[it] = {{}};" if condition else line)

@@ -70,6 +70,12 @@ CASES = {
     "sums of an odd number of columns": (lambda a: a.float().sum(0), [rand(700, 3, 7, 7, dtype=HALF)], 2, 1),
     "sums of few rows and an odd number of columns": (lambda a: a.sum(0), [rand(40, 3, 7, 7)], 1, 0),
     "sums of tiles that are partly empty": (lambda a: (a.sum(0), a.exp()), [rand(600, 96, dtype=HALF)], 2, 1),
+    "sums beside a parameter, in tiles that are partly empty": (
+        lambda a, b: ((a - b) * a).sum(0),
+        [rand(600, 100), rand(100)],
+        2,
+        2,
+    ),
     "layer_norm of an image's channels": (
         lambda a, w, b: F.layer_norm(a.flatten(2).mT, (48,), w, b),
         [rand(2, 48, 5, 5, dtype=HALF), rand(48, dtype=HALF), rand(48, dtype=HALF)],
