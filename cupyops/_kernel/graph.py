@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -23,21 +22,9 @@ from ..errors import InputError, LaunchError
 _NOT_THE_CALLER_S = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
-class _Thread(threading.local):
-    warming = False  # it makes a call before a capture
-
-
-_thread = _Thread()
-
-
 def capturing() -> bool:
     """Return True if a CUDA graph is being captured; False under torch.compile, which could not trace the question."""
     return not is_dynamo_compiling() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def warming() -> bool:
-    """Return True while this thread makes one of the calls before a capture, which launch what the graph will."""
-    return _thread.warming
 
 
 @dataclass
@@ -88,12 +75,8 @@ class Graphed:
         """A step of the caller's own, on the stream that the graph is to be captured on."""
         stream = self._stream(device)
         stream.wait_stream(torch.cuda.current_stream())
-        before, _thread.warming = _thread.warming, True
-        try:
-            with torch.cuda.stream(stream):
-                outputs = _detached(self.step(*args, **kwargs))
-        finally:
-            _thread.warming = before
+        with torch.cuda.stream(stream):
+            outputs = _detached(self.step(*args, **kwargs))
         torch.cuda.current_stream().wait_stream(stream)
         return outputs
 

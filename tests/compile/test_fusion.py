@@ -112,12 +112,6 @@ def text_of(function, *arguments):
     return fast.runners[0].make(()).text()
 
 
-def test_what_is_read_one_by_one_is_read_once():
-    """Rows that lie across memory, as the channels of an image, are kept for the next reduction as other rows are."""
-    text = text_of(lambda a: [F.layer_norm(a.flatten(2).mT, (48,))], rand(2, 48, 5, 5, grad=False))
-    assert text.count("load(g0[") == 1
-
-
 def test_a_pointwise_kernel_goes_as_its_result_lies():
     """The first of its values, which it alone uses, may lie in another order."""
     x = channels_last(rand(2, 8, 4, 4, grad=False))

@@ -52,7 +52,7 @@ def names() -> Iterator[str]:
 
 
 def built(name: str) -> tuple[Make, Batch]:
-    """What makes a model, the same at each call, and a batch for it.
+    """A factory of a model, whose weights are the same at each call, and a batch for it.
 
     Raises:
         Exception: it cannot be built small, or does not run.

@@ -60,7 +60,7 @@ def variances(moments, counts):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_moments(run, shape, dtype):
-    """As near to float64 as PyTorch's convolution."""
+    """Compare results with float64, where at most 1.05 times the error of PyTorch's convolution is allowed."""
     context, device = run
     x, weight, *_ = drawn(shape, dtype, device)
     expected, theirs = F.conv2d(x.double(), weight.double()), F.conv2d(x, weight)
@@ -78,7 +78,7 @@ def test_values_and_moments(run, shape, dtype):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_gradient_with_another_added(run, shape, dtype):
-    """As near to float64 as PyTorch, which rounds the two parts before it adds them."""
+    """Compare the sum with float64, beside PyTorch's, which rounds both parts before it adds them."""
     context, device = run
     x, weight, grad_y, more = drawn(shape, dtype, device)
     expected = F.conv_transpose2d(grad_y.double(), weight.double()) + more.double()
