@@ -8,6 +8,7 @@ import kept
 import pytest
 import selection
 import torch
+import torch._functorch.config
 from selection import pytest_addoption as pytest_addoption
 from selection import pytest_runtest_call as pytest_runtest_call
 
@@ -15,6 +16,7 @@ import cupyops
 
 GPU = torch.cuda.is_available()
 
+torch._functorch.config.enable_autograd_cache = False  # every run traces, whatever an earlier one has left on disk
 torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to be float32 where we compare with it
 # oneDNN 3.12's float16 convolution reads memory that nobody has written, on CPUs with AMX: now and then a NaN
 torch.backends.mkldnn.enabled = False

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._util import settings
-from . import cudagraphs, fold, inplace, patterns
+from . import cudagraphs, fold, inplace, patterns, saved
 from .decompositions import decompositions
 from .lowering import DONATED
 from .options import Options
@@ -57,15 +57,16 @@ def backend(
 
 def _traced(graph: GraphModule, inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
     """The graph through AOTAutograd."""
-    compiled = functools.partial(_compile, options=chosen, held=cudagraphs.Held() if chosen.cudagraphs else None)
-    return aot_autograd(  # type: ignore[no-any-return]
-        fw_compiler=functools.partial(compiled, kind="forward"),
-        bw_compiler=functools.partial(compiled, kind="backward"),
-        inference_compiler=functools.partial(compiled, kind="inference"),
-        partition_fn=partition,
-        decompositions=decompositions(),
-        keep_inference_input_mutations=True,
-    )(graph, inputs)
+    make = functools.partial(_compile, options=chosen, held=cudagraphs.Held() if chosen.cudagraphs else None)
+    with saved.kept(graph, make, chosen):
+        return aot_autograd(  # type: ignore[no-any-return]
+            fw_compiler=saved.compiler(make, "forward"),
+            bw_compiler=saved.compiler(make, "backward"),
+            inference_compiler=saved.compiler(make, "inference"),
+            partition_fn=partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )(graph, inputs)
 
 
 backend.reset = cudagraphs.reset  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
@@ -125,9 +126,7 @@ def _compares_floats(node: Node) -> bool:
     return any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in metas)
 
 
-def _compile(
-    graph: GraphModule, inputs: Sequence[Any], *, kind: Kind, options: Options, held: cudagraphs.Held | None
-) -> Callable[..., Any]:
+def _compile(graph: GraphModule, kind: Kind, *, options: Options, held: cudagraphs.Held | None) -> Callable[..., Any]:
     """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
     graph.graph.eliminate_dead_code()
     fold.apply(graph)

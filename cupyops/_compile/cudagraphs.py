@@ -16,6 +16,8 @@ from torch.fx import GraphModule
 
 log = logging.getLogger("cupyops.compile")
 
+STATIONARY = "cupyops_stationary"  # in a graph's meta: what stationary() says of it
+
 
 class Held:
     """State that the graphs of one compiled function share.
@@ -55,7 +57,7 @@ class Held:
         # what forward saved lies in its CUDA graph
         return cudagraphify(  # type: ignore[no-any-return]
             run,
-            range(count_tangents(graph)) if backward else stationary(graph),
+            range(count_tangents(graph)) if backward else graph.meta.get(STATIONARY, ()),
             device_index=device,
             is_backward=backward,
             is_inference=kind == "inference",
@@ -94,8 +96,11 @@ def unfit(graph: GraphModule) -> str:
     return f"{node.format_node()} cannot be captured" if node is not None else ""
 
 
-def stationary(graph: GraphModule) -> Sequence[int]:
-    """The inputs of a forward graph that stay where they are from call to call: parameters, buffers, marked tensors."""
+def stationary() -> Sequence[int]:
+    """The inputs of a forward graph that stay where they are from call to call: parameters, buffers, marked tensors.
+
+    AOTAutograd knows them while it makes the graph.
+    """
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(metadata.static_input_indices) if metadata is not None else ()

@@ -28,7 +28,7 @@ def traced(function):
     runners = []
 
     def compiler(graph, inputs, kind):
-        runners.append(_compile(graph, inputs, kind=kind, options=Options(), held=None))
+        runners.append(_compile(graph, kind, options=Options(), held=None))
         return runners[-1]
 
     fast = aot_function(

@@ -90,8 +90,13 @@ def patches(node: Any) -> bool:
         return False
     if not is_faster_of_patches(image, filters):
         return False
-    node.target, node.args, node.kwargs = of_patches, (x, weight, bias, F.linear), {}
+    node.target, node.args, node.kwargs = linear_of_patches, (x, weight, bias), {}
     return True
+
+
+def linear_of_patches(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The convolution as PyTorch's product."""
+    return of_patches(x, weight, bias, F.linear)
 
 
 def _pair(numbers: Any) -> Any:

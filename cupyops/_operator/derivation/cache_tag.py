@@ -37,13 +37,18 @@ def enter(name: str, roles: Sequence[Any]) -> None:
     global _tag
     if not all(_is_ours(role) for role in roles if callable(role)) or not name.startswith(f"{_PACKAGE}::"):
         _digests[name] = _digest(roles)
-    whole = hashlib.sha256("\n".join([_package(), *(f"{one} {_digests[one]}" for one in sorted(_digests))]).encode())
-    _tag = f"cupyops:{whole.hexdigest()[:32]}"
+        _tag = ""
     put()
 
 
 def put() -> None:
     """Have the tag behind what the user has set as `torch.compiler.config.cache_key_tag`."""
+    global _tag
+    if not _tag:
+        whole = hashlib.sha256(
+            "\n".join([_package(), *(f"{one} {_digests[one]}" for one in sorted(_digests))]).encode()
+        )
+        _tag = f"cupyops:{whole.hexdigest()[:32]}"
     config = torch.compiler.config
     if not config.cache_key_tag.endswith(_tag):
         users = _OURS.sub("", config.cache_key_tag)

@@ -1,0 +1,212 @@
+"""Graphs in AOTAutograd's cache: a later process traces no model again, and what it is served is what it would have made."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._functorch import config
+
+import cupyops
+from cupyops._compile import runner
+from cupyops._compile.backend import backend
+from tests.support.processes import run_python
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """AOTAutograd's cache, on and empty. Returns its folder."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    counters.clear()
+    with config.patch(enable_autograd_cache=True), cupyops.simulate("sm_90"):
+        yield tmp_path / "aotautograd"
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def graphs():
+    """The runners of the graphs that are compiled meanwhile."""
+    found = []
+    runner.listeners.append(found.append)
+    yield found
+    runner.listeners.remove(found.append)
+
+
+def again(function, *args, **given):
+    """The results and gradients of a compiled function, after what this process knows of it has been forgotten."""
+    torch._dynamo.reset()
+    counters.clear()
+    inputs = [x.detach().clone().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x for x in args]
+    y = torch.compile(function, backend=backend, **given)(*inputs)
+    loss = y.float().square().sum()
+    if loss.requires_grad:
+        loss.backward()
+    return y.detach(), [x.grad if torch.is_tensor(x) else x for x in inputs]
+
+
+def was(state):
+    return counters["aot_autograd"][f"autograd_cache_{state}"]
+
+
+def normed(x, weight):
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), weight)).to(torch.bfloat16) * 2
+
+
+def tensors(*shape):
+    torch.manual_seed(0)
+    return torch.randn(*shape, requires_grad=True), torch.rand(shape[-1], requires_grad=True)
+
+
+def test_the_second_time_graphs_are_served_and_run_as_kernels(graphs):
+    first = again(normed, *tensors(6, 16))
+    assert (was("miss"), was("saved"), was("hit")) == (1, 1, 0)
+    made = {one.kind: one.programs[0].text() for one in graphs}
+    graphs.clear()
+    second = again(normed, *tensors(6, 16))
+    assert (was("miss"), was("hit")) == (0, 1)
+    assert {one.kind: one.programs[0].text() for one in graphs} == made
+    assert set(made) == {"forward", "backward"}
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+    want = normed(*tensors(6, 16))
+    torch.testing.assert_close(second[0], want)
+
+
+def test_a_graph_without_gradient(graphs):
+    x, weight = (one.detach() for one in tensors(6, 16))
+    first = again(normed, x, weight)
+    second = again(normed, x, weight)
+    assert was("hit") == 1 and graphs[-1].kind == "inference" and graphs[-1].programs
+    torch.testing.assert_close(second[0], first[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [4, 9], ids=["the sizes it was made with", "other sizes"])
+def test_sizes_that_change(graphs, rows):
+    for n in (4, rows):
+        y, grads = again(normed, *tensors(n, 16), dynamic=True)
+    assert was("hit") == 1
+    x, weight = tensors(rows, 16)
+    want = normed(x, weight)
+    want.float().square().sum().backward()
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(grads, [x.grad, weight.grad])
+    assert graphs[-1].programs and graphs[-1].reason is None
+
+
+def test_writes_into_an_input_and_views(graphs):
+    def moving(mean, x):
+        mean.mul_(0.5).add_(x.mean(0))
+        return x.t() - mean[:, None]
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        mean, x = torch.ones(8), torch.arange(24.0).view(3, 8)
+        y = torch.compile(moving, backend=backend)(mean, x)
+        want = torch.ones(8)
+        torch.testing.assert_close(y, moving(want, x))
+        torch.testing.assert_close(mean, want)
+    assert was("hit") == 1
+
+
+def test_forward_and_backward_keep_one_way_of_rounding(graphs):
+    def largest(x):
+        return (x * 1.1 + 0.3).amax(1)
+
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    first, second = again(largest, x), again(largest, x)
+    assert was("hit") == 1 and all(one.exact for one in graphs)
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+    torch.testing.assert_close(second[1][0].count_nonzero(), torch.tensor(5))
+
+
+def test_a_pattern_of_ours_in_the_graph_is_served(graphs):
+    """Patterns put functions of this package into Dynamo's graph, which PyTorch's key takes only if it is told to."""
+
+    def attended(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    torch.manual_seed(0)
+    given = [torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3)]
+    first, second = again(attended, *given), again(attended, *given)
+    assert was("hit") == 1
+    assert any("attention" in str(node.target) for one in graphs for node in one.graph.graph.nodes)
+    torch.testing.assert_close(second, first)
+
+
+def test_patches_of_an_image_are_served():
+    conv = nn.Conv2d(3, 8, 4, 4).to(torch.bfloat16)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.bfloat16)
+    first, second = again(conv, x), again(conv, x)
+    assert was("hit") == 1
+    torch.testing.assert_close(second[0], first[0], rtol=0, atol=0)
+
+
+def test_other_options_and_settings_are_another_entry():
+    x, weight = tensors(6, 16)
+    again(normed, x, weight)
+    again(normed, x, weight, options={"exact": True})
+    assert was("hit") == 0
+    with cupyops.never_slower(True):
+        again(normed, x, weight)
+    assert was("hit") == 0
+    with cupyops.simulate("sm_80"):
+        again(normed, x, weight)
+    assert was("hit") == 0
+    again(normed, x, weight, options={"exact": True})
+    assert was("hit") == 1
+
+
+def test_a_broken_entry_is_made_again(own_cache):
+    first = again(normed, *tensors(6, 16))
+    entries = [path for path in own_cache.rglob("*") if path.is_file()]
+    assert len(entries) == 1
+    entries[0].write_bytes(entries[0].read_bytes()[:100])
+    second = again(normed, *tensors(6, 16))
+    assert was("hit") == 0
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+def test_a_graph_that_cannot_be_pickled_is_compiled_each_time(own_cache, monkeypatch, caplog):
+    def refuse(*args):
+        raise TypeError("cannot pickle it")
+
+    monkeypatch.setattr("cupyops._compile.saved.GraphPickler.dumps", refuse)
+    with caplog.at_level("INFO", "cupyops.compile"):
+        first = again(normed, *tensors(6, 16))
+    assert "cannot pickle it" in caplog.text and not [path for path in own_cache.rglob("*") if path.is_file()]
+    second = again(normed, *tensors(6, 16))
+    assert was("hit") == 0
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("off", ["enable_autograd_cache", "force_disable_caches"])
+def test_without_the_cache_nothing_is_pickled(own_cache, monkeypatch, off):
+    monkeypatch.setattr("cupyops._compile.saved.GraphPickler.dumps", None)
+    where = config if off == "enable_autograd_cache" else torch.compiler.config
+    with where.patch(**{off: off == "force_disable_caches"}):
+        again(normed, *tensors(6, 16))
+    assert not own_cache.exists()
+
+
+@pytest.mark.slow
+def test_a_second_process(tmp_path):
+    program = """
+import torch, cupyops
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Dropout(0.5))
+torch.manual_seed(0)
+x = torch.ones(4, 8, requires_grad=True)
+for parameter in model.parameters():
+    torch.nn.init.constant_(parameter, 0.25)
+with cupyops.simulate("sm_90"):
+    y = torch.compile(model, backend="cupyops")(x)
+    y.square().sum().backward()
+print(y.tolist(), x.grad.tolist())
+print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+"""
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "of processes")}
+    first, second = (run_python("-c", program, env=env, timeout=240) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    (values, hits), (same, later) = first.stdout.splitlines(), second.stdout.splitlines()
+    assert values == same and (hits, later) == ("0", "1")
