@@ -250,7 +250,7 @@ bool getApplyGrid(uint64_t total, dim3& grid, int device, int most = 512) {
 
 
 def _shipped(code: str) -> str:
-    """What headers of CUDA and of PyTorch define for host code that names it: vector types, grids of ATen's loops."""
+    """C++ of the parts of CUDA's and PyTorch's headers that host code names: vector types, grids of ATen's loops."""
     parts = [_GRIDS] if "getApply" in code else []
     for name, unsigned, element, count in sorted(set(_VECTOR.findall(code))):
         spelled = "unsigned " * bool(unsigned) + element.replace("longlong", "long long")

@@ -88,7 +88,7 @@ class _Path:
     node: Node
 
     def of(self, function: Function, of: Mapping[str, Bound], numbers: Sequence[int]) -> Reached:
-        """What a call of the function with these numbers comes to."""
+        """Follow a call of the function with these numbers to its end."""
         found: Reached | _Call = _Call(function, of, numbers)
         while isinstance(found, _Call):
             *names, pack = [name for _, name in found.function.parameters]
