@@ -26,7 +26,7 @@ from .expressions import (
     python,
     typed,
 )
-from .program import Function, Node, bare, is_stream, parser, pointee, qualifiers, text, under, walk
+from .program import Function, Node, bare, is_stream, parsed, pointee, qualifiers, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
 from .values import BOOL, FLOAT, INT, OPTIONS, TENSOR, VOID, Type, Value
 from .vocabulary import name_of, type_of
@@ -47,12 +47,12 @@ def call(node: Node, scope: Scope) -> Value:
         return of_lambda
     scope.read(function)
     if re.match(r"(static|reinterpret|const)_cast\b", spelled) and len(nodes) == 1:
-        named = next(one for one in walk(function) if one.type == "template_argument_list").named_children[0]
+        named, *_ = template_arguments(function)
         found = conversion(node, named, text(named), nodes[0], scope)
         scope.read(given)
         return found
-    if scope.program.named(base) and not re.match(r"(std|at|torch|c10)::", spelled):
-        return _own(node, function, scope.program.named(base), given, scope)
+    if own := scope.program.own(spelled):
+        return _own(node, function, own, given, scope)
     named = {*vocabulary.NUMBERS, *scope.types, *scope.program.aliases, *vocabulary.DTYPES}
     if function.type in ("primitive_type", "sized_type_specifier") or (base in named and len(nodes) == 1):
         found = conversion(node, function, spelled, nodes[0], scope)
@@ -84,9 +84,8 @@ def _comparison(node: Node, function: Node, scope: Scope) -> Value | None:
     if name is None or variable is None or not variable.value.type.is_number or node.parent.type not in _WHOLE:
         return None
     code = f"({text(name)}){text(node)[name.end_byte - name.start_byte :]}"
-    root = parser().parse(("\n" * node.start_point[0] + f"auto found = {code};").encode()).root_node
-    inner = next((one for one in walk(root) if one.type == "init_declarator"), None)
-    if inner is None or root.has_error or under(inner, "value").type != "binary_expression":
+    inner = parsed(f"auto found = {code};", "init_declarator", node)
+    if inner is None or under(inner, "value").type != "binary_expression":
         return None
     with scope.elsewhere():
         found = python(under(inner, "value"), scope)
@@ -333,9 +332,7 @@ def _chosen(node: Node, spelled: str, base: str, given: Node, scope: Scope) -> V
         value = values.promoted(found[0])
         high = max(abs(value.low), abs(value.high)) if value.type.is_integer else value.high
         return Value(f"abs({value.code})", value.type, low=0, high=high, sized=value.sized)
-    found = [
-        values.promoted(one) if one.type.is_integer and len({one.type for one in found}) > 1 else one for one in found
-    ]
+    found = [values.promoted(it) if it.type.is_integer and len({it.type for it in found}) > 1 else it for it in found]
     kind = found[0].type
     for one in found[1:]:
         kind = values.common(kind, one.type)
@@ -394,7 +391,7 @@ def _own(node: Node, function: Node, candidates: list[Function], given: Node, sc
     called = _resolved(node, visible(text(function), candidates, scope), nodes, scope)
     found, types = list[Value](), dict[str, Type]()
     passed, outputs = list[str](), list[str]()
-    written = _template_arguments(function)
+    written = template_arguments(function)
     for name, place in called.types.items():
         if place < len(written):
             types[name] = ctype(written[place], scope)
@@ -510,7 +507,7 @@ def _by_name(
     node: Node, function: Node, called: Function, nodes: list[Node], found: list[Value], scope: Scope
 ) -> list[str]:
     """Template arguments of a function of the files, which its Python takes by name."""
-    passed, written = [], _template_arguments(function)
+    passed, written = [], template_arguments(function)
     pointers = [(value, spelled) for value, (spelled, _) in zip(found, called.taken)]
     for place, (name, is_type) in enumerate(called.template):
         if not name:
@@ -524,18 +521,16 @@ def _by_name(
     return passed
 
 
-def _template_arguments(function: Node) -> list[Node]:
-    written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
-    return [] if written is None else children(written)
+def template_arguments(function: Node) -> list[Node]:
+    """The template arguments that are written; none where there are none."""
+    return next((children(one) for one in walk(function) if one.type == "template_argument_list"), [])
 
 
 def template_argument(node: Node, is_type: bool, scope: Scope) -> str:
     """The Python of a template argument: a dtype, or a value. Raises `NotTranslated`."""
-    name, inner = text(node), node
+    name = text(node)
     if not is_type:
-        while inner.type == "type_descriptor" and inner.named_children:
-            inner = inner.named_children[0]
-        found = _named_value(inner, scope) if inner.type == "type_identifier" else python(inner, scope)
+        found = named_value(node, scope)
         scope.read(node)
         if found.type.kind == "bool" and not found.loose:
             return found.code
@@ -545,8 +540,12 @@ def template_argument(node: Node, is_type: bool, scope: Scope) -> str:
     return dtype
 
 
-def _named_value(node: Node, scope: Scope) -> Value:
-    """A name that the parser takes for a type."""
+def named_value(node: Node, scope: Scope) -> Value:
+    """The value of a template argument, of which the parser takes a name for a type. Raises `NotTranslated`."""
+    while node.type == "type_descriptor" and node.named_children:
+        node = node.named_children[0]
+    if node.type != "type_identifier":
+        return python(node, scope)
     name = text(node)
     variable = scope.find(name)
     if variable is not None:
@@ -666,8 +665,7 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
     if method in vocabulary.POINTERS:
         if nodes:
             raise NotTranslated(node, f"the method {method} with arguments")
-        written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
-        element = type_of(text(children(written)[0]), scope.types) if written is not None else None
+        element = type_of(text(written[0]), scope.types) if (written := template_arguments(named)) else None
         of = Type("pointer", of=(element if element is not None and element.is_number else TENSOR,))
         return replace(value, type=of, element=_element(named, base, scope))
     if method == "accessor" and not nodes:
@@ -695,8 +693,7 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
         (one,) = arguments(given, scope)
         return replace(values.size(f"{base}.{method}({one.code})"))
     if method == "item" and not nodes:
-        written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
-        kind_ = ctype(children(written)[0], scope) if written is not None else Type("scalar")
+        kind_ = ctype(written[0], scope) if (written := template_arguments(named)) else Type("scalar")
         cast = "cpp.to_float" if kind_ == FLOAT else kind_.kind if kind_.is_number else ""
         return typed(f"{cast}({base}.item())" if cast else f"{base}.item()", kind_)
     if method == "is_same" and len(nodes) == 1:
@@ -718,7 +715,7 @@ def _of_tensor(node: Node, value: Value, method: str, named: Node, given: Node, 
 
 def _accessor(node: Node, named: Node, base: str, scope: Scope) -> Value:
     """`x.accessor<int, 2>()`: the elements of a tensor of the host."""
-    written = next((children(one) for one in walk(named) if one.type == "template_argument_list"), [])
+    written = template_arguments(named)
     element = type_of(text(written[0]), scope.types) if len(written) == 2 else None
     if element is None or not element.is_number or not text(written[1]).isdigit():
         raise NotTranslated(node, f"an accessor of other elements than numbers: {text(node)[:60]!r}")
@@ -728,10 +725,9 @@ def _accessor(node: Node, named: Node, base: str, scope: Scope) -> Value:
 
 def _element(named: Node, base: str, scope: Scope) -> str:
     """The Python of the dtype behind a pointer: as it is written, else that of the tensor."""
-    written = next((one for one in walk(named) if one.type == "template_argument_list"), None)
-    if written is None or not children(written):
+    if not (written := template_arguments(named)):
         return f"{base}.dtype"
-    name = " ".join(re.sub(r"\bconst\b", " ", text(children(written)[0])).split())
+    name = " ".join(re.sub(r"\bconst\b", " ", text(written[0])).split())
     variable = scope.find(name)
     if variable is not None and variable.value.type == values.DTYPE:
         return f"{base}.dtype"

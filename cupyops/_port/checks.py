@@ -38,6 +38,7 @@ def refusals(node: Node, name: str, given: Node, scope: Scope) -> list[tuple[str
         rest = nodes[2:]
     else:
         found, rest = _needed(nodes[0], scope), nodes[1:]
+        found = found and scope.done(found, node)
     messages = [python(one, scope) for one in rest]
     scope.read(given)
     if found is None or found.truth is True:

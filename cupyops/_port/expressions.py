@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import structs, values
-from .program import Node, bare, parser, text, under, walk
+from .program import Node, bare, parsed, text, under, walk
 from .scope import NotTranslated, Scope
 from .values import BOOL, DTYPE, INT, OPTIONS, TENSOR, ULONG, Type, Value
 from .vocabulary import (
@@ -380,11 +380,6 @@ def conversion(node: Node, named: Node, spelled: str, inner: Node, scope: Scope)
     raise NotTranslated(node, f"a conversion of a {value.type} to {spelled}")
 
 
-def listed(node: Node, scope: Scope) -> list[Value]:
-    """The elements of `{a, b}`, or of the arguments of a constructor."""
-    return arguments(node, scope)
-
-
 def a_tuple(found: list[Value], kind: str = "list") -> Value:
     """Several values."""
     of = tuple(one.type for one in found)
@@ -397,7 +392,7 @@ def a_tuple(found: list[Value], kind: str = "list") -> Value:
 
 
 def _list(node: Node, scope: Scope) -> Value:
-    return a_tuple(listed(node, scope), "list")
+    return a_tuple(arguments(node, scope))
 
 
 def _field(node: Node, scope: Scope) -> Value:
@@ -491,6 +486,10 @@ def _sizeof(node: Node, scope: Scope) -> Value:
     if kind.is_number:
         size = max(kind.bits // 8, 1)
         return values.number(size, values.ULONG, str(size))
+    members = set((structs.members(kind.name, scope.program) or {}).values()) if kind.kind == "struct" else set()
+    if len(members) == 1 and (of := members.pop())[0].is_number and not of[1]:  # as those of float4
+        size = len(structs.members(kind.name, scope.program) or {}) * max(of[0].bits // 8, 1)
+        return values.number(size, values.ULONG, str(size))
     if spelled in DTYPES and "16" in DTYPES[spelled]:
         return values.number(2, values.ULONG, "2")
     raise NotTranslated(node, f"the size of {spelled}")
@@ -504,8 +503,7 @@ def _new(node: Node, scope: Scope) -> Value:
     if not kind.is_number or length is None or not length.type.is_integer or given is not None:
         raise NotTranslated(node, f"new expression: {text(node)[:60]!r}")
     scope.read(node)
-    variable = scope.declare("memory", Type("list", of=(kind,)))
-    scope.frames[-1][f"memory {variable.name}"] = scope.frames[-1].pop("memory")
+    variable = scope.declare("memory ", Type("list", of=(kind,)))
     zero = "0.0" if kind.kind == "float" else "0"
     scope.before.append(f"{variable.name} = [{zero}] * {length.at(values.TIMES + 1)}")
     return Value("0", Type("cursor", of=(kind,)), element=variable.name)
@@ -537,9 +535,7 @@ def constant(node: Node, name: str, scope: Scope) -> Value:
 
 def constant_value(name: str, value: str, scope: Scope) -> Value | None:
     """Return the value of a constant of the files; None where it has no translation."""
-    root = parser().parse(f"auto found = {value};".encode()).root_node
-    node = next((one for one in walk(root) if one.type == "init_declarator"), None)
-    if node is None or root.has_error:
+    if (node := parsed(f"auto found = {value};", "init_declarator")) is None:
         return None
     others = {one: what for one, what in scope.program.constants.items() if one != name}
     inner = Scope(replace(scope.program, constants=others), types=scope.types)
@@ -642,41 +638,24 @@ def dtype_of_type(node: Node, name: str, scope: Scope) -> str:
 
 
 DTYPE_NAMES = {
-    ("int", 32, True): "int32",
-    ("int", 64, True): "int64",
-    ("int", 16, True): "int16",
-    ("int", 8, True): "int8",
-}
-DTYPE_NAMES |= {("int", 8, False): "uint8", ("bool", 1, True): "bool", ("float", 32, True): "float32"}
-DTYPE_NAMES |= {("float", 64, True): "float64", ("int", 32, False): "uint32", ("int", 64, False): "uint64"}
+    ("int", 32, True): "int32", ("int", 64, True): "int64", ("int", 16, True): "int16", ("int", 8, True): "int8",
+    ("int", 8, False): "uint8", ("int", 32, False): "uint32", ("int", 64, False): "uint64", ("bool", 1, True): "bool",
+    ("float", 32, True): "float32", ("float", 64, True): "float64",
+}  # fmt: skip
 
 
 # by the type of a node; calls.py adds what is called
 EXPRESSIONS: dict[str, Callable[[Node, Scope], Value]] = {
-    "identifier": _identifier,
-    "this": _identifier,
-    "number_literal": _number,
-    "string_literal": _string,
-    "concatenated_string": _string,
+    "identifier": _identifier, "this": _identifier, "qualified_identifier": _qualified, "number_literal": _number,
+    "string_literal": _string, "concatenated_string": _string, "char_literal": _character,
     "raw_string_literal": lambda node, scope: _raw(node, scope),
-    "char_literal": _character,
     "true": lambda node, scope: replace(_literal(node, scope, "True", BOOL), low=1, high=1),
     "false": lambda node, scope: replace(_literal(node, scope, "False", BOOL), low=0, high=0),
-    "null": lambda node, scope: _literal(node, scope, "None", values.NONE),
-    "parenthesized_expression": _parenthesized,
-    "binary_expression": _binary,
-    "unary_expression": _unary,
-    "pointer_expression": _pointer,
-    "conditional_expression": _conditional,
-    "cast_expression": _cast,
-    "initializer_list": _list,
-    "field_expression": _field,
-    "subscript_expression": _subscript,
-    "qualified_identifier": _qualified,
-    "sizeof_expression": _sizeof,
-    "lambda_expression": _lambda,
-    "new_expression": _new,
-}
+    "null": lambda node, scope: _literal(node, scope, "None", values.NONE), "parenthesized_expression": _parenthesized,
+    "binary_expression": _binary, "unary_expression": _unary, "pointer_expression": _pointer, "field_expression": _field,
+    "conditional_expression": _conditional, "cast_expression": _cast, "initializer_list": _list, "new_expression": _new,
+    "subscript_expression": _subscript, "sizeof_expression": _sizeof, "lambda_expression": _lambda,
+}  # fmt: skip
 
 
 def _literal(node: Node, scope: Scope, code: str, kind: Type) -> Value:

@@ -34,11 +34,6 @@ _BYTES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat"
 _BYTES |= {"double": 8, "longlong": 8, "ulonglong": 8, "long": 8, "ulong": 8}
 
 
-def uses(function: Function, program: Program, kernels: Mapping[str, Kernel]) -> dict[str, Use]:
-    """Return the use that kernels make of each name inside the function that reaches one."""
-    return _uses(function, program, kernels, frozenset())
-
-
 def launched(functions: Sequence[Function], program: Program) -> set[str]:
     """The names of the kernels that functions launch, themselves or through others."""
     nodes = (node for function in _reachable(functions, program) for node in walk(function.body))
@@ -73,9 +68,10 @@ def _reachable(functions: Sequence[Function], program: Program) -> Iterator[Func
             pending += [called for one in function.calls for called in program.named(one)]
 
 
-def _uses(
-    function: Function, program: Program, kernels: Mapping[str, Kernel], within: frozenset[str]
+def uses(
+    function: Function, program: Program, kernels: Mapping[str, Kernel], within: frozenset[str] = frozenset()
 ) -> dict[str, Use]:
+    """Return the use that kernels make of each name inside the function that reaches one."""
     found: dict[str, Use] = {}
     aliases = _aliases(function.body)
     for node in walk(function.body):
@@ -102,7 +98,7 @@ def _of_call(node: Node, program: Program, kernels: Mapping[str, Kernel], within
     function = next((one for one in program.named(name) if len(one.parameters) >= given), None)
     if function is None or function.name in within:
         return []
-    inner = _uses(function, program, kernels, within)
+    inner = uses(function, program, kernels, within)
     return [inner.get(one) if kind_of_type(ctype) == "tensor" else None for ctype, one in function.parameters]
 
 

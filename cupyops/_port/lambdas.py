@@ -37,7 +37,7 @@ def _written(writer: Writer, node: Node) -> Value:
     returned = [inner.returns] if inner.returns is not None else inner.returned or []
     if any(one != returned[0] for one in returned):
         raise NotTranslated(node, f"a lambda that returns {' or '.join(map(str, returned))}: {text(node)[:60]!r}")
-    name = _named(scope)
+    name = scope.declare("inner ", Type("function")).name
     rebound = sorted(_rebound(inner.lines) & outer)
     scope.before.append(f"def {name}({', '.join(one.code for one in parameters)}):")
     scope.before += [f"    nonlocal {', '.join(rebound)}"] if rebound else []
@@ -84,14 +84,6 @@ def _parameters(given: Node, node: Node, scope: Scope) -> Sequence[Value]:
         stars = "*" * sum(inner.type == "pointer_declarator" for inner in walk(one))
         found.append(scope.declare(text(named), ctype(spelled, scope, text(spelled) + stars)).value)
     return found
-
-
-def _named(scope: Scope) -> str:
-    """A name for a lambda that nothing else has."""
-    variable = scope.declare("inner", Type("function"))
-    del scope.frames[-1]["inner"]
-    scope.frames[-1][f"lambda {variable.name}"] = variable
-    return variable.name
 
 
 def _rebound(lines: Sequence[str]) -> set[str]:

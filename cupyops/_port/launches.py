@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import structs
-from .calls import grid, nothing, template_argument, visible
+from .calls import grid, nothing, template_argument, template_arguments, visible
 from .expressions import DTYPE_NAMES, assigned, children, python
-from .program import Node, bare, text, under, walk
+from .program import Node, bare, text, under
 from .scope import NotTranslated, Scope
 from .values import ATOM, VOID, Value
 from .vocabulary import DTYPES, type_of
@@ -111,9 +111,7 @@ def _template(
     node: Node, function: Node, kernel: Kernel, nodes: Sequence[Node], values: Sequence[Value], scope: Scope
 ) -> list[str]:
     """`scalar_t=x.dtype` for each template parameter: as it is written, else as C++ deduces it of the arguments."""
-    written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
-    given = [] if written is None else children(written)
-    found = []
+    given, found = template_arguments(function), []
     for index, (name, is_type) in enumerate(kernel.template):
         if index < len(given):
             value = template_argument(given[index], is_type, scope)

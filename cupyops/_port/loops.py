@@ -41,10 +41,6 @@ class Loop:
     is_switch: bool = False
 
 
-def _nothing(writer: Writer) -> None:
-    return None
-
-
 def _body(writer: Writer, node: Node, loop: Loop, after: Callable[[], None] | None = None) -> None:
     """The body of a loop, and what follows it each time."""
     writer.loops.append(loop)
@@ -101,8 +97,9 @@ def _write_range(
     effects = any(one.type in ("call_expression", "assignment_expression") for one in walk(body))
     if calls and effects and not _is_size(right):
         return False
-    if any(_is_lambda(one, scope) for one in walk(body)):
-        return False  # which may change what it captures
+    named = (scope.find(text(one)) for one in walk(body) if one.type == "identifier")
+    if any(one is not None and one.value.type.kind == "function" for one in named):
+        return False  # a lambda, which may change what it captures
     up = sign in ("<", "<=")
     if sign not in ("<", "<=", ">", ">=") or (step > 0) != up:
         return False
@@ -130,7 +127,7 @@ def _write_range(
     writer.put(f"for {found.value.code} in range({first}{end.code}{by}):", node)
     for one in (begin, until, update):
         scope.read(one)
-    _body(writer, body, Loop(_nothing))
+    _body(writer, body, Loop(lambda _: None))
     return True
 
 
@@ -143,12 +140,6 @@ def _is_size(node: Node) -> bool:
     """Return True if the calls in a limit are of sizes of tensors, which what a loop computes does not change."""
     found = [text(under(one, "function")).rpartition(".")[2] for one in walk(node) if one.type == "call_expression"]
     return all(one in ("size", "numel", "dim") for one in found)
-
-
-def _is_lambda(node: Node, scope: Scope) -> bool:
-    """Return True for the name of a lambda."""
-    variable = scope.find(text(node)) if node.type == "identifier" else None
-    return variable is not None and variable.value.type.kind == "function"
 
 
 def _step(writer: Writer, update: Node, name: str) -> int | None:
@@ -178,7 +169,7 @@ def for_range_loop(writer: Writer, node: Node) -> None:
     writer.scope.frames.append({})
     found = writer.scope.declare(names[0], value.type.of[0])
     writer.put(f"for {found.value.code} in {value.code}:", node)
-    _body(writer, body, Loop(_nothing))
+    _body(writer, body, Loop(lambda _: None))
     writer.scope.frames.pop()
     writer.scope.read(node)
 
@@ -187,7 +178,7 @@ def while_statement(writer: Writer, node: Node) -> None:
     """`while (test)`."""
     test = writer.asked(under(node, "condition"))
     writer.put(f"while {test.code}:", node)
-    _body(writer, under(node, "body"), Loop(_nothing))
+    _body(writer, under(node, "body"), Loop(lambda _: None))
     writer.scope.read(node)
 
 
@@ -227,7 +218,7 @@ def switch_statement(writer: Writer, node: Node) -> None:
     if len(cases) != len(children(body)):
         raise NotTranslated(node, f"a switch with more than cases: {text(node)[:60]!r}")
     if asked.binds < values.ATOM or "(" in code:
-        spelled = writer.scope.declare("chosen", asked.type).value.code
+        spelled = writer.scope.declare("chosen ", asked.type).value.code
         writer.put(f"{spelled} = {code}", node)
         code = spelled
     writer.loops.append(Loop(writer.loops[-1].repeat if writer.loops else None, is_switch=True))
@@ -243,35 +234,22 @@ def switch_statement(writer: Writer, node: Node) -> None:
         pending.append(value)
         if not _statements(case):
             continue
-        if default is not None and index == default:
-            continue
         tests = [python(one, writer.scope).code for one in pending]
         test = f"{code} == {tests[0]}" if len(tests) == 1 else f"{code} in ({', '.join(tests)})"
         writer.put(f"{word} {test}:", case)
         _case(writer, cases, index)
         word, pending = "elif", []
-    if pending and default is not None:
-        pending = []
-    if default is not None:
-        _otherwise(writer, cases, default, word)
+    if default is not None:  # wherever it stands
+        if pending:
+            raise NotTranslated(pending[0], f"a case of nothing: {text(pending[0])[:60]!r}")
+        writer.put("if True:" if word == "if" else "else:", cases[default])
+        _case(writer, cases, default)
     for one in cases:
         if (value := under(one, "value")) is not None and not writer.scope.is_read(value):
             python(value, writer.scope)
         writer.scope.read(one)
     writer.loops.pop()
     writer.scope.read(node)
-
-
-def _otherwise(writer: Writer, cases: Sequence[Node], default: int, word: str) -> None:
-    """The default, wherever it stands; cases just before it that are empty go on into it, and so need no condition."""
-    before = default
-    while before and not _statements(cases[before - 1]):
-        before -= 1
-    if word == "if":
-        writer.put("if True:", cases[default])
-    else:
-        writer.put("else:", cases[default])
-    _case(writer, cases, default)
 
 
 def _statements(case: Node) -> list[Node]:

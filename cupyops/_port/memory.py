@@ -40,21 +40,40 @@ def call(node: Node, base: str, given: Node, scope: Scope) -> Value:
         at, value, count = _pointer(nodes[0], scope), python(nodes[1], scope), _bytes(nodes[2], scope)
         scope.before.append(f"cpp.first_bytes({at.code}, {count.code}).fill_({value.at(values.BIT_AND)} & 255)")
     elif base == "cudaMemcpy" and len(nodes) == 4 and bare(text(nodes[3])) in _KINDS:
-        to, count = _host(nodes[0], scope), _bytes(nodes[2], scope)
-        of = _copied(nodes[1], count, scope)
-        if to is not None:
-            _to_host(to, of, count, scope)
-        else:
-            scope.before.append(f"cpp.first_bytes({_pointer(nodes[0], scope).code}, {count.code}).copy_({of})")
+        count = _bytes(nodes[2], scope)
+        _copy(nodes[0], _copied(nodes[1], count, scope), count, scope)
+    elif base.endswith("Symbol") and len(nodes) > 2 and [text(one) for one in nodes[3:4]] in ([], ["0"]):
+        _of_symbol(node, base == "cudaMemcpyToSymbol", nodes, scope)
     else:
         raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}")
     scope.read(given)
     return Value("0", STATUS)
 
 
-Place = tuple[
-    Variable | None, Type, str, str
-]  # a number, or else: of elements of that type, in a list, from an index on
+def _of_symbol(node: Node, is_set: bool, nodes: list[Node], scope: Scope) -> None:
+    """`cudaMemcpyFromSymbol(&n, count, sizeof(n))`, of a variable of the device, which the kernels have together."""
+    symbol, count = text(nodes[not is_set]), _bytes(nodes[2], scope)
+    if not scope.program.plain or [one for one in nodes[4:] if bare(text(one)) not in _KINDS]:
+        raise NotTranslated(node, f"{' '.join(text(node).split())[:60]!r}")
+    variable = f"ext.{scope.program.plain}.globals()[{symbol!r}]"
+    found = scope.declare("symbol ", VOID).name
+    scope.before.append(f"{found} = {variable}.get()")
+    if is_set:
+        scope.before.append(f"cpp.first_bytes({found}, {count.code}).copy_({_copied(nodes[1], count, scope)})")
+        scope.before.append(f"{variable}.set({found})")
+    else:
+        _copy(nodes[0], f"cpp.first_bytes({found}, {count.code})", count, scope)
+
+
+def _copy(to: Node, of: str, count: Value, scope: Scope) -> None:
+    """Copy bytes to memory of the host or of a tensor."""
+    if (place := _host(to, scope)) is not None:
+        _to_host(place, of, count, scope)
+    else:
+        scope.before.append(f"cpp.first_bytes({_pointer(to, scope).code}, {count.code}).copy_({of})")
+
+
+Place = tuple[Variable | None, Type, str, str]  # a number, or else: elements of that type, in a list, from an index on
 
 
 def _host(node: Node, scope: Scope) -> Place | None:

@@ -18,6 +18,7 @@ from .flow import Use
 from .launches import Kernel
 from .operators import Operator, annotation, pairs
 from .program import Function, Program, adding, bare, is_stream, line, read, text, under
+from .recursion import is_recursive
 from .scope import Scope, changed
 from .statements import Writer
 from .values import DTYPE, FLOAT, INT, SCALAR, Type, Value
@@ -60,6 +61,7 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
 def _ported(program: Program, paths: list[Path], source: str, options: tuple[str, ...]) -> Ported:
     ported = Ported()
     kernels = _kernels(paths[0], options)
+    program.plain = next((name for name, one in kernels.items() if not one.template and name.isidentifier()), "")
     order = _wanted(program)
     if not order:
         why = "".join(f"; {one}" for one in _hints(program))
@@ -197,7 +199,7 @@ def _wanted(program: Program) -> list[Function]:
         wanted |= more
     while more := {one for name in wanted for one in called[name]} - wanted:
         wanted |= more
-    return [one for name, one in program.functions.items() if name in wanted]
+    return [one for name, one in program.functions.items() if name in wanted and not is_recursive(one)]
 
 
 @dataclass
@@ -299,9 +301,7 @@ class _Writing:
         ]
 
 
-_OF_SIGNATURE = frozenset(
-    ("comment", "storage_class_specifier", "type_qualifier", "noexcept")
-)  # that mean nothing here
+_OF_SIGNATURE = ("comment", "storage_class_specifier", "type_qualifier", "noexcept")  # that mean nothing here
 
 
 def _signature(function: Function) -> list[str]:

@@ -179,11 +179,9 @@ class Preprocessor:
             return given.get(match[0], "1" if match[0] == "true" else "0")
 
         code = re.sub(r"\b[A-Za-z_]\w*", named, re.sub(r"(\b\d\w*?)[uUlL]+\b", r"\1", code))
-        code = code.replace("&&", " and ").replace("||", " or ").replace("/", "//")
-        code = re.sub(r"!(?!=)", " not ", code).strip()
         try:
-            return bool(_value(ast.parse(code or "0", mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError):
+            return bool(value(code))
+        except ValueError:
             self.taken.append((file, line, asked))
             return False
 
@@ -343,6 +341,16 @@ _OPERATIONS: dict[type, Callable[[int, int], int]] = {
     ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b, ast.Lt: lambda a, b: a < b, ast.LtE: lambda a, b: a <= b,
     ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b,
 }  # fmt: skip
+
+
+@functools.cache
+def value(code: str) -> int:
+    """The value of an expression of numbers, as conditions have them. Raises `ValueError` for others."""
+    code = code.replace("&&", " and ").replace("||", " or ").replace("/", "//")
+    try:
+        return _value(ast.parse(re.sub(r"!(?!=)", " not ", code).strip() or "0", mode="eval").body)
+    except (SyntaxError, ZeroDivisionError) as error:
+        raise ValueError(code) from error
 
 
 def _value(node: ast.expr) -> int:

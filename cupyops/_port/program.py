@@ -29,6 +29,12 @@ def parser() -> Any:
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
 
 
+def parsed(code: str, kind: str, at: Node | None = None) -> Node | None:
+    """The first part of that type of a text, which begins on the line of a node; None where the text is no C++."""
+    root = parser().parse(("\n" * (at.start_point[0] if at is not None else 0) + code).encode()).root_node
+    return None if root.has_error else next((one for one in walk(root) if one.type == kind), None)
+
+
 def text(node: Node | None) -> str:
     """The text of a node; empty for none."""
     return "" if node is None or node.text is None else node.text.decode("utf-8", "replace")
@@ -113,6 +119,7 @@ class Program:
         structs: the definitions of structs that inherit from none.
         enums: the names of each enumeration that has a name.
         taken: (file, line, name) of conditions on a name that nothing defines.
+        plain: a kernel that is no template, by which variables of the device are found; empty where there is none.
     """
 
     functions: dict[str, Function] = field(default_factory=dict)
@@ -126,6 +133,7 @@ class Program:
     structs: dict[str, Node] = field(default_factory=dict)
     enums: dict[str, list[str]] = field(default_factory=dict)
     taken: list[tuple[str, int, str]] = field(default_factory=list)
+    plain: str = ""
 
     def default(self, function: Function, name: str) -> str | None:
         """The Python of a parameter's default; None where it has none."""
@@ -135,6 +143,12 @@ class Program:
     def named(self, name: str) -> list[Function]:
         """The functions of a C++ name."""
         return self.overloads.get(name) or ([self.functions[name]] if name in self.functions else [])
+
+    def own(self, spelled: str) -> list[Function]:
+        """The functions of the files that a call may mean: not those of a library's namespace that is written."""
+        found, written = self.named(bare(spelled)), qualifiers(spelled)
+        of_library = written[:1] and written[0] in ("std", "at", "torch", "c10")
+        return [one for one in found if not of_library or one.space[-len(written) :] == written]
 
 
 def is_stream(ctype: str) -> bool:
@@ -212,6 +226,7 @@ def read(paths: list[Path], options: tuple[str, ...] = ()) -> Program:
         _gather(root, path.name, found)
         if (wrong := _error(root)) is not None:
             found.broken.append(f"{path.name}:{line(wrong)}")
+    _gather(parse.parse(_shipped("".join(pre.texts.values())).encode()).root_node, "headers", found)
     for name, values in found.defaults.items():
         for function in found.named(name):
             _give_defaults(function, values)
@@ -219,6 +234,33 @@ def read(paths: list[Path], options: tuple[str, ...] = ()) -> Program:
     found.taken = list(dict.fromkeys(pre.taken))
     found.macros = {name: one.place for name, one in pre.macros.items() if "<<<" in one.body}
     return found
+
+
+_VECTOR = re.compile(r"\b(?:make_)?((u?)(char|short|int|long|longlong|float|double)([1-4]))\b")
+_GRIDS = """
+namespace at { namespace cuda {
+int getApplyBlockSize() { return 512; }
+dim3 getApplyBlock(int most = 512) { return dim3(most); }
+bool getApplyGrid(uint64_t total, dim3& grid, int device, int most = 512) {
+  grid = dim3(std::min<uint64_t>((total + most - 1) / most, 2147483647));
+  return true;
+}
+} }
+"""
+
+
+def _shipped(code: str) -> str:
+    """C++ of the parts of CUDA's and PyTorch's headers that host code names: vector types, grids of ATen's loops."""
+    parts = [_GRIDS] if "getApply" in code else []
+    for name, unsigned, element, count in sorted(set(_VECTOR.findall(code))):
+        spelled = "unsigned " * bool(unsigned) + element.replace("longlong", "long long")
+        members = "xyzw"[: int(count)]
+        taken = ", ".join(f"{spelled} {one}" for one in members)
+        listed = ", ".join(members)
+        parts.append(
+            f"struct {name} {{ {spelled} {listed}; }};\n{name} make_{name}({taken}) {{ return {{{listed}}}; }}\n"
+        )
+    return "".join(parts)
 
 
 def _references(found: Program) -> None:
@@ -412,11 +454,7 @@ def _function(node: Node, file: str, found: Program) -> None:
         _add(function, found)
         given = under(declarator, "parameters").named_children
         defaults = [text(under(one, "default_value")) for one in given if one.type != "comment"]
-        _give_defaults(function, [literal(one) or _constant(one, found) for one in defaults])
-
-
-def _constant(name: str, found: Program) -> str | None:
-    return name if name in found.constants else None
+        _give_defaults(function, [literal(one) or (one if one in found.constants else None) for one in defaults])
 
 
 def _add(function: Function, found: Program) -> None:

@@ -85,6 +85,15 @@ class Scope:
             raise NotTranslated(node, f"{text(node)[:60]!r}: a number that is written to by reference here")
         return written
 
+    def done(self, value: Value, node: Node) -> Value:
+        """Result of a call that writes to its arguments, made before the statement under way; other values as they are."""
+        if not self.written:
+            return value
+        code = f"{', '.join(self.taken(value.code, node))} = {value.code}"
+        found = self.declare("result ", value.type)
+        self.before.append(f"{found.name}, {code}")
+        return found.value
+
     # --- names ---
 
     def find(self, name: str) -> Variable | None:
@@ -92,8 +101,10 @@ class Scope:
         return next((frame[name] for frame in reversed(self.frames) if name in frame), None)
 
     def declare(self, name: str, kind: Type, value: Value | None = None, *, fixed: bool = False) -> Variable:
-        """A new variable: one that hides another has a name of its own in Python."""
-        spelled = name_of(name)
+        """A new variable: one that hides another has a name of its own in Python; `name ` is one of the Python alone."""
+        while name.endswith(" ") and name in self.frames[-1]:
+            name += " "
+        spelled = plain = name_of(name.strip())
         visible = {one.name for frame in self.frames for one in frame.values()}
         visible |= (
             {name_of(one) for one in (*self.program.constants, *self.program.functions)}
@@ -103,7 +114,7 @@ class Scope:
         count = 0
         while spelled in visible:
             count += 1
-            spelled = f"{name_of(name)}_{count}"
+            spelled = f"{plain}_{count}"
         is_fixed = fixed or name not in self.changed
         if value is not None and kind.is_integer and is_fixed:
             made = Value(
@@ -188,9 +199,7 @@ def changed(body: Node) -> frozenset[str]:
             found.add(text(value))
         if node.type == "call_expression":  # a function of the files may take a reference
             given = under(node, "arguments")
-            found |= (
-                {text(one) for one in given.named_children if one.type == "identifier"} if _is_plain(node) else set()
-            )
+            found |= {text(it) for it in given.named_children if it.type == "identifier"} if _is_plain(node) else set()
     return frozenset(found)
 
 

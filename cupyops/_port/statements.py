@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from . import changes, loops, structs, values
-from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing, status
+from . import changes, loops, recursion, structs, values
+from .calls import as_dict, assigned, attribute, dtype_of_type, made, nothing
 from .checks import is_check, message, refusals
 from .expressions import EXPRESSIONS, a_tuple, arguments, children, condition, ctype, cursor, python, typed
 from .launches import Kernel, launch
-from .program import Function, Node, bare, line, parser, pointee, text, under, walk
+from .program import Function, Node, bare, line, parsed, pointee, text, under, walk
 from .scope import NotTranslated, Scope, Variable, changed
 from .values import DIM3, DTYPE, OPTIONS, STATUS, TENSOR, VOID, Type, Value
-from .vocabulary import ALIKE, EXCEPTIONS, QUERIES, REPORTS, SAME_DEVICE, dispatched, type_of
+from .vocabulary import ALIKE, EXCEPTIONS, SAME_DEVICE, dispatched, type_of
 
 
 @dataclass
@@ -95,9 +95,9 @@ class Writer:
                 raise NotTranslated(
                     node, f"an assignment inside of an expression: {' '.join(text(node).split())[:60]!r}"
                 )
-        except (NotTranslated, AttributeError, LookupError, StopIteration) as error:  # forms that no handler expects
+        except (NotTranslated, AttributeError, LookupError, StopIteration, ValueError) as error:
             if not isinstance(error, NotTranslated):
-                error = NotTranslated(node, " ".join(text(node).split())[:80])
+                error = NotTranslated(node, " ".join(text(node).split())[:80])  # a form that no handler expects
             self.scope.changes = changes
             lines, problems, self.depth, frames, depth = before
             del self.lines[lines:], self.problems[problems:], self.scope.frames[frames:], self.loops[depth:]
@@ -133,10 +133,11 @@ class Writer:
     def _declaration(self, node: Node) -> None:
         spelled = under(node, "type")
         declarators = node.children_by_field_name("declarator")
-        for one in node.named_children:
-            if (one.type == "type_qualifier" and text(one) in ("const", "constexpr")) or (
-                one.type == "storage_class_specifier" and _is_constant(node)
-            ):
+        fixed = [
+            one for one in node.named_children if one.type == "type_qualifier" and text(one) in ("const", "constexpr")
+        ]
+        for one in node.named_children:  # a `static` that keeps one value is a variable like others
+            if one in fixed or (one.type == "storage_class_specifier" and fixed):
                 self.scope.read(one)
         for one in declarators:
             if one.type == "function_declarator":
@@ -153,25 +154,20 @@ class Writer:
         if kind.kind not in ("dim3", "guard", "list", "tensor", "options", "struct") and not kind.is_number:
             raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
         given = text(under(declarator, "parameters"))
-        root = parser().parse(("\n" * (line(node) - 1) + f"auto found = made{given};").encode()).root_node
-        value = next((one for one in walk(root) if one.type == "call_expression"), None)
-        if value is None or root.has_error:
+        if (value := parsed(f"auto found = made{given};", "call_expression", node)) is None:
             raise NotTranslated(node, f"the declaration {' '.join(text(node).split())[:60]!r}")
         with self.scope.elsewhere():
-            nodes = children(under(value, "arguments"))
             if kind.kind == "guard":
-                for one in nodes:
-                    nothing(one, self.scope)
-                self.scope.declare(name, kind)
-                return
-            if kind.kind == "struct":
-                self._construct(name, kind, nodes, node)
-                return
-            found = [python(one, self.scope) for one in nodes]
-        if kind == OPTIONS and len(found) == 1:
-            self._define(name, kind, assigned(found[0], kind, node), node)
-        else:
-            self._define(name, kind, made(node, kind, found, nodes, self.scope), node)
+                self._guard(name, under(value, "arguments"))
+            else:
+                self._initialised(name, kind, under(value, "arguments"), False, node)
+
+    def _guard(self, name: str, value: Node) -> None:
+        """A device or a stream, which a launch finds itself."""
+        for one in children(value) if value.type in ("argument_list", "initializer_list") else [value]:
+            nothing(one, self.scope)
+        self.scope.read(value)
+        self.scope.declare(name, Type("guard"))
 
     def _empty(self, spelled: Node, declarator: Node, node: Node) -> None:
         """A variable whose value comes later."""
@@ -244,10 +240,7 @@ class Writer:
         if len(names) != 1 and kind.kind != "auto":
             raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
         if kind.kind == "guard":
-            for one in children(value) if value.type in ("argument_list", "initializer_list") else [value]:
-                nothing(one, self.scope)
-            self.scope.read(value)
-            self.scope.declare(name, kind)
+            self._guard(name, value)
             return
         if kind.kind == "argument":
             self._argument(name, value, node)
@@ -262,12 +255,10 @@ class Writer:
     def _initialised(self, name: str, kind: Type, value: Node, is_reference: bool, node: Node) -> None:
         is_constant = any(one.type == "type_qualifier" and text(one) == "const" for one in node.named_children)
         if value.type in ("initializer_list", "argument_list") and kind.kind == "struct":
-            if structs.constructors(kind.name, self.scope.program):
+            if value.type == "argument_list" or structs.constructors(kind.name, self.scope.program):
                 self._construct(name, kind, children(value), node)
-            elif value.type == "initializer_list":
-                self._struct(name, kind, value, node)
             else:
-                raise NotTranslated(node, f"the declaration {text(node)[:60]!r}")
+                self._struct(name, kind, value, node)
             self.scope.read(value)
             return
         if value.type in ("argument_list", "initializer_list") and kind.kind not in ("auto", "list", "tuple"):
@@ -368,15 +359,8 @@ class Writer:
         return named and bare(text(inner)) in self.kernels and self.scope.find(text(inner)) is None
 
     def _alias_declaration(self, node: Node) -> None:
-        """`using scalar = float;`, `using acc_t = at::acc_type<scalar_t, true>;`"""
-        name, spelled = (under(node, part) for part in ("name", "type"))
-        self._alias(text(name), spelled, node)
-        self.scope.read(node)
-
-    def _type_definition(self, node: Node) -> None:
-        """`typedef float scalar;`"""
-        name, spelled = (under(node, part) for part in ("declarator", "type"))
-        self._alias(text(name), spelled, node)
+        """`using scalar = float;`, `typedef float scalar;`, `using acc_t = at::acc_type<scalar_t, true>;`"""
+        self._alias(text(under(node, "name") or under(node, "declarator")), under(node, "type"), node)
         self.scope.read(node)
 
     def _alias(self, name: str, spelled: Node, node: Node) -> None:
@@ -600,9 +584,7 @@ class Writer:
         if len(given) == 1 and given[0].type == kind:
             self._define(name, kind, structs.copied(given[0]), node)
             return
-        fits = [
-            one for one in found if one.type == "function_definition" and len(structs.parameters(one)) == len(given)
-        ]
+        fits = [it for it in found if it.type == "function_definition" and len(structs.parameters(it)) == len(given)]
         if (found or nodes) and len(fits) != 1:
             raise NotTranslated(node, f"which constructor of {kind.name} is called: {text(node)[:60]!r}")
         self._define(name, kind, structs.empty(kind), node)
@@ -692,8 +674,8 @@ class Writer:
             return None
         if kind.kind == "struct":
             self.scope.frames.append({})
-            self._initialised("made", kind, value, False, node)
-            return self.scope.frames.pop()["made"].value
+            self._initialised("made ", kind, value, False, node)
+            return self.scope.frames.pop()["made "].value
         given = children(value)
         if kind.kind != "tuple" or len(given) != len(kind.of):
             return None
@@ -726,7 +708,7 @@ class Writer:
         self.put(f"{word} {test.code}:", node)
         self.inside(consequence)
         if other is not None:
-            if other.type == "if_statement" and not _has_initializer(other):
+            if other.type == "if_statement" and under(under(other, "condition"), "initializer") is None:
                 self._branches(other, "elif")
             else:
                 self.put("else:", other)
@@ -753,26 +735,11 @@ class Writer:
                 raise NotTranslated(clause, f"a condition with a declaration: {text(clause)[:60]!r}")
         else:
             inner = children(clause)[0]
-        found = read(inner, self.scope)
-        if self.scope.written or (self.scope.before and not once):
+        found = self.scope.done(read(inner, self.scope), clause)
+        if self.scope.before and not once:
             raise NotTranslated(clause, f"{text(clause)[:60]!r}: a call that writes to its arguments here")
         self.scope.read(clause)
         return found
-
-    def _for_statement(self, node: Node) -> None:
-        loops.for_statement(self, node)
-
-    def _for_range_loop(self, node: Node) -> None:
-        loops.for_range_loop(self, node)
-
-    def _while_statement(self, node: Node) -> None:
-        loops.while_statement(self, node)
-
-    def _do_statement(self, node: Node) -> None:
-        loops.do_statement(self, node)
-
-    def _switch_statement(self, node: Node) -> None:
-        loops.switch_statement(self, node)
 
     def _continue_statement(self, node: Node) -> None:
         if not self.loops or self.loops[-1].repeat is None:
@@ -787,6 +754,9 @@ class Writer:
 
     def _throw_statement(self, node: Node) -> None:
         inner = children(node)
+        if not inner:  # outside of a catch, where it ends the program
+            self.put("raise SystemExit(134)", node)
+            return
         if len(inner) == 1 and inner[0].type in ("string_literal", "concatenated_string"):
             self.put(f"raise RuntimeError({python(inner[0], self.scope).code})", node)
             return
@@ -806,15 +776,15 @@ class Writer:
         syntax = next((one for one in node.named_children if one.type == "kernel_call_syntax"), None)
         if syntax is None and function.type != "field_expression":
             syntax = next((one for one in function.named_children if one.type == "kernel_call_syntax"), None)
-        is_own = bool(self.scope.program.named(base))
+        own = self.scope.program.own(spelled)
         if syntax is not None:
             self._launch(node, function, syntax, given)
-        elif function.type in ("lambda_expression", "parenthesized_expression"):
+        elif len(own) == 1 and recursion.is_recursive(own[0]):
+            one = parsed(f"void f() {{ {recursion.followed(node, own[0], self.scope)} }}", "if_statement", node)
+            with self.scope.elsewhere():
+                self.statement(one)
+        elif own or function.type in ("lambda_expression", "parenthesized_expression", "field_expression"):
             self._called(node)
-        elif function.type == "field_expression" or is_own:
-            self._called(node)
-        elif spelled in QUERIES or base in REPORTS:
-            status(node, base, given, self.scope)
         elif base == "cudaSetDevice" or spelled in ("c10::cuda::set_device", "at::cuda::set_device"):
             for one in children(given):
                 if one.type == "number_literal":
@@ -853,10 +823,10 @@ class Writer:
         self.scope.read(node)
 
     def _swap(self, node: Node, given: Node) -> None:
-        names = [self.scope.find(text(one)) for one in children(given) if one.type == "identifier"]
-        if len(names) != 2 or len({None if one is None else one.value.type for one in names} | {None}) != 2:
+        names = [one for each in children(given) if (one := self.scope.find(text(each))) is not None]
+        if len(names) != 2 or names[0].value.type != names[1].value.type:
             raise NotTranslated(node, f"{text(node)[:60]!r}")
-        first, second = (one.name for one in names if one is not None)
+        first, second = (one.name for one in names)
         self.scope.read(given)
         self.put(f"{first}, {second} = {second}, {first}", node)
 
@@ -871,21 +841,18 @@ class Writer:
 
     def _of_devices(self, node: Node, base: str, given: Node) -> None:
         """Checks that tensors are on one GPU, as those of a launch have to be."""
-        for one in children(given):
-            for part in children(one) if one.type == "initializer_list" else [one]:
-                variable = self.scope.find(text(part))
-                if variable is None or variable.value.type.kind not in ("argument", "string"):
-                    if base == "MaybeSetDevice":
-                        nothing(part, self.scope)
-                    elif part.type != "string_literal":
-                        raise NotTranslated(node, f"{text(node)[:60]!r}")
+        for part in _flat(given):
+            variable = self.scope.find(text(part))
+            if variable is None or variable.value.type.kind not in ("argument", "string"):
+                if base == "MaybeSetDevice":
+                    nothing(part, self.scope)
+                elif part.type != "string_literal":
+                    raise NotTranslated(node, f"{text(node)[:60]!r}")
         self.scope.read(given)
 
     def _write_dtype_check(self, node: Node, given: Node) -> None:
         """Checks that tensors have one dtype."""
-        parts = [
-            part for one in children(given) for part in (children(one) if one.type == "initializer_list" else [one])
-        ]
+        parts = _flat(given)
         found = [variable.value for one in parts if (variable := self.scope.find(text(one))) is not None]
         names = [one.code for one in found if one.type.kind == "argument"]
         if len(names) < 2 or len(found) + sum(one.type == "string_literal" for one in parts) != len(parts):
@@ -994,36 +961,20 @@ class Writer:
 EXPRESSIONS |= {"update_expression": changes.update, "assignment_expression": changes.assignment}
 
 STATEMENTS = {
-    "comment": Writer._comment,
-    "compound_statement": Writer._compound_statement,
-    "declaration": Writer._declaration,
-    "alias_declaration": Writer._alias_declaration,
-    "type_definition": Writer._type_definition,
-    "using_declaration": Writer._using_declaration,
-    "static_assert_declaration": Writer._static_assert,
-    "expression_statement": Writer._expression_statement,
-    "return_statement": Writer._return_statement,
-    "if_statement": Writer._if_statement,
-    "for_statement": Writer._for_statement,
-    "for_range_loop": Writer._for_range_loop,
-    "while_statement": Writer._while_statement,
-    "do_statement": Writer._do_statement,
-    "switch_statement": Writer._switch_statement,
-    "continue_statement": Writer._continue_statement,
-    "break_statement": Writer._break_statement,
-    "throw_statement": Writer._throw_statement,
-}
+    "comment": Writer._comment, "compound_statement": Writer._compound_statement, "declaration": Writer._declaration,
+    "alias_declaration": Writer._alias_declaration, "type_definition": Writer._alias_declaration,
+    "using_declaration": Writer._using_declaration, "static_assert_declaration": Writer._static_assert,
+    "expression_statement": Writer._expression_statement, "return_statement": Writer._return_statement,
+    "if_statement": Writer._if_statement, "for_statement": loops.for_statement, "for_range_loop": loops.for_range_loop,
+    "while_statement": loops.while_statement, "do_statement": loops.do_statement,
+    "switch_statement": loops.switch_statement, "continue_statement": Writer._continue_statement,
+    "break_statement": Writer._break_statement, "throw_statement": Writer._throw_statement,
+}  # fmt: skip
 
 
-def _is_constant(node: Node) -> bool:
-    """Return True if a `static` of a function keeps one value, so that it is a variable like others."""
-    words = {text(one) for one in node.named_children if one.type == "type_qualifier"}
-    return bool(words & {"const", "constexpr"})
-
-
-def _has_initializer(node: Node) -> bool:
-    clause = under(node, "condition")
-    return under(clause, "initializer") is not None
+def _flat(given: Node) -> list[Node]:
+    """The arguments of a call, and those of the lists among them."""
+    return [part for one in children(given) for part in (children(one) if one.type == "initializer_list" else [one])]
 
 
 def _is_declaration(clause: Node) -> bool:

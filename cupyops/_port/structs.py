@@ -11,6 +11,7 @@ from .scope import NotTranslated, Variable
 from .values import ATOM, Type, Value
 from .vocabulary import DTYPES, type_of
 
+_ALIGNED = re.compile(r"u?(char|short|int|long|longlong|float|double)[24]")  # to more than their members are
 Member = tuple[Type, int, str]  # the type; the length of an array, else 0; torch's dtype of a pointer
 
 
@@ -33,7 +34,7 @@ def members(name: str, program: Program) -> dict[str, Member] | None:
             if declarator.type == "function_declarator":
                 continue
             if declarator.type == "field_identifier" and spelled != name and members(spelled, program):
-                if has_start(spelled, program) or keyword.iskeyword(text(declarator)):
+                if has_start(spelled, program) or keyword.iskeyword(text(declarator)) or _ALIGNED.fullmatch(spelled):
                     return None
                 found[text(declarator)] = Type("struct", name=spelled), 0, ""
                 continue
@@ -154,8 +155,8 @@ def empty(kind: Type) -> Value:
 
 def copied(value: Value) -> Value:
     """A struct as a variable of its own has it."""
-    if value.code == f"_{value.type.name}()":
-        return value
+    if value.binds == ATOM and re.fullmatch(r"\w+\(.*\)", value.code, re.DOTALL):
+        return value  # of a call, which has made it
     return replace(value, code=f"type({value.code}).from_buffer_copy({value.code})")
 
 

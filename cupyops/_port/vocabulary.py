@@ -15,28 +15,11 @@ def _words(text: str) -> frozenset[str]:
 
 
 DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "int": "int32",
-    "int32_t": "int32",
-    "int64_t": "int64",
-    "long": "int64",
-    "long long": "int64",
-    "short": "int16",
-    "int16_t": "int16",
-    "int8_t": "int8",
-    "uint8_t": "uint8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-    "at::Half": "float16",
-    "c10::Half": "float16",
-    "torch::Half": "float16",
-    "half": "float16",
-    "__half": "float16",
-    "at::BFloat16": "bfloat16",
-    "c10::BFloat16": "bfloat16",
-    "__nv_bfloat16": "bfloat16",
-}
+    "float": "float32", "double": "float64", "int": "int32", "int32_t": "int32", "int64_t": "int64", "long": "int64",
+    "long long": "int64", "short": "int16", "int16_t": "int16", "int8_t": "int8", "uint8_t": "uint8", "bool": "bool",
+    "unsigned char": "uint8", "at::Half": "float16", "c10::Half": "float16", "torch::Half": "float16", "half": "float16",
+    "__half": "float16", "at::BFloat16": "bfloat16", "c10::BFloat16": "bfloat16", "__nv_bfloat16": "bfloat16",
+}  # fmt: skip
 _SCALARS = {
     "Float": "float32", "Double": "float64", "Int": "int32", "Long": "int64", "Half": "float16", "BFloat16": "bfloat16",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
@@ -150,6 +133,7 @@ SAME_DEVICE = _words("checkAllSameGPU checkSameGPU checkAllSameDevice checkAllDe
 
 MEMORY = _words(
     "cudaMalloc cudaFree cudaMemset cudaMemsetAsync cudaMemcpy cudaMemcpyAsync malloc free memset THCudaMalloc THCudaFree"
+    " cudaMemcpyToSymbol cudaMemcpyFromSymbol"
 )
 EXCEPTIONS = {  # as pybind11 has them in Python
     "std::runtime_error": "RuntimeError", "std::invalid_argument": "ValueError", "std::logic_error": "RuntimeError",

@@ -85,6 +85,7 @@ LAUNCH += " struct Changing { int n; void grow() { n += 1; } };\n"
 @pytest.mark.parametrize(
     "body, said",
     [
+        ("int n = 1; std::swap(n, later); k<<<1, 2>>>(x, n);", "x.cu:2: not translated: 'std::swap(n, later)'"),
         ("float* p = &x; k<<<1, 2>>>(p, 3);", "x.cu:2: not translated: an address"),
         ("cublasSgemm(handle); k<<<1, 2>>>(x, 3);", "x.cu:2: not translated: the function cublasSgemm"),
         ("thrust::sort(x, x + 3); k<<<1, 2>>>(x, 3);", "x.cu:2: not translated: the function thrust::sort"),

@@ -13,6 +13,8 @@ __global__ void add(float* x, float by, int n) {
   const int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) x[i] += by;
 }
+__device__ float table[2];
+__global__ void shift(float by) { table[0] = table[1]; table[1] += by; }
 template <typename scalar_t, typename acc_t, typename index_t>
 __global__ void sum(const scalar_t* x, const index_t* at, acc_t* y, int n) {
   extern __shared__ unsigned char room[];
@@ -69,16 +71,25 @@ BODIES = {
     "the size of a type": ("int bytes = sizeof(float) * 2 - sizeof(int64_t); " + LAUNCH % "bytes + 1", [1] * 4),
     "an error of CUDA's": (
         LAUNCH % 1 + " cudaError_t err = cudaGetLastError();"
-        " if (err != cudaSuccess) throw std::runtime_error(cudaGetErrorString(err));",
-        [1] * 4,
-    ),
+        " if (err != cudaSuccess) throw std::runtime_error(cudaGetErrorString(err));", [1] * 4),
     "a number called err": (f"float err = s; if (err > 0.05f) {{ {LAUNCH % 5} }}", [5] * 4),
     "a count outside of its loop": ("int i; for (i = 0; i < n; ++i) {} " + LAUNCH % "i", [3] * 4),
     "memory of CUDA's own": (
         "float* room; cudaMalloc(&room, 4 * sizeof(float)); cudaMemset(room, 0, 16);"
-        " add<<<1, 32>>>(room, 7, n); cudaMemcpy(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice); cudaFree(room);",
-        [7, 7, 7, 0],
-    ),
+        " add<<<1, 32>>>(room, 7, n);\n#define CHECK(call) { cudaError_t e = call; if (e != cudaSuccess) exit(1); }\n"
+        "CHECK(cudaMemcpyAsync(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice, 0)); cudaFree(room);", [7, 7, 7, 0]),
+    "variables of the device": (
+        "float all[2] = {2, 3}; cudaMemcpyToSymbol(table, all, 8); shift<<<1, 1>>>(1);"
+        " float part; cudaMemcpyFromSymbol(&part, table, 4); cudaMemcpyFromSymbol(all, table, 8, 0, cudaMemcpyDeviceToHost);"
+        + LAUNCH % "part * 100 + all[0] * 10 + all[1]", [300 + 30 + 4] * 4),
+    "grids of ATen's loops": (
+        "dim3 grid; const int block = at::cuda::getApplyBlockSize();"
+        ' TORCH_CHECK(at::cuda::getApplyGrid(x.numel() + 512, grid, x.get_device(), block), "none");'
+        " add<<<grid, block>>>(x.data_ptr<float>(), grid.x * 1000 + block, 4);", [2512] * 4),
+    "names that the Python has a use for itself": (
+        "int chosen = 5, memory = 6, inner = 7; switch (n + 1) { case 4: n = 1; break; default: n = 2; }"
+        " int* p = new int[2]; p[1] = chosen; auto go = [&](int k) { return k + inner; }; "
+        + LAUNCH % "p[1] * 1000 + memory * 100 + go(0) * 10 + n", [5671] * 4),
     "memory of the host's": (
         "auto two = torch::full({3}, 2.0f, x.options()); int64_t* count = (int64_t*)malloc(sizeof(int64_t)); int whole;"
         " auto many = torch::full({2}, 9, x.options().dtype(torch::kLong)); std::vector<float> list(3); float part[2];"
@@ -88,8 +99,7 @@ BODIES = {
         " cudaMemcpy(part, two.data_ptr<float>(), 8, cudaMemcpyDeviceToHost); int next = 0; list[next++] = part[1] + 3;"
         " count[0] += 1;  *count *= 2; "
         + LAUNCH % "count[0] + whole * 100 + list[0] * 1000 + list[1] * 10000 + list[2] + next * 100000",
-        [20 + 900 + 5000 + 20000 + 100000] * 4,
-    ),
+        [20 + 900 + 5000 + 20000 + 100000] * 4),
     "strides and bytes": (LAUNCH % "x.strides()[0] + x.nbytes() / 16", [2] * 4),
     "memory of the host's for the device": (
         "float* room; cudaMalloc(&room, 16); float start = 1.5f; std::vector<float> all = {2, 3, 4};"
@@ -99,122 +109,89 @@ BODIES = {
         " float* made = new float[4];"
         " cudaMemcpy(made, room, 16, cudaMemcpyDeviceToHost); made[0] += 1; memset(&all[0], 0, 4);"
         " cudaMemcpy(x.data_ptr<float>(), made, 16, cudaMemcpyHostToDevice); delete[] made; " + LAUNCH % "all[0] + all[1]",
-        [5.5, 5, 6, 7],
-    ),
+        [5.5, 5, 6, 7]),
     "memory of the old kind": (
         "THCState* state = at::globalContext().lazyInitCUDA(); float* room = (float*)THCudaMalloc(state, 16);"
         " cudaMemset(room, 0, 16); add<<<1, 32>>>(room, 7, n);"
-        " cudaMemcpy(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice); THCudaFree(state, room);",
-        [7, 7, 7, 0],
-    ),
+        " cudaMemcpy(x.data_ptr<float>(), room, 16, cudaMemcpyDeviceToDevice); THCudaFree(state, room);", [7, 7, 7, 0]),
     "a property of the device": (
         "int many = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;"
         " cudaDeviceProp p; cudaGetDeviceProperties(&p, 0); auto q = at::cuda::getDeviceProperties(x.get_device()); "
-        + LAUNCH % "(many > 0) + p.maxThreadsPerBlock + q->warpSize + q->maxGridSize[1]", [1 + 1024 + 32 + 65535] * 4,
-    ),
+        + LAUNCH % "(many > 0) + p.maxThreadsPerBlock + q->warpSize + q->maxGridSize[1]", [1 + 1024 + 32 + 65535] * 4),
     "sizes from one on": (
         "auto all = torch::zeros({2, 3, 4, 5}, x.options());"
         " auto y = torch::ones(all.sizes().slice(1, all.dim() - 2), x.options()); "
-        + LAUNCH % "y.size(0) * 10 + y.size(1) + y.dim() * 100",
-        [234] * 4,
-    ),
+        + LAUNCH % "y.size(0) * 10 + y.size(1) + y.dim() * 100", [234] * 4),
     "the least of a type": (
         'auto y = torch::empty({4}, x.options()); AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "y", [&] {'
         " y.fill_(-std::numeric_limits<scalar_t>::infinity()); }); x.copy_(y.exp()); "
-        + LAUNCH % "std::getenv(\"N_O_N_E\") == nullptr",
-        [1] * 4,
-    ),
+        + LAUNCH % "std::getenv(\"N_O_N_E\") == nullptr", [1] * 4),
     "a dispatch as a value": (
         'auto y = AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "y", [&] { return x + (int)sizeof(scalar_t); }); x.copy_(y);'
-        + LAUNCH % 1,
-        [5] * 4,
-    ),
+        + LAUNCH % 1, [5] * 4),
     "a list that grows": (
         "std::vector<int> all = {1}; for (size_t i = 0; i < all.size(); ++i) if (all.size() < 4) all.push_back(i); "
-        + LAUNCH % "all.size() * 10 + all[3]",
-        [42] * 4,
-    ),
+        + LAUNCH % "all.size() * 10 + all[3]", [42] * 4),
     "steps": ("for (int i = 8; i > n; i /= 2) " + LAUNCH % "i", [12] * 4),
     "a branch that nothing asks for": ("#ifdef NEVER\n" + LAUNCH % 9 + "\n#else\n" + LAUNCH % 1 + "\n#endif\n", [1] * 4),
     "a chain": ("int a, b; a = b = n; " + LAUNCH % "a * 10 + b", [33] * 4),
     "tensors resized": (
-        "auto y = torch::empty({0}, x.options()); y.resize_({2, 2}).fill_(n); x.copy_(y.view(-1));" + LAUNCH % 1, [4] * 4,
-    ),
+        "auto y = torch::empty({0}, x.options()); y.resize_({2, 2}).fill_(n); x.copy_(y.view(-1));" + LAUNCH % 1, [4] * 4),
     "a count inside of a condition": ("int k = n, t = 0; while (k-- > 0) t += 2; " + LAUNCH % "t * 10 + k", [59] * 4),
     "an assignment inside of a condition": (
-        "int k = n, t = 0; if (n > 5 && t++) {} while ((k -= 1) > 0) t += k; " + LAUNCH % "t",
-        [3] * 4,
-    ),
+        "int k = n, t = 0; if (n > 5 && t++) {} while ((k -= 1) > 0) t += k; " + LAUNCH % "t", [3] * 4),
     "bytes that wrap as they count": (
-        "uint8_t u = 255; unsigned v = 0; int k = u++ + (v-- == 0); " + LAUNCH % "k + u", [256] * 4,
-    ),
+        "uint8_t u = 255; unsigned v = 0; int k = u++ + (v-- == 0); " + LAUNCH % "k + u", [256] * 4),
     "an index that counts": (
         "std::vector<int> v = {1, 2, 3}; int i = 0; int a = v[i++]; a = a * 10 + v[i++]; " + LAUNCH % "a * 10 + i",
-        [122] * 4,
-    ),
+        [122] * 4),
     "a lambda": (
         "int most = 5, t = 0; auto go = [&](int by) { most -= by; t += 10; }; for (int i = 0; i < most; ++i) go(1); "
-        + LAUNCH % "t", [30] * 4,
-    ),
+        + LAUNCH % "t", [30] * 4),
     "lambdas that are called at once": (
-        "int k = [&] { if (n > 2) return 7; return 8; }(); [&] { [&] { k += 2; }(); k *= 3; }(); " + LAUNCH % "k", [27] * 4,
-    ),
+        "int k = [&] { if (n > 2) return 7; return 8; }(); [&] { [&] { k += 2; }(); k *= 3; }(); " + LAUNCH % "k", [27] * 4),
     "a lambda of a tensor": ("auto y = [=]() -> at::Tensor { return x + 3; }(); x.copy_(y); " + LAUNCH % 1, [4] * 4),
     "slices": (
         "x.slice(0, 1, 3).add_(2); x.view({2, 2}).slice(1, 1).add_(10);"
         ' x.view({2, 2}).index({torch::indexing::Slice(), 0}).add_(100);'
         ' x.index({"...", torch::indexing::Slice(3, torch::indexing::None)}).mul_(2); ' + LAUNCH % 0
         + " x.index_put_({x == 12}, 7); x.index_put_({torch::indexing::Slice(2, 3)}, torch::ones({1}, x.options()));",
-        [100, 7, 1, 20],
-    ),
+        [100, 7, 1, 20]),
     "vectors that are copied": (
         "std::vector<int> a = {1, 2}; auto b = a; b[0] = 9; std::vector<int> c; c = a; c[1] = 7;"
         " auto& d = a; d.push_back(5); auto sizes = x.sizes().vec(); sizes[0] = 6; "
-        + LAUNCH % "a[0] * 10 + a[1] + a.size() * 100 + sizes[0] * 1000",
-        [6312] * 4,
-    ),
+        + LAUNCH % "a[0] * 10 + a[1] + a.size() * 100 + sizes[0] * 1000", [6312] * 4),
     "elements of a tensor of the host": (
         "auto y = torch::full({2, 2}, 3.5f, x.options()); auto a = y.accessor<float, 2>(); a[1][0] = 2; a[0][1] += 1;"
-        + LAUNCH % "a[1][0] * 10 + a[0][1] + y.sum().item<float>()", [24.5 + 13.5] * 4,
-    ),
+        + LAUNCH % "a[1][0] * 10 + a[0][1] + y.sum().item<float>()", [24.5 + 13.5] * 4),
     "allocations like another": ("x.copy_(x.new_zeros({4}) + x.new_full({4}, 2.0, x.options())); " + LAUNCH % 1, [3] * 4),
     "results that are handed in": ("at::sum_out(x, torch::ones({4, 3}, x.options()), 1); " + LAUNCH % 1, [4] * 4),
     "limits of types": (
         LAUNCH % "std::numeric_limits<float>::max() > 3e38f && std::numeric_limits<int>::lowest() == -2147483647 - 1",
-        [1] * 4,
-    ),
+        [1] * 4),
     "an exchange": (
         "int a = 1, b = 2; std::swap(a, b); auto y = x + 1, z = x + 2; std::swap(y, z); "
-        + LAUNCH % "a * 10 + b + y[0].item<float>()", [23] * 4,
-    ),
+        + LAUNCH % "a * 10 + b + y[0].item<float>()", [23] * 4),
     "a pointer or none": ("float* p = fast ? x.data_ptr<float>() : 0; if (p) add<<<1, 32>>>(p, 1, 4);", [1] * 4),
     "what tensors on a GPU are not": (
-        "if (x.is_cpu() || x.device().is_cpu() || x.device().type() == at::kCPU) return; " + LAUNCH % 1, [1] * 4,
-    ),
+        "if (x.is_cpu() || x.device().is_cpu() || x.device().type() == at::kCPU) return; " + LAUNCH % 1, [1] * 4),
     "a return of a dispatch alone": (
         'int t = 1; AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "run", [&] { if (n == 3) return; t = 2; }); ' + LAUNCH % "t",
-        [1] * 4,
-    ),
+        [1] * 4),
     "arguments that Python has by name": (
         "auto y = torch::linspace(1, 4, 4, x.options().dtype(at::kDouble)).clone(at::MemoryFormat::Contiguous);"
         " x.copy_(torch::add(y, y, 2).sub_(y, -1)); x.add_(at::addmm(x.view({2, 2}), y.view({2, 2}).to(x), x.view({2, 2}),"
-        " 0, 2).sum(at::kFloat)); " + LAUNCH % "y.scalar_type() == at::kDouble", [4 + 432 + 1, 8 + 433, 12 + 433, 16 + 433],
-    ),
+        " 0, 2).sum(at::kFloat)); " + LAUNCH % "y.scalar_type() == at::kDouble", [4 + 432 + 1, 8 + 433, 12 + 433, 16 + 433]),
     "an item of another type": (
-        "int k = (x + 2.75f)[0].item<int>(); bool b = (x + 3)[1].item<bool>(); " + LAUNCH % "k + b", [3] * 4,
-    ),
+        "int k = (x + 2.75f)[0].item<int>(); bool b = (x + 3)[1].item<bool>(); " + LAUNCH % "k + b", [3] * 4),
     "an optional and none": (
         "c10::optional<int64_t> k; auto y = fast ? at::Tensor() : x; " + LAUNCH % "k.value_or(5) + (y.defined() ? 1 : 2)",
-        [7] * 4,
-    ),
+        [7] * 4),
     "the current device, and checks of two numbers": (
         "int device = -1; cudaGetDevice(&device); cudaStream_t s = at::cuda::getCurrentCUDAStream(device); CHECK_EQ(n, 3);"
-        " add<<<1, 32, 0, s>>>(x.data_ptr<float>(), 1, 4);",
-        [1] * 4,
-    ),
+        " add<<<1, 32, 0, s>>>(x.data_ptr<float>(), 1, 4);", [1] * 4),
     "a stream of text": (
-        'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4,
-    ),
+        'std::stringstream ss; ss << "n is " << n; if (ss.str() != "n is 3") AT_ERROR(ss.str()); ' + LAUNCH % 1, [1] * 4),
 }  # fmt: skip
 
 
@@ -287,43 +264,46 @@ def test_types_that_hang_on_a_dispatch(tmp_path, dtype):
 OF_FILES = {
     "a map of names": (
         'enum Red { A, B = 4 };\nconst std::map<std::string, Red> table = {{"a", A}, {"b", B}};\n',
-        'table.at(fast ? "b" : "a")', 4,
-    ),
+        'table.at(fast ? "b" : "a")', 4),
     "enumerations with a scope": (
-        "enum class Kind { Z, A };\nenum class Other { Z, Y, A };\n", "(int)Kind::A * 10 + static_cast<int>(Other::A)", 12,
-    ),
+        "enum class Kind { Z, A };\nenum class Other { Z, Y, A };\n", "(int)Kind::A * 10 + static_cast<int>(Other::A)", 12),
     "a type of an enumeration": ("typedef enum { SUM, MEAN = 3, MOST } way_t;\n", "way_t(n) == way_t::MEAN ? MOST : SUM", 4),
     "a function of a struct": (
         "template <typename T, int R> struct Init {\n  static inline __host__ __device__ T init() {\n"
         "    if (R == 3) return (T)7;\n    else return std::numeric_limits<T>::max();\n  }\n"
         "  __device__ static void up(T* x) { *x = 1; }\n};\n",
         "x.fill_(Init<float, 1>::init()).gt(3e38f).sum().item<float>()"
-        " + x.fill_(Init<float, 3>::init()).sum().item<float>()",
-        4 + 28 + 7,
-    ),
+        " + x.fill_(Init<float, 3>::init()).sum().item<float>()", 4 + 28 + 7),
     "a function that takes a lambda": (
         "template <typename F> int twice(F f, int n) { return f(n) + f(n + 1); }\n",
-        "twice([&](int i) { return i * n; }, 2)", 15,
-    ),
+        "twice([&](int i) { return i * n; }, 2)", 15),
     "a vector that a function has of its own": (
         "int last(std::vector<int> v) { v[1] = 9; v.push_back(4); return v[1]; }\n"
         "int all(int n) { std::vector<int> a = {1, n}; return last(a) * 100 + a[1] * 10 + a.size(); }\n",
-        "all(n)",
-        932,
-    ),
+        "all(n)", 932),
     "kernels of one name": (
         "".join(
             f"namespace {one} {{ __global__ void to(float* x) {{ x[{at}] = 5; }}\n"
             f"int go(at::Tensor x) {{ {before}to<<<1, 1>>>(x.data_ptr<float>()); return {at}; }} }}\n"
             for one, at, before in (("a", 1, ""), ("b", 2, "b::"))
         ),
-        "a::go(x) + b::go(x) + x[1].item<float>() * 10 + x[2].item<float>() * 100", 553,
-    ),
+        "a::go(x) + b::go(x) + x[1].item<float>() * 10 + x[2].item<float>() * 100", 553),
     "memory that a function fills": (
-        "void fill_cuda(at::Tensor x, float by) { add<<<1, 32>>>(x.data_ptr<float>(), by, x.numel()); }\n"
-        "at::Tensor make_cuda_copy(at::Tensor x) { auto y = x.clone(); fill_cuda(y, 5); return y; }\n",
-        "make_cuda_copy(x)[1].item<float>()", 5,
-    ),
+        "void cudaFillLauncher(at::Tensor x, float by) { add<<<1, 32>>>(x.data_ptr<float>(), by, x.numel()); }\n"
+        "at::Tensor make_cuda_copy(at::Tensor x) { auto y = x.clone(); cudaFillLauncher(y, 5); return y; }\n",
+        "make_cuda_copy(x)[1].item<float>()", 5),
+    "vector types": (
+        "__global__ void wide(float* x, const long4 s, uchar2 t) { x[1] = s.x + 10 * s.w + 100 * t.y; }\n"
+        "int go(at::Tensor x, int n) {\n  const long4 s = make_long4(x.size(0), 2, 3, n);\n  uchar2 t; t.y = 258;\n"
+        "  auto u = t; u.y += 1;\n  wide<<<1, 1>>>(x.data_ptr<float>(), s, u);\n  return sizeof(long4) + s.y + t.y;\n}\n",
+        "go(x, n) * 1000 + x[1].item<float>()", 36_000 + 4 + 30 + 300),
+    "a condition that writes": (
+        "bool more(int& n) { n += 2; return n > 4; }\n"
+        "int go(int n) { if (more(n)) n *= 10; TORCH_CHECK(more(n), n); return n; }\n", "go(n)", 52),
+    "a struct of a function that launches": (
+        "struct Pair { int a; int b; };\n"
+        "Pair once(at::Tensor x) { add<<<1, 32>>>(x.data_ptr<float>(), 1, 4); return {1, 2}; }\n"
+        "int go(at::Tensor x) { Pair p = once(x); return p.b; }\n", "go(x)", 3),
 }  # fmt: skip
 
 
@@ -334,6 +314,49 @@ def test_what_the_file_defines(tmp_path, name):
     with cupyops.simulate():
         run(x, 3, True)
     assert x[0].item() == expected
+
+
+RECURSIVE = """
+template <template <typename, int> class F, typename T, int low, int high, int at, typename... Rest> struct Next {
+  static void go(int n, Rest... rest) {
+    if (n == at) F<T, at>::go(rest...);
+    else if (at < n) Next<F, T, low, high, at + 1, Rest...>::go(n, rest...);
+  }
+};
+template <template <typename, int> class F, typename T, int low, int high, typename... Rest>
+struct Next<F, T, low, high, high, Rest...> {
+  static void go(int n, Rest... rest) { if (n == high) { F<T, high>::go(rest...); } }
+};
+template <template <typename, int> class F, typename T, int low, int high, typename... Rest>
+void dispatch(int n, Rest... rest) {
+  if (low <= n && n <= high) Next<F, T, low, high, low, Rest...>::go(n, rest...); else { throw std::runtime_error("none"); }
+}
+template <typename T, int N> __global__ void plus(T* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += N; }
+template <typename T, int N> struct Plus { static void go(T* x, int n) { plus<T, N><<<1, 4>>>(x, n); } };
+constexpr int LOW = 2;
+void run(at::Tensor x, int n) { dispatch<Plus, float, LOW, 5>(n, x.data_ptr<float>(), 2.9); }
+"""
+
+
+def test_a_dispatch_by_recursive_templates(tmp_path):
+    """Each number reaches its instance; templates that reach others are listed."""
+    run = made(tmp_path, RECURSIVE)
+    with cupyops.simulate():
+        for n in range(2, 6):
+            run(x := torch.zeros(4), n)
+            assert x.tolist() == [n, n, 0, 0]
+        for n in (1, 6):
+            with pytest.raises(RuntimeError, match="none"):
+                run(x, n)
+    for old, new in (
+        ("F<T, at>", "F<T, at + 1>"),
+        ("at < n", "at + 1 < n"),
+        ("n == high", "n > high"),
+        ("low <= n", "n == 4"),
+    ):
+        (tmp_path / "x.cu").write_text(HEAD + RECURSIVE.replace(old, new))
+        problems = port([tmp_path / "x.cu"], "x.cu").problems
+        assert (old == "low <= n") != any("a dispatch to other instances" in one for one in problems), problems
 
 
 DISPATCH = """
@@ -406,7 +429,7 @@ def test_a_function_without_a_schema_is_no_operator(tmp_path):
     found = port([path], str(path))
     assert (
         found.operators == []
-        and "x.cu:38: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
+        and "x.cu:40: check: run is a function, and no operator: PyTorch has no schema for Params" in (found.problems)
     )
     exec(compile(found.files["x.py"], "x.py", "exec"), {"__name__": "x"})
 
@@ -460,10 +483,7 @@ def test_what_a_handle_is_set_to_is_the_caller_s_too(tmp_path):
 
 def test_names_that_python_has_a_use_for(tmp_path):
     launch = LAUNCH % "std::max(range, 2) + lambda"
-    run = made(
-        tmp_path,
-        f"void run(at::Tensor max, int range, float lambda) {{ {launch.replace('x.', 'max.')} }}",
-    )
+    run = made(tmp_path, f"void run(at::Tensor max, int range, float lambda) {{ {launch.replace('x.', 'max.')} }}")
     x = torch.zeros(2)
     with cupyops.simulate():
         run(x, 3, 0.5)

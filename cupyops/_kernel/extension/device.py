@@ -21,6 +21,8 @@ _AFTER_CALL = frozenset(("{", ";", ":", "=", ",", "->", "[", "(", ".", "::"))
 _DEFINE = re.compile(r"#\s*define\s+(\w+)(\([\w\s,.\\]*\))?(.*)", re.DOTALL)
 _INCLUDE = re.compile(r"#\s*include\b")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_ATTRIBUTES = frozenset(("alignas", "__align__", "__attribute__", "__launch_bounds__", "decltype"))
+_AFTER_PARAMETERS = frozenset(("const", "noexcept", "override"))
 
 
 @dataclass
@@ -195,22 +197,10 @@ def read(code: Sequence[Token], start: int, end: int, macros: frozenset[str]) ->
             at += 1
             while at < end and code[at].text != "(":
                 at += 1
-            if (
-                code[at + 1 : at + 2]
-                and code[at + 1].text == ")"
-                and code[at + 2 : at + 3]
-                and code[at + 2].text == "("
-            ):
-                at += 2
+            at += 2 * ([one.text for one in code[at + 1 : at + 3]] == [")", "("])
         elif text == "(":
             is_call = at == start + 1 and code[start].text in macros
-            parens = parens or code[at - 1].text not in (
-                "alignas",
-                "__align__",
-                "__attribute__",
-                "__launch_bounds__",
-                "decltype",
-            )
+            parens = parens or code[at - 1].text not in _ATTRIBUTES
             at = closing(code, at, end)
             if is_call and (at >= end or code[at].text not in _AFTER_CALL):
                 return Item(start, at, at, "call")
@@ -219,13 +209,8 @@ def read(code: Sequence[Token], start: int, end: int, macros: frozenset[str]) ->
             is_type = not parens and any(one.text in _KINDS for one in code[start:at])
             if is_type and not assigned:
                 return Item(start, at, _behind(code, after, end), "type")
-            if (
-                assigned
-                or not parens
-                or (
-                    colon and code[at - 1].kind == "name" and code[at - 1].text not in ("const", "noexcept", "override")
-                )
-            ):
+            is_member = colon and code[at - 1].kind == "name" and code[at - 1].text not in _AFTER_PARAMETERS
+            if assigned or not parens or is_member:
                 at = after  # the value of a variable, or of a member in a constructor
                 continue
             return Item(start, at, after, "function")

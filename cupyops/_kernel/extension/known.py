@@ -11,37 +11,10 @@ PRELUDE = "extension/prelude.cuh"
 THRUST = "extension/thrust.cuh"  # what a thread may call of it
 # headers of the C and C++ libraries, for those of others that include them: the prelude is in their place
 STANDARD = (
-    "algorithm",
-    "array",
-    "cassert",
-    "cfloat",
-    "climits",
-    "cmath",
-    "cstddef",
-    "cstdint",
-    "cstdio",
-    "cstdlib",
-    "cstring",
-    "functional",
-    "iterator",
-    "limits",
-    "memory",
-    "new",
-    "numeric",
-    "string",
-    "tuple",
-    "type_traits",
-    "utility",
-    "assert.h",
-    "float.h",
-    "limits.h",
-    "math.h",
-    "stddef.h",
-    "stdint.h",
-    "stdio.h",
-    "stdlib.h",
-    "string.h",
-)
+    "algorithm", "array", "cassert", "cfloat", "climits", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib",
+    "cstring", "functional", "iterator", "limits", "memory", "new", "numeric", "string", "tuple", "type_traits",
+    "utility", "assert.h", "float.h", "limits.h", "math.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h",
+)  # fmt: skip
 
 # headers that are PyTorch's, the C and C++ library's, or the CUDA runtime's for host code
 _HOST_HEADER = re.compile(
@@ -61,33 +34,11 @@ _CALLS = re.compile(
 )
 _OF_DEVICE = re.compile(r"cuda(TextureObject|SurfaceObject)_t|C10_(HOST_)?DEVICE|AT_(HOST_)?DEVICE")
 # types of the C++ library that allocate, or are the host's: names of them stand alone behind `using namespace std`
-HOST_OF_STD = frozenset(
-    [
-        "vector",
-        "string",
-        "map",
-        "unordered_map",
-        "set",
-        "unordered_set",
-        "list",
-        "deque",
-        "queue",
-        "stack",
-        "shared_ptr",
-        "unique_ptr",
-        "function",
-        "stringstream",
-        "ostringstream",
-        "ifstream",
-        "ofstream",
-        "fstream",
-        "ostream",
-        "mutex",
-        "thread",
-        "cout",
-        "cerr",
-    ]
-)
+HOST_OF_STD = frozenset((
+    "vector", "string", "map", "unordered_map", "set", "unordered_set", "list", "deque", "queue", "stack",
+    "shared_ptr", "unique_ptr", "function", "stringstream", "ostringstream", "ifstream", "ofstream", "fstream",
+    "ostream", "mutex", "thread", "cout", "cerr",
+))  # fmt: skip
 _TYPES = frozenset(("Tensor", "TensorOptions", "ScalarType", "IntArrayRef", "ostream", "FILE"))
 
 

@@ -176,16 +176,15 @@ class Specialised:
         return None
 
     def _takes_structs_alone(self, args: Sequence[Any]) -> bool:
-        """Return True if memory comes only as addresses in structs, or as variables, which tell no device."""
+        """Return True if memory comes only as addresses in structs, or as variables, beside which numbers tell no device."""
         structs = any(isinstance(value, (np.ndarray, np.void)) for value in args)
-        return self._first is None and (structs or (self.declared == [] and not args))
+        numbers = self.declared is not None and all(self._is_number(ctype) for ctype, _ in self.declared)
+        return self._first is None and (structs or numbers)
 
     def _without_a_tensor(self, anchor: Any, args: tuple[Any, ...]) -> CupyopsError:
         if self.declared is None:
             return LaunchError(f"{self.name}: no argument is a tensor; the first pointer of a kernel must be one")
         signature.check_count(self.name, self.declared, args)
-        if self._first is None and all(map(self._is_number, (ctype for ctype, _ in self.declared))):
-            return CompileError(f"{self.name}: {_NOTHING}")
         if self._first is None:
             return LaunchError(
                 f"{self.name}: no argument tells of memory, and there is no pointer; give a tensor map, "

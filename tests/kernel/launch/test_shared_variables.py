@@ -48,6 +48,13 @@ def test_each_module_has_its_own():
         assert one.through.globals()["count"].get().item() == 3
 
 
-def test_a_kernel_without_anything_to_work_on_is_refused():
-    with cupyops.simulate(), pytest.raises(cupyops.CompileError, match="has nothing to work on"):
-        cupyops.module("__global__ void idle() {}").idle[1, 1]()
+@pytest.mark.parametrize("parameters, args", [("", ()), ("int n, float by", (3, 0.5))])
+def test_a_kernel_without_anything_to_work_on_is_refused(parameters, args):
+    """A variable of the device is enough to work on, for numbers besides, too."""
+    code = "__device__ int kept = 1;\n__global__ void idle(%s) {}\n__global__ void grow(%s) { kept += 1; }\n"
+    with cupyops.simulate():
+        with pytest.raises(cupyops.CompileError, match="has nothing to work on"):
+            cupyops.module(f"__global__ void idle({parameters}) {{}}").idle[1, 1](*args)
+        kernels = cupyops.module(code % (parameters, parameters))
+        kernels.grow[1, 1](*args)
+        assert kernels.grow.globals()["kept"].get().item() == 2
