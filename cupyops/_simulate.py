@@ -61,9 +61,7 @@ class Simulation:
     """Simulator returned by `simulate()`: a context manager, and while it is open the executor of launches on the CPU."""
 
     _is_used = True  # until all that it is made of has been checked
-    launching: Callable[..., Any] | None = (
-        None  # called with the program and its launch's arguments, in place of launch
-    )
+    launching: Callable[..., Any] | None = None  # called in place of launch, with the program and its arguments
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 _WINDOW_BITS = 40
+WINDOW = np.uint64(1 << _WINDOW_BITS)
 SHARED_BASE = 1 << 60
 LOCAL_BASE = 2 << 60
 PARAMETER_BASE = 3 << 60
@@ -100,6 +101,7 @@ class Memory:
 
     allocations: dict[int, Allocation] = field(default_factory=dict)
     closed: Set[int] = frozenset()  # numbers of those that the current launch was not given
+    variables: set[int] = field(default_factory=set)  # numbers of those that are variables of programs
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def allocate(

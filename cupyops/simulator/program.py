@@ -100,6 +100,7 @@ class Program:
         self.sources = dict(sources or {})
         self.variables = self._variables()
         self._static_shared: dict[str, int] = {}
+        self._is_kept = True  # whether `place` has what can be kept of the translation
 
     @property
     def module(self) -> Module:
@@ -125,9 +126,7 @@ class Program:
                     kernels[key] = compile_kernel(self.module, function, at, clusters, worst)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
-            if self._place is not None and kept.is_movable(kernels[key], at.keys()):
-                kernels[key] = kept.with_code(kernels[key])
-                self._place.write(kept.dump(self._ptx, self._translation, at.keys()))
+            self._is_kept &= not kept.is_movable(kernels[key], at.keys())
         return kernels[key]
 
     def static_shared(self, name: str) -> int:
@@ -217,8 +216,13 @@ class Program:
         machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()
         with _no_collection():
-            machine.run(progress)
-        seconds = time.perf_counter() - start
+            try:
+                machine.run(progress)
+            finally:  # the blocks that have run are compiled by now
+                seconds = time.perf_counter() - start
+                if self._place is not None and not self._is_kept:
+                    self._place.write(kept.dump(self._ptx, self._translation, self.variables.keys()))
+                    self._is_kept = True
         counts = (state.thread_instructions, state.clock, machine.steps)
         return Report(listing.kernel, *extents, *counts, seconds, collected)
 
@@ -250,6 +254,7 @@ class Program:
         """The module's global and constant variables, each an allocation with its initial value."""
         declared = [v for v in self.module.variables.values() if v.space in ("global", "const") and v.size]
         made = {v.name: self.memory.allocate(np.zeros(v.size, np.uint8), v.name) for v in declared}
+        self.memory.variables.update(allocation.number for allocation in made.values())
         functions = function_addresses(self.module)
         for variable in declared:
             size = SIZES[variable.type]

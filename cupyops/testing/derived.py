@@ -68,7 +68,7 @@ def _refusal(case: Case, call: Call, way: Derivative) -> str:
     return ""
 
 
-def brief(error: BaseException) -> str:
+def brief(error: object) -> str:
     """The beginning of what an error says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:400]

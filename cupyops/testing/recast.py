@@ -31,6 +31,11 @@ def _recast(call: Call, change: Callable[[Tensor], Tensor], dtype: torch.dtype) 
     return call.like(map(given, other.args), {name: given(value) for name, value in other.kwargs.items()})
 
 
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype that wants a gradient where the tensor does."""
+    return tensor.detach().to(dtype, copy=True).requires_grad_(tensor.requires_grad)
+
+
 def on_cpu(call: Call) -> Call:
     """The call with its tensors on the CPU."""
     return call.map(lambda t: t.detach().cpu().requires_grad_(t.requires_grad))

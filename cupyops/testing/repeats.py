@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -46,16 +46,20 @@ class Repeats:
 
     def __call__(self, program: Any, *launch: Any, progress: Any, **options: Any) -> Any:
         """Launch, or write the results of a launch like it."""
-        memory = program.memory
-        reached = sorted(memory.allocations.keys() - memory.closed)  # the tensors given, variables, what malloc gave
+        memory, (*extents, values) = program.memory, launch
+        others = memory.variables - {one.number for one in program.variables.values()}  # of other programs
+        reached = sorted(memory.allocations.keys() - memory.closed - others)  # tensors, variables, what malloc gave
         allocations = [memory.allocations[number] for number in reached]
         if sum(len(one.buffer) for one in allocations) > min(_LARGEST, self._left):
             return program.launch(*launch, progress=progress, **options)
-        before, (*extents, values) = [_content(one) for one in allocations], launch
+        before = [_content(one) for one in allocations]
+        given = tuple(_by_place(value, reached) for value in values)
+        numbers = [number for _, number in given if isinstance(number, bytes)]  # of which one may be an address
+        if _has_address((*numbers, *(content for content, _ in before)), others):
+            return program.launch(*launch, progress=progress, **options)  # which may see what no key has
         limits = tuple((one.low, one.high, None if one.gaps is None else one.gaps.tobytes()) for one in allocations)
         state = limits, tuple((written, len(content)) for content, written in before)
         digest = blake2b(b"".join(content for content, _ in before)).digest()
-        given = tuple(_by_place(value, reached) for value in values)
         key = program, *extents, given, *options.items(), state, digest
         if key in self._known:
             report, after = self._known[key]
@@ -65,17 +69,17 @@ class Repeats:
         report = program.launch(*launch, progress=progress, **options)
         changed = [new if new != old else None for new, old in zip(map(_content, allocations), before)]
         contents = [one[0] for one in changed if one is not None]
-        if not any(_has_address(content, reached) for content in contents):
+        if not _has_address(contents, set(reached)):
             self._known[key] = report, changed
             self._left -= 2 * sum(map(len, contents))
         return report
 
 
-def _by_place(value: Any, reached: Sequence[int]) -> Hashable:
+def _by_place(value: Any, reached: Sequence[int]) -> tuple[Any, Any]:
     """An argument; a pointer by the place of its allocation, since that is another one in each call."""
     if (allocation := getattr(value, "allocation", None)) is not None:
         return reached.index(allocation.number), value.offset
-    return type(value), value if isinstance(value, int) else bytes(value)
+    return type(value), value.to_bytes(16, "little", signed=True) if isinstance(value, int) else bytes(value)
 
 
 def _content(allocation: Any) -> Content:
@@ -88,9 +92,10 @@ def _restore(allocation: Any, content: Content | None) -> None:
             region.buffer[:] = np.frombuffer(left, np.uint8)
 
 
-def _has_address(content: bytes, numbers: Sequence[int]) -> bool:
-    """Return True if there are 8 bytes that may be an address in one of the allocations."""
-    from ..simulator.memory import number_of
+def _has_address(contents: Iterable[bytes], numbers: Set[int]) -> bool:
+    """Return True if there are 8 bytes that may be an address in one of the allocations, up to its end."""
+    from ..simulator.memory import WINDOW, number_of
 
-    found = number_of(np.frombuffer(content[: len(content) // 8 * 8], np.uint64))
-    return any((found == number).any() for number in numbers)
+    words = np.frombuffer(b"".join(one[: len(one) // 8 * 8] for one in contents), np.uint64)
+    found = number_of(words[words % WINDOW <= _LARGEST])
+    return not numbers.isdisjoint(found[found > 0].tolist())

@@ -18,6 +18,10 @@ HEAP = Kernel(f"__global__ void heap(long long* at, int* y) {{ {MADE} }}", "heap
 KEEP = Kernel("__global__ void keep(float* x, long long* y) { *y = (long long)x; }", "keep")
 MAKE = Kernel("__global__ void make(float* x, long long* y) { *y = (long long)malloc(4); }", "make")
 
+TELL = Kernel("__device__ int calls; __global__ void tell(long long* at) { *at = (long long)&calls; }", "tell")
+THERE = Kernel("__global__ void there(const long long* at, int* y) { *y = ++*(int*)*at; }", "there")
+GIVEN = Kernel("__global__ void given(long long at, int* y) { *y = ++*(int*)at; }", "given")
+
 
 @pytest.fixture
 def simulated(monkeypatch):
@@ -65,6 +69,30 @@ def test_memory_besides_the_arguments_counts(kernel):
             kernel[1, 1](at, y)
             found.append(int(y))
     assert found == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "argument"), [(THERE, torch.Tensor.clone), (GIVEN, int)], ids=["memory", "an argument"]
+)
+def test_a_variable_of_another_program_counts_where_its_address_is_known(kernel, argument):
+    at, found = torch.zeros(1, dtype=torch.int64), []
+    with remembered(), simulation():
+        TELL[1, 1](at)
+        for _ in range(3):
+            y = torch.zeros(1, dtype=torch.int32)
+            kernel[1, 1](argument(at), y)
+            found.append(int(y))
+    assert found == [found[0], found[0] + 1, found[0] + 2]
+
+
+def test_variables_of_other_programs_do_not_count_otherwise(simulated):
+    x, at = torch.randn(4), torch.zeros(1, dtype=torch.int64)
+    other = Kernel("__device__ int more; __global__ void other(long long* at) { *at = more; }", "other")
+    with remembered(), simulation():
+        for _ in range(2):
+            SCALE[1, 4](x, torch.empty_like(x), 3)
+            other[1, 1](at)  # the first time a program that is new, and its variable
+    assert simulated == ["scale", "other"]
 
 
 @pytest.mark.parametrize("kernel", [KEEP, MAKE], ids=["of an argument", "from malloc"])

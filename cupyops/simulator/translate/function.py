@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ class CompiledBlock:
     """A basic block, ready to run."""
 
     index: int
-    text: str  # of its function; "" where there is the code
+    text: str  # of its function; "" where the code is kept
     names: Names = field(repr=False, compare=False)
     ends: str
     targets: tuple[int, ...]
@@ -86,13 +86,19 @@ class CompiledBlock:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """Function of the machine and a group. Loaded when the block is first run: many never are."""
-        exec(marshal.loads(self.code or self.compiled()), self.names.found)
+        exec(marshal.loads(self.compiled), self.names.found)
         function: Callable[..., Any] = self.names.found[self._name]
         return function
 
+    @cached_property
     def compiled(self) -> bytes:
-        """The code of the text."""
-        return marshal.dumps(compile(self.text, f"<{self._name}>", "exec"))
+        """The code of the text, or what was kept of it."""
+        return self.code or marshal.dumps(compile(self.text, f"<{self._name}>", "exec"))
+
+    def kept(self) -> CompiledBlock:
+        """Copy of the block for another process: the code in the place of the text, once the block has run."""
+        code = vars(self).get("compiled", self.code)
+        return replace(self, code=code, text="" if code else self.text)
 
     @property
     def _name(self) -> str:
@@ -113,6 +119,4 @@ class Compiled:
     reads_beside: bool = False  # whether some of it reads shared memory
     fences: bool = False  # whether there are fences between threads
     meets: bool = False  # whether some warps of a block may meet without the others
-    undefined: dict[int, bool] = field(
-        default_factory=dict
-    )  # registers that may be undefined, and whether they are at first
+    undefined: dict[int, bool] = field(default_factory=dict)  # registers that may be so, and whether they are at first

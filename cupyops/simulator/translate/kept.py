@@ -31,7 +31,7 @@ class Translation:
 
 
 def dump(ptx: str, translation: Translation, variables: Set[str]) -> bytes:
-    """The translation of `ptx`, its kernels `with_code`, after a seal over both and over the simulator itself.
+    """The translation of `ptx`, after a seal over both and over the simulator itself.
 
     Kernels that name one of the `variables` are left out: their code has addresses of this process.
     """
@@ -71,16 +71,11 @@ def _version() -> bytes:
     return hashlib.sha256(b"".join([importlib.util.MAGIC_NUMBER, np.__version__.encode(), *texts])).digest()
 
 
-def with_code(compiled: Compiled) -> Compiled:
-    """The kernel with the code of all its blocks, so that it is compiled once, to be run and to be kept."""
-    return replace(compiled, blocks=[replace(block, code=block.code or block.compiled()) for block in compiled.blocks])
-
-
 def _without_text(compiled: Compiled) -> Compiled:
     return replace(
         compiled,
         function=_outline(compiled.function),
-        blocks=[replace(block, text="") for block in compiled.blocks],
+        blocks=[block.kept() for block in compiled.blocks],
         # what messages and the scheduler ask for
         instructions=[
             Instruction(one.opcode, one.modifiers, (), None, one.line, one.place, one.text)

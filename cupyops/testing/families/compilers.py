@@ -14,6 +14,7 @@ from ..._util import tracing
 from ..._util.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, lookup_backend, without_cse
 from ..call import Call, Function, Outcome, gradients, tensors_of
 from ..case import ROUNDINGS, Case
+from ..derived import brief
 from ..hazard import Failure, NotApplicable, hazard, told
 from ..shrink import smaller_calls
 
@@ -128,7 +129,7 @@ def opcheck(case: Case) -> None:
             verdicts = torch.library.opcheck(op, call.args, call.kwargs, raise_exception=False, **_tolerances(call))
         for test, verdict in verdicts.items():
             if verdict != "SUCCESS" and not (test == "test_aot_dispatch_dynamic" and _ADDED in str(verdict)):
-                raise Failure(f"{op}, {test}: {_brief(verdict)}")
+                raise Failure(f"{op}, {test}: {brief(verdict)}")
 
 
 def _tolerances(call: Call) -> dict[str, Any]:
@@ -194,12 +195,7 @@ def _told_as_failure(what: str) -> Iterator[None]:
     except (Failure, NotApplicable):
         raise
     except Exception as error:  # whatever a compiler raises
-        raise Failure(f"{what} fails: {type(error).__name__}: {_brief(error)}") from error
-
-
-def _brief(error: object) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:6])[:500]
+        raise Failure(f"{what} fails: {type(error).__name__}: {brief(error)}") from error
 
 
 # --- what is compared ---

@@ -16,6 +16,7 @@ from ..case import Case
 from ..guards import HUGE, NAN, Guards, Poison, Poisoned
 from ..hazard import Failure, NotApplicable, hazard, told
 from ..numbers import neutral, other_numbers
+from ..recast import cast
 from ..refusals import unless_refused
 from ..tolerance import name
 from ..unchanged import Births, Unchanged, attributes, different_bits, functions, same_bits, saved, shared, storages
@@ -181,7 +182,7 @@ def outputs_do_not_alias(case: Case) -> None:
     _judge_aliases(case, case.call)
     dense = case.call.map(lambda t: t.detach().contiguous().clone().requires_grad_(t.requires_grad))
     others = [(dense, "contiguous inputs"), (one_element(case.call), "single elements")]
-    others += [(_in_dtype(case.call, dtype), name(dtype)) for dtype in FLOATING]
+    others += [(case.call.map_floating(lambda t: cast(t, dtype)), name(dtype)) for dtype in FLOATING]  # noqa: B023
     for call, what in (*others, *other_numbers(case, neutral)):
         with told(f"with {what}"), unless_refused():  # for others to judge
             case.theirs(call)
@@ -196,10 +197,6 @@ def _judge_aliases(case: Case, call: Call) -> None:
             found.append(shared(way(function, leaves), leaves.all_tensors()))
         if extra := sorted(found[0] - found[1]):
             raise Failure("; ".join(f"{a} lies in the memory of {b}{when}" for a, b in extra))
-
-
-def _in_dtype(call: Call, dtype: torch.dtype) -> Call:
-    return call.map_floating(lambda t: t.detach().to(dtype, copy=True).requires_grad_(t.requires_grad))
 
 
 def one_element(call: Call) -> Call:

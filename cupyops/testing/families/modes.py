@@ -16,6 +16,7 @@ from ..._util.torch_private import tree_leaves
 from ..call import Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told
+from ..recast import cast
 from ..tolerance import computable, name
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -32,7 +33,7 @@ def autocast(case: Case) -> None:
 
 def _under_autocast(case: Case, low: torch.dtype, given: torch.dtype | None) -> str | None:
     """Try one pair of dtypes; returns why the reference does not take it."""
-    call = case.call if given is None else case.call.map_floating(lambda t: _in_dtype(t, given))
+    call = case.call if given is None else case.call.map_floating(lambda t: cast(t, given))
     with torch.autocast(case.device.type, dtype=low):
         try:
             theirs = case.theirs(call)
@@ -132,10 +133,6 @@ def arrays(case: Case) -> None:
 
 
 # --- means ---
-
-
-def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
 def _same_bits(a: Outcome, b: Outcome) -> bool:

@@ -10,18 +10,17 @@ from io import StringIO
 import torch
 from torch import Tensor
 
-from ..._kernel.kernel import executors, kernels
+from ..._kernel.kernel import FLOATING, executors, kernels
 from ..._simulate import simulate
 from ..._util import tracing
 from ..call import Call, Outcome
 from ..case import Case, triples
 from ..hazard import Failure, NotApplicable, hazard, told
-from ..recast import distance
+from ..recast import cast, distance
 from ..refusals import REFUSALS, is_clear, unless_refused
 from ..special import PLANTS, denormals, flushed, judge_signs_of_zero, judge_trusted, nearly_zero, planted, zeros
 from ..tolerance import name
 
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BROKEN = 128.0  # of slack: an operator that is so far off says nothing in another dtype
 _INTEGERS = (*(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),)
 _FAR = 1_000_003  # past any sample's sizes
@@ -42,7 +41,7 @@ def dtypes(case: Case) -> None:
     given = {tensor.dtype for tensor in case.needs_floating()}
     _needs_accuracy(case)
     others = [dtype for dtype in FLOATING if given != {dtype}]
-    calls = [(name(dtype), case.call.map_floating(lambda t: _cast(t, dtype))) for dtype in others]  # noqa: B023
+    calls = [(name(dtype), case.call.map_floating(lambda t: cast(t, dtype))) for dtype in others]  # noqa: B023
     if not sum(_judged(case, call, what) for what, call in calls):
         raise NotApplicable("no other dtype is taken")
 
@@ -58,7 +57,7 @@ def mixed_dtypes(case: Case) -> None:
         likely = (torch.float16, torch.float64) if tensor.dtype == torch.float32 else (torch.float32,)
         for dtype in likely:
             what = f"floating tensor {index} in {name(dtype)}"
-            _answered_or_refused(case, case.call.replaced(tensor, _cast(tensor, dtype)), what)
+            _answered_or_refused(case, case.call.replaced(tensor, cast(tensor, dtype)), what)
 
 
 @hazard("integers where floating-point numbers are expected give PyTorch's answer, or an error", launches=False)
@@ -271,10 +270,6 @@ def _tolerated(case: Case, call: Call) -> bool:
 
 
 # --- variants ---------------------------------------------------------------------------------------------------------
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
