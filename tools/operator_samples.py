@@ -341,10 +341,10 @@ def _few_rows(m: Make, rows: int) -> Any:
 
 
 def _normalised(m: Make) -> Any:
-    """A gated layer behind an RMS norm, of few rows."""
+    """A gated layer behind an RMS norm, of few rows, which has no gradient."""
     if m.dtype not in few_rows.NORMALISED:
         return ()
-    given = m(5, 328), m(328), 1e-5, m(40, 328), m(40, 328), "silu"
+    given = m(5, 328).detach(), m(328).detach(), 1e-5, m(40, 328).detach(), m(40, 328).detach(), "silu"
     return few_rows_layers.gated_linear, *given, {"gpu": _A_CARD, "forms": ["gated_linear:few_rows"]}
 
 
