@@ -21,6 +21,9 @@ torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to b
 # oneDNN 3.12's float16 convolution reads memory that nobody has written, on CPUs with AMX: now and then a NaN
 torch.backends.mkldnn.enabled = False
 
+if not GPU:  # PyTorch would note each seed, with the stack, for GPUs that may yet come: a millisecond each time
+    torch.cuda.manual_seed_all = torch.mtia.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+
 # folders of tests whose kernels nobody loads: their text will do
 SIMULATING = (
     "ops", "nn", "optim", "dispatch", "testing", "expression", "examples", "edges", "derivation", "integrations",

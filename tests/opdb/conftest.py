@@ -27,9 +27,7 @@ _compiled: Counter[str] = Counter()  # what became of the samples that torch.com
 
 def pytest_addoption(parser):
     parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (CSV)")
-    parser.addoption(
-        "--every-sample", action="store_true", help="compile all of op_db in the simulator, not a drawn part"
-    )
+    parser.addoption("--every-sample", action="store_true", help="compile all of op_db in the simulator, not a part")
 
 
 def pytest_configure(config):

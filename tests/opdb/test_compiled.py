@@ -62,12 +62,8 @@ def module_samples_of(info, dtype, device):
 
             state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             text = f"{one.desc} {given.args} {given.kwargs}, {'training' if training else 'evaluation'}"
-            found.append(
-                (
-                    function,
-                    SimpleNamespace(input=state, args=call.args, kwargs=call.kwargs, summary=lambda text=text: text),
-                )
-            )
+            shown = dict(input=state, args=call.args, kwargs=call.kwargs, summary=lambda text=text: text)
+            found.append((function, SimpleNamespace(**shown)))
     return found
 
 

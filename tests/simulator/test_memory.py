@@ -270,9 +270,8 @@ def test_atomics_outside(call):
             {call};  // here
         }}
     """
-    fails(
-        OutOfBounds, code, "update", 1, 1, ints(4), 4, says=["atomic update of 4 bytes outside `y`", "offset 16: just"]
-    )
+    says = ["atomic update of 4 bytes outside `y`", "offset 16: just"]
+    fails(OutOfBounds, code, "update", 1, 1, ints(4), 4, says=says)
     fails(OutOfBounds, code, "update", 1, 1, None, 1, says=["atomic update of 4 bytes through a null pointer"])
 
 
