@@ -3,9 +3,8 @@
 from .._util.near import refuser as _refuser
 from .adam import Adam, AdamW
 from .lion import Lion
-from .muon import Muon
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion", "Muon"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion"]
 
 __getattr__ = _refuser(__name__, __all__)

@@ -59,8 +59,7 @@ MODULES_WITHOUT_ENTRY = {
     "ScaleShift": "PyTorch has no module of this kind",
     "SwiGLU": "PyTorch has no module of this kind",
 }
-# Muon has no kernel of its own, and counts with products
-OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "Muon": "matmul", "SGD": "sgd"}
+OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "SGD": "sgd"}
 OPTIMIZERS_WITHOUT_ENTRY = {"Lion": "PyTorch has no optimizer of this kind"}
 
 FUSED_SGD = "PyTorch's own `SGD(momentum=, fused=True)` on a CPU is wrong in half types, and ours is PyTorch's there"

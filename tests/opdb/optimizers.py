@@ -19,7 +19,6 @@ from .known import OPTIMIZERS
 INFOS = [info for info in optim_db if info.optim_cls.__name__ in OPTIMIZERS]
 STEPS = 4
 SHAPES = ((10, 5), (10,), (3, 2, 4), (), (300,))
-MATRICES = ((10, 5), (10, 1), (6, 8), (1, 1), (30, 40))  # all that Muon takes
 
 
 def ours(info: Any) -> Any:
@@ -51,8 +50,7 @@ class Run:
 
     def __init__(self, cls: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype, wide: bool) -> None:
         generator = torch.Generator().manual_seed(0)
-        shapes = MATRICES if issubclass(cls, torch.optim.Muon) else SHAPES
-        values = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+        values = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES]
         values = [widened(value) if wide else value for value in values]
         self.params = [nn.Parameter(value.to(device)) for value in values]
         self.differentiable = bool(options.get("differentiable"))

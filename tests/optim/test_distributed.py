@@ -46,7 +46,6 @@ def checks(rank, size, store):
         clips_what_lies_otherwise(mesh)
         a_device_without_a_part(mesh)
         half_types(mesh)
-    muon_of_parts(mesh, size)
     dist.destroy_process_group()
 
 
@@ -155,31 +154,6 @@ def half_types(mesh):
     for one, master, rounded in zip(*weights.values()):
         torch.testing.assert_close(master, one, rtol=0.02, atol=2e-3)  # gradients are of bf16
         torch.testing.assert_close(rounded, one, rtol=0.03, atol=6e-3)
-
-
-def muon_of_parts(mesh, size):
-    """Matrices split by rows, of which a device may have none, and by columns: the update is that of the whole."""
-    from optim.contract import parameters, set_grads
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-
-    shapes = [(9, 6), (1, 8), (9, 6), (6, 10), (4, 4)]
-    lies = [Shard(0), Shard(0), Shard(0), Shard(1), Replicate()]
-    plain = parameters(torch.device("cpu"), torch.float32, shapes)
-    parts = [torch.nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [one])) for p, one in zip(plain, lies)]
-    optimizers = cupyops.optim.Muon(plain, lr=0.1), cupyops.optim.Muon(parts, lr=0.1)
-    for step in range(STEPS):
-        set_grads([plain], step)
-        for p, q, one in zip(plain, parts, lies):
-            q.grad = distribute_tensor(p.grad.clone(), mesh, [one])
-        if step == 2:  # one that is still to be summed
-            parts[4].grad = DTensor.from_local(plain[4].grad / size, mesh, [Partial()], run_check=False)
-        for optimizer in optimizers:
-            optimizer.step()
-    for p, q in zip(plain, parts):
-        assert isinstance(optimizers[1].state[q]["momentum_buffer"], DTensor)
-        torch.testing.assert_close(q.full_tensor(), p.detach())
-    again = cupyops.optim.Muon(parts, lr=0.1)
-    again.load_state_dict(optimizers[1].state_dict())
 
 
 def a_device_without_a_part(mesh):

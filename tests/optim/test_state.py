@@ -155,12 +155,11 @@ def test_groups_of_an_older_pytorch(ours, theirs, options):
     [
         (lambda p: cupyops.optim.Lion(p), None),
         (lambda p: cupyops.optim.SGD(p, momentum=0.9), None),
-        (lambda p: cupyops.optim.Muon(p), None),
         (lambda p: cupyops.optim.AdamW(p, capturable=True), None),
         (lambda p: cupyops.optim.AdamW(p), "capturable is False"),
         (lambda p: cupyops.optim.Adam(p, fused=True), "capturable is False"),
     ],
-    ids=["Lion", "SGD", "Muon", "AdamW capturable", "AdamW", "Adam fused"],
+    ids=["Lion", "SGD", "AdamW capturable", "AdamW", "Adam fused"],
 )
 def test_what_a_capture_needs(monkeypatch, make, words):
     """State that is there, and no count on the host."""
