@@ -19,6 +19,6 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, 1, 1, true, false>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, b, y_map, nullptr, nullptr, m, n, k, 1, 0, 0, 0, group, b, c_map, nullptr, 0, 0, nullptr};
+  const Problem<T> problem{a, b, y_map, nullptr, nullptr, m, n, k, 1, 0, 0, 0, group, b, c_map, nullptr, 0, 0};
   multiply<T, S, false, true, Added>(problem, memory);
 }

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using S = Shape<M, N, STAGES, SLOTS, 1, 1, true, false>;
   extern __shared__ __align__(1024) char memory[];
   const MomentParts moments{parts, counts};
-  Problem<T> problem{a, b, y_map, nullptr, nullptr, m, n, k, 1, 0, 0, 0, 1, b, y_map, nullptr, 0, 0, nullptr};
+  Problem<T> problem{a, b, y_map, nullptr, nullptr, m, n, k, 1, 0, 0, 0, 1, b, y_map, nullptr, 0, 0};
   problem.reduced = &moments;
   multiply<T, S, false, false, Measured>(problem, memory);
 }

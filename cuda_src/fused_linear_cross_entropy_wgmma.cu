@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, false, true>;
   extern __shared__ __align__(1024) char memory[];
   const LossParts parts{target, sums, totals, picked};
-  Problem<T> problem{a, b, a, nullptr, bias, m, n, k, 1, 0, 0, 1, group, b, a, nullptr, 0, 0, nullptr};
+  Problem<T> problem{a, b, a, nullptr, bias, m, n, k, 1, 0, 0, 1, group, b, a, nullptr, 0, 0};
   problem.reduced = &parts;  // and the pitch is 1, since there is no map of a result
   multiply<T, S, false, false, RowLosses>(problem, memory);
 }

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, PINGPONG, LATE, true>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, gate,  y_map, y,  nullptr,  m,    n,        k,         1,      0,
-                           0, pitch, group, up, kept_map, kept, kept_row, kept_part, nullptr};
+  const Problem<T> problem{a, gate, y_map, y,     nullptr, m,        n,    k,        1,
+                           0, 0,    pitch, group, up,      kept_map, kept, kept_row, kept_part};
   multiply<T, S, false, false, Gated<F>>(problem, memory);
 }

@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   for (long long i = tail + (blockIdx.x * kThreads + threadIdx.x) * 8LL; i < end; i += gridDim.x * kThreads * 8LL) {
     *reinterpret_cast<uint4*>(y + i) = {0, 0, 0, 0};
   }
-  const Problem<T> problem{a, b,     y_map, y,     nullptr, rows, n, k,       groups, 0,   1,
-                           0, group, b,     y_map, nullptr, 0,    0, nullptr, offs,   rows};
+  const Problem<T> problem{a, b, y_map, y, nullptr, rows,    n, k, groups, 0,
+                           1, 0, group, b, y_map,   nullptr, 0, 0, offs,   rows};
   multiply<T, S, false, B_MN, OfRows>(problem, memory);
 }
 
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, 1, 1, false, LATE>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, b,     y_map, y,     nullptr, m, n, rows,    groups, 0,   0,
-                           0, group, b,     y_map, nullptr, 0, 0, nullptr, offs,   rows};
+  const Problem<T> problem{a, b, y_map, y, nullptr, m,       n, rows, groups, 0,
+                           0, 0, group, b, y_map,   nullptr, 0, 0,    offs,   rows};
   multiply<T, S, true, true, OfShares>(problem, memory);
 }

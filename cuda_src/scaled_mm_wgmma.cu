@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, SPLIT, false, false>;
   extern __shared__ __align__(1024) char memory[];
-  Problem<T> problem{a, b, y_map, y, bias, m, n, k, 1, 0, 0, pitch, group, b, y_map, nullptr, 0, 0, nullptr};
+  Problem<T> problem{a, b, y_map, y, bias, m, n, k, 1, 0, 0, pitch, group, b, y_map, nullptr, 0, 0};
   problem.scale_a = scale_a, problem.scale_b = scale_b, problem.by_row = by_row, problem.promoted = promoted;
   multiply<T, S, false, false, Scaled<A, B>>(problem, memory);
 }

@@ -316,8 +316,7 @@ def _by_wgmma(m: Make, form: wgmma.Tile, layout: tuple[bool, bool]) -> Any:
     """A product by one form, of operands stored as one of its kernels takes them."""
     if not m.hopper:
         return ()
-    k = 2 * wgmma.LEAST_SHARE if isinstance(form, wgmma.Splits) else 264
-    a, b = m(136, k).detach(), m(k, 280).detach()
+    a, b = m(136, 264).detach(), m(264, 280).detach()
     a, b = a.T.contiguous().T if layout[0] else a, b if layout[1] else b.T.contiguous().T
     return cupyops.matmul, a, b, {"gpu": _A_CARD, "forms": [f"matmul:{form.name}"]}
 

@@ -9,7 +9,7 @@
 //
 // A half-precision result of an aligned y is stored by TMA; of a y whose rows begin off 16-byte boundaries by single elements.
 //
-// What is stored of the sums is the epilogue's: see Sums, Activated, Gated, Computed and Partial. Products of 8-bit numbers, see Scaled, count
+// What is stored of the sums is the epilogue's: see Sums, Activated, Gated and Computed. Products of 8-bit numbers, see Scaled, count
 // them by two: of k, in stages and in maps, they are half as many elements of 16 bits.
 #pragma once
 
@@ -97,7 +97,6 @@ __device__ __forceinline__ void move(unsigned& bits, float from) {
 
 // One of two consumer warpgroups.
 template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
-  static_assert(!E::PARTIAL || !(S::PINGPONG || S::LATE || S::SPLIT > 1), "shares of k may differ by a stage");
   static_assert(E::GATED == S::GATED, "two operands have an epilogue for both");
   static_assert(!(E::ROWS || E::SHARES) || !(S::PINGPONG || S::SPLIT > 1 || S::CLUSTER > 1), "groups differ in tiles");
   static_assert(!E::SHARES || (A_MN && B_MN), "a line of a stage is one k of both operands");
@@ -162,17 +161,13 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
       } else if constexpr (PROMOTED) {
         multiply_promoted(sums, block.blocks);
       } else {
-        multiply(sums, E::PARTIAL ? block.template range<E>(block.place(tile).batch).blocks : block.blocks);
+        multiply(sums, block.blocks);
       }
       if constexpr (S::SPLIT > 1) add_shares(sums, slice);
       asm volatile("" : "+r"(tile));  // its place is found now, and not kept meanwhile: registers are short
       to = block.template place_of<E>(tile);
       if constexpr (E::ROWS) to.batch = 0;  // of y
       to.row += down, to.column += across + slice * S::STORED;
-      if constexpr (E::PARTIAL) {
-        store_partial(sums);
-        continue;
-      }
       if constexpr (E::SCALED) rescale(sums, of_columns, of_rows);
       if constexpr (kWide) {
         store_wide(sums, bias);
@@ -545,22 +540,6 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     const int row = first + thread / 32 * 16 + lane / 4, column = left + lane % 4 * 2;
     if (first + 64 <= p.m && left + N * 4 <= p.n) captured.template load<true>(epilogue, row, column, p.m, p.n);
     else captured.template load<false>(epilogue, row, column, p.m, p.n);
-  }
-
-  // Sums as they are, in fp32: eight bytes of each thread, 32 of each row.
-  __device__ __forceinline__ void store_partial(const float (&sums)[S::ROWS][S::COLUMNS / 2]) const {
-    const int length = (p.n + 7) / 8 * 8;
-#pragma unroll
-    for (int j = 0; j < S::ROWS; ++j) {
-#pragma unroll
-      for (int c = 0; c < S::COLUMNS / 4; ++c) {
-        const int row = to.row + j * 64 + thread / 32 * 16 + lane / 4 + c % 2 * 8;
-        const int column = to.column + c / 2 * 8 + lane % 4 * 2;
-        if (row >= p.m || column >= length) continue;
-        float* const at = p.partial + (static_cast<long long>(to.batch) * p.m + row) * length + column;
-        *reinterpret_cast<float2*>(at) = {sums[j][2 * c], sums[j][2 * c + 1]};
-      }
-    }
   }
 
   __device__ __forceinline__ void store_next() { store(S::PIECES - unstored--); }

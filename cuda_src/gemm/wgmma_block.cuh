@@ -48,7 +48,6 @@ struct Shape {
 //   Sums          sums + bias
 //   Activated     f(z), z = sums + bias; and z itself, where `kept` is not null
 //   Gated         f(gate) up, of the sums of two operands; and both, where `kept` is not null
-//   Partial       the sums of a share of k, in fp32: each share is a batch
 //   OfRows        the sums of groups of rows, each with a matrix b of its own
 //   OfShares      the sums of groups of k, each of which gives a matrix y
 //   Reduced       nothing: an epilogue of a family's own takes the rounded sums piece by piece, see its Rows
@@ -58,8 +57,8 @@ struct Shape {
 //                 gemm/measured_wgmma.cuh
 //   Scaled        the sums of products of 8-bit numbers times the scales of their rows and columns, + bias; in fp32 or half types
 struct Plain {
-  static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false, ROWS = false, SHARES = false, SCALED = false,
-                        REDUCED = false, COMPUTED = false, MEASURED = false, ADDED = false;
+  static constexpr bool ACTIVATED = false, GATED = false, ROWS = false, SHARES = false, SCALED = false, REDUCED = false,
+                        COMPUTED = false, MEASURED = false, ADDED = false;
   template <typename T, class S> struct Rows {};  // what a thread knows of its part of y from one piece to the next
   template <typename T, int N, bool A_MN, bool B_MN> using Product = wgmma::Product<T, N, A_MN, B_MN>;
 };
@@ -72,7 +71,6 @@ template <class F_> struct Gated : Plain {
   static constexpr bool GATED = true;
   using F = F_;
 };
-struct Partial : Plain { static constexpr bool PARTIAL = true; };
 struct Reduced : Plain { static constexpr bool REDUCED = true; };
 struct Computed : Plain {
   static constexpr bool COMPUTED = true;
@@ -90,7 +88,7 @@ template <class A, class B> struct Scaled : Plain {
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
 // Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
-// of its rows and parts; of Added the map is that of what is added; partial, [batches, m, n rounded up to 8]; offs, where each of `batches` groups ends,
+// of its rows and parts; of Added the map is that of what is added; offs, where each of `batches` groups ends,
 // of `ragged` rows or of k. Of Scaled: the scales of rows and columns, or one of each where `by_row` is 0; promoted: whether each
 // stage is summed by itself, and then added in fp32. Of Reduced and Measured: what their Rows know it to be. Of Computed: the epilogue itself.
 template <typename T> struct Problem {
@@ -101,7 +99,6 @@ template <typename T> struct Problem {
   const TensorMap &up, &kept_map;
   T* kept;
   long long kept_row, kept_part;
-  float* partial;
   const int* offs = nullptr;
   int ragged = 0;
   const float *scale_a = nullptr, *scale_b = nullptr;
@@ -206,13 +203,10 @@ template <typename T, class S> struct Block {
     return at;
   }
 
-  // What of k a tile sums up: in partial sums a share, which its batch is; of a group of k from the group's first row on,
-  // of an empty one a stage that will be zeros.
+  // What of k a tile sums up: of a group of k from the group's first row on, of an empty one a stage that will be zeros.
   template <class E> __device__ __forceinline__ Range range(int batch) const {
     if constexpr (E::SHARES) return {0, max((group(batch).size() + kK - 1) / kK, 1)};
-    if constexpr (!E::PARTIAL) return {start, blocks};
-    const int all = (p.k + kK - 1) / kK, first = batch * all / p.batches;
-    return {first, (batch + 1) * all / p.batches - first};
+    return {start, blocks};
   }
 
   // A group of rows, or of k: it lies within the operand, whatever offs says.

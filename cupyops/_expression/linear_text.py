@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   extern __shared__ __align__(1024) char memory_[];
   const ::{name}_epilogue<T> epilogue_{{{{}}{values}}};
   wgmma_gemm::Problem<T> problem_{{a_, b_, y_map_, y_, bias_, m_, n_, k_, 1, 0, 0, pitch_, group_,
-                                   b_, kept_map_, kept_, n_, 0, nullptr}};
+                                   b_, kept_map_, kept_, n_, 0}};
   problem_.computed = &epilogue_;
   wgmma_gemm::multiply<T, Shape_, false, false, ::{name}_epilogue<T>>(problem_, memory_);
 }}

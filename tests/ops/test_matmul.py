@@ -164,18 +164,3 @@ def test_every_form_on_hopper(form, layout, dtype):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is of compute capability 9.0")
     gemms.compare_wgmma(form, layout, dtype, "cuda")
-
-
-@pytest.mark.gpu
-def test_few_tiles_of_much_k():
-    """Shares of k of several blocks: rounded once, and the same bits each time."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("wgmma is of compute capability 9.0")
-    dtype = torch.bfloat16
-    for m, n, k in ((768, 768, 16384), (1000, 72, 8200), (64, 4096, 4096)):
-        a, b = torch.randn(k, m, device="cuda").to(dtype).T, torch.randn(k, n, device="cuda").to(dtype)
-        with cupyops.use_form("matmul:wgmma_128x256_splits"):
-            first, second = cupyops.matmul(a, b), cupyops.matmul(a, b)
-        exact = a.double() @ b.double()
-        assert torch.equal(first, second)
-        assert (first.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()

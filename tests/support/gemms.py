@@ -33,10 +33,7 @@ WGMMA = [(form, layout) for form in wgmma.FORMS for layout in form.layouts]
 
 def operands(form: wgmma.Tile, layout: tuple[bool, bool], dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """Matrices of several tiles in each direction, with tails, stored as a kernel takes them."""
-    m, k = (40, 392) if form.split > 1 else (2 * form.m * form.cluster + 24, 136)
-    n = 2 * form.n + 40
-    if isinstance(form, wgmma.Splits):
-        m, n, k = form.m + 24, form.n + 40, 3 * wgmma.LEAST_SHARE + 72
+    m, n, k = 2 * form.m * form.cluster + 24, 2 * form.n + 40, 136
     a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
     a_mn, b_mn = layout
     return a.T.contiguous().T if a_mn else a, b if b_mn else b.T.contiguous().T

@@ -34,7 +34,7 @@ class _Tile(wgmma.Tile):
 
     def made(self) -> Kernel:
         """The kernel."""
-        for name in ("CLUSTER", "SPLIT", "PINGPONG", "LATE"):
+        for name in ("CLUSTER", "PINGPONG", "LATE"):
             del self.fixed[name]
         return self.kernel_of(f"{self.file}.cu", self.file)
 

@@ -53,7 +53,6 @@ class Fused(wgmma.Tile):
 
     def made(self) -> Kernel:
         """The kernel, of all activations."""
-        del self.fixed["SPLIT"]
         return self.kernel_of(f"{self._name}.cu", self._name, F=self._functions)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
@@ -108,7 +107,6 @@ class Computed(Fused):
 
     def made(self) -> Kernel:
         """Return None: the kernels are supplied later."""
-        del self.fixed["SPLIT"]
         of_any: Any = None
         return of_any
 

@@ -54,7 +54,7 @@ class Grouped(wgmma.Tile):
 
     def made(self) -> Kernel:
         """The kernel."""
-        for name in ("CLUSTER", "SPLIT", "PINGPONG"):
+        for name in ("CLUSTER", "PINGPONG"):
             del self.fixed[name]
         return self.kernel_of("grouped_mm_wgmma.cu", self.function, **self.stored())
 

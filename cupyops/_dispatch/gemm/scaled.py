@@ -52,6 +52,7 @@ class Scaled(wgmma.Tile):
         """The kernel."""
         for name in ("PINGPONG", "LATE"):
             del self.fixed[name]
+        self.fixed["SPLIT"] = self.split
         names = tuple(_NAMES.values())
         domain: dict[str, Any] = {name: (value,) for name, value in self.fixed.items()}
         return Kernel(

@@ -6,7 +6,6 @@ TMA reads and writes by tensor maps: of an operand the rows of k, or the rows of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,9 +27,6 @@ _BOTH = (False, True)
 # multiply-adds per microsecond of one multiprocessor, by the share that a form reaches of it on an H100
 _RATE = 3.0e6
 _START = 4.0  # microseconds before the first tile is multiplied, and after the last is
-_WRITTEN = 3.0e6  # bytes of partial sums, and of those that are read, in a microsecond
-LEAST_SHARE = 256  # of k
-MOST_SHARES = 16
 FEW_K = 512  # up to which stores take as long as products
 LITTLE_K = 32  # below which TMA fills more than half of a stage with zeros, which take as long as what is there
 FULL = 0.9  # of the multiprocessors with work of use, from which on a form is at cuBLAS's speed, measured on an H100
@@ -59,7 +55,6 @@ class Operands(NamedTuple):
     b: Operand
     y: Operand
     kept: Operand | None = None  # values that backward reads
-    gemm: Any = None  # `struct Gemm` of partial sums, which are added up
     parts: int = 0  # of a launch that leaves moments
     step: int = 0  # rows of a launch at a time
 
@@ -73,7 +68,7 @@ class Tile(Form[Any]):
         slots: pieces of the result that each consumer can have on their way at once.
         share: what it reaches of the peak.
         cluster: blocks that share the second operand.
-        split: blocks that share a tile's k.
+        split: blocks that share a tile's k, of products of bytes.
         pingpong: each consumer warpgroup has a tile of its own.
         late: a tile is stored during the main loop of the next.
         layouts: (a_mn, b_mn) that there are kernels for: whether an operand is stored with k outside.
@@ -102,7 +97,7 @@ class Tile(Form[Any]):
         self.summary = f"a persistent block has tiles of {m} x {n} by WGMMA and TMA; {how}"
         beside = m == 64 and not pingpong
         self.piece = min((n // 2 if beside else n) // split, K)
-        self.fixed: dict[str, Any] = dict(M=m, N=n, STAGES=stages, SLOTS=slots, CLUSTER=cluster, SPLIT=split)
+        self.fixed: dict[str, Any] = dict(M=m, N=n, STAGES=stages, SLOTS=slots, CLUSTER=cluster)
         self.fixed |= dict(PINGPONG=pingpong, LATE=late)
         self.kernel = self.made()
 
@@ -137,22 +132,13 @@ class Tile(Form[Any]):
             return "a batch must be one stride apart"
         if _stored(p) not in self.layouts:
             return "it has no kernel for this layout"
-        if self.split > 1 and p.k < self.split * K:
-            return "there is too little of k"
         return None
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
         """A model of the time chooses among all tiles."""
         p = gemm.gemm_of(problem)
-        if self.split > 1 and (p.m > self.m or p.k < 1024):
-            return "k is split for one row of tiles of much k"
-        others = [
-            form
-            for form in FORMS
-            if form.split == 1 and not isinstance(form, Splits) and form.why_not(problem, gpu) is None
-        ]
-        best = min((form.time(p, gpu) for form in others), default=self.time(p, gpu))
-        if self.split == 1 and best < self.time(p, gpu):
+        others = [form.time(p, gpu) for form in FORMS if form.why_not(problem, gpu) is None]
+        if min(others, default=self.time(p, gpu)) < self.time(p, gpu):
             return "another tile should take less time"
         if gpu.library and p.out.i % 8 == 0 and p.k % 8 == 0:
             return self._why_cublas(p, gpu)
@@ -165,8 +151,6 @@ class Tile(Form[Any]):
         full, waves = self.full(p, gpu), self._waves(p, gpu)
         if full < FULL:
             return f"cuBLAS splits k, or has smaller tiles: {full:.0%} of the multiprocessors have work"
-        if self.split > 1:
-            return "cuBLAS takes as long for few rows, and half of that where the weight lies in L2"
         if waves <= FEW_WAVES and waves * p.k < LITTLE:
             return "cuBLAS begins and ends sooner, which counts in so little work"
         if p.k < LITTLE_K:
@@ -180,11 +164,9 @@ class Tile(Form[Any]):
         return None
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch[Operands]:
-        """Launch as many clusters as run at once, or one for each tile."""
+        """Launch as many clusters as run at once."""
         p = gemm.gemm_of(problem)
-        blocks = self.cluster * self.split
-        tiles = self._tiles(p)
-        clusters = tiles if self.split > 1 else min(tiles, max(1, gpu.multiprocessors // blocks))
+        clusters = min(self._tiles(p), max(1, gpu.multiprocessors // self.cluster))
         a_mn, b_mn = _stored(p)
         operands = Operands(
             _operand(p, p.a, p.m, a_mn, self.m),
@@ -192,15 +174,15 @@ class Tile(Form[Any]):
             Operand((p.batches, p.m, p.n), (p.m * p.out.i, p.out.i, 1), (1, K, self.piece), True),
         )
         pitch = p.out.i if p.out.i % 8 else 0
-        group = max(1, round((gpu.multiprocessors / blocks * self.n / (self.m * self.cluster)) ** 0.5))
+        group = max(1, round((gpu.multiprocessors / self.cluster * self.n / (self.m * self.cluster)) ** 0.5))
         moves = int(operands.a.moves), int(operands.b.moves)
         return Launch(
             self.kernel,
-            clusters * blocks,
+            clusters * self.cluster,
             THREADS,
             self.shared,
             {"T": p.dtype, **self.fixed, "A_MN": a_mn, "B_MN": b_mn},
-            cluster=blocks if blocks > 1 else None,
+            cluster=self.cluster if self.cluster > 1 else None,
             extra=operands,
             args=(p.m, p.n, p.k, p.batches, *moves, pitch, group),
         )
@@ -237,71 +219,7 @@ class Tile(Form[Any]):
         return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.columns) * p.batches
 
 
-class Splits(Tile):
-    """Several clusters share a tile's k: where tiles are few and k is long, as of the gradient of a weight.
-
-    They leave partial sums, which the kernel of the portable GEMMs adds up in their order.
-    """
-
-    def made(self) -> Kernel:
-        """The kernel of partial sums."""
-        for name in ("SPLIT", "PINGPONG", "LATE"):
-            del self.fixed[name]
-        self.summary += ", of a share of k; partial sums are added up by another kernel"
-        return self.kernel_of("gemm_wgmma.cu", "gemm_wgmma_partial", **self.stored())
-
-    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
-        """It has no batches, and shares of k that are worth a block."""
-        p = gemm.gemm_of(problem)
-        if reason := super().why_not(problem, gpu):
-            return reason
-        if p.batches > 1:
-            return "a share of k is a batch of its own"
-        return "there is too little of k" if p.k < 2 * LEAST_SHARE else None
-
-    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
-        """Compare by a model of the time with this library's kernels; PyTorch's product is not measured against it."""
-        p = gemm.gemm_of(problem)
-        if gpu.library:
-            return "it is not measured to be faster than cuBLAS"
-        own = self.time(p, gpu)
-        others = [form.time(p, gpu) for form in FORMS if form is not self and form.why_not(p, gpu) is None]
-        least = min(gemm.least_time(p, gpu.multiprocessors), *others, own)
-        return None if least == own else f"without partial sums it should take {least:.1f} us"
-
-    def launch(self, problem: Any, gpu: Gpu) -> Launch[Operands]:
-        """Launch as many clusters as run at once, for all tiles and shares."""
-        p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
-        splits = self._splits(p, gpu)
-        clusters = min(self._tiles(p) * splits, max(1, gpu.multiprocessors // self.cluster))
-        extra = launch.extra._replace(gemm=gemm.packed(p, splits, 0))
-        args = (p.m, p.n, p.k, splits, launch.args[-1])
-        return replace(launch, grid=clusters * self.cluster, extra=extra, args=args)
-
-    def time(self, p: Problem, gpu: Gpu) -> float:
-        """Microseconds, of the best number of shares."""
-        return self._best(p, gpu)[0]
-
-    def _splits(self, p: Problem, gpu: Gpu) -> int:
-        return self._best(p, gpu)[1]
-
-    def _best(self, p: Problem, gpu: Gpu) -> tuple[float, int]:
-        """(microseconds, shares). A share is multiplied as a tile is; its sums are written, and read again by a kernel."""
-        clusters, tiles = max(1, gpu.multiprocessors // self.cluster), self._tiles(p)
-        most = min(max(2, p.k // LEAST_SHARE), MOST_SHARES)
-        found = []
-        for waves in (1, 2, 3):
-            splits = min(max(2, clusters * waves // tiles), most)
-            steps = ceil_div(tiles * splits, clusters) * ceil_div(ceil_div(p.k, K), splits)
-            time = 2 * _START + steps * K * self.m * self.n / (_RATE * self.share)
-            found.append((time + 8 * p.m * p.n * splits / _WRITTEN, splits))
-        return min(found)
-
-
 FORMS = [
-    Splits("wgmma_128x256_splits", 128, 256, 4, 2, 1.0, cluster=2),
-    Tile("wgmma_64x64", 64, 64, 12, 1, 0.4, split=2, layouts=((False, False),)),
-    Tile("wgmma_64x128", 64, 128, 8, 1, 0.5, split=2, layouts=((False, True),)),
     Tile("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True),
     Tile("wgmma_128x192", 128, 192, 5, 1, 0.98, cluster=2, late=True),
     Tile("wgmma_128x128", 128, 128, 6, 2, 0.87, cluster=2, pingpong=True),
@@ -323,10 +241,6 @@ def run(
         return gemm.run_dense(launch, a, b, y, bias=bias, column=column)
     of: Operands = launch.extra
     maps, pitch = (of.a.map(a), of.b.map(b)), launch.args[-2]
-    if of.gemm is not None:
-        partials = gemm.workspace(of.gemm, a)
-        launch(*maps, partials)
-        return gemm.add_splits(of.gemm, partials, a.dtype, y, bias, column=column)
     assert y is not None
     launch(*maps, maps[0] if pitch else of.y.map(y, written=True), y, bias)
 

@@ -42,7 +42,7 @@ class Parts(wgmma.Tile):
 
     def made(self) -> Kernel:
         """The kernel."""
-        for name in ("SPLIT", "PINGPONG", "LATE"):
+        for name in ("PINGPONG", "LATE"):
             del self.fixed[name]
         return self.kernel_of("fused_linear_cross_entropy_wgmma.cu", "linear_cross_entropy_wgmma")
 

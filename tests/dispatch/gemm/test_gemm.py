@@ -29,7 +29,7 @@ def chosen(problem, forms=_matmul.PRODUCT):
 
 def test_which_tile():
     assert chosen(product(4096, 4096, 4096, torch.bfloat16)) == "wgmma_128x256"
-    assert chosen(product(64, 4096, 4096, torch.bfloat16)) == "wgmma_64x128"  # few rows of much k
+    assert chosen(product(64, 4096, 4096, torch.bfloat16)) == "mma_64"  # few rows of much k
     assert chosen(product(48, 40, 64, torch.bfloat16)) == "mma_32"
     with assume_gpu(capability=8):
         assert _matmul.PRODUCT.choose(product(4096, 4096, 4096, torch.bfloat16), gpu(CPU)).name != "wgmma_128x256"
@@ -61,17 +61,6 @@ def test_how_many_kernels_forty_layers_take():
     assert len(instances) <= 14 and all(name.startswith(("gemm_wgmma<", "few_rows_mma<")) for name in instances), (
         instances
     )
-
-
-def test_few_tiles_of_much_k():
-    """The gradient of a weight: shares of k for every multiprocessor, where PyTorch's is not to be taken."""
-    problem = product(768, 768, 16384, torch.bfloat16)._replace(a=gemm.Layout(1, 768))
-    assert chosen(problem) == "wgmma_128x256_splits"
-    with assume_gpu(library=True):
-        assert chosen(problem) == "pytorch"
-    with assume_gpu(**H200):
-        launch = _matmul.PRODUCT.launch(problem, gpu(CPU))
-    assert (launch.grid, launch.args[3]) == (126, 7)  # clusters of 2, 9 tiles of them
 
 
 def test_the_widest_tile_needs_shared_memory():
@@ -146,17 +135,6 @@ def test_which_form_of_a_convolution():
         launched.append(next(record.kernel for record in trace.launches()))
     assert launched == ["conv2d_direct<float, 3, 4, true>", "conv2d_fwd<float, 32>", "conv2d_fwd<__half, 64>"]
     assert [form.name for form in _conv2d.BACKWARD_WEIGHT.list][:2] == ["direct_weight_4", "direct_weight_1"]
-
-
-def test_shares_of_k_are_of_one_long_product():
-    message = "the form wgmma_128x256_splits was asked for, but "
-    for changed, reason in ((dict(k=504), "too little of k"), (dict(batches=2), "a batch of its own")):
-        problem = product(64, 64, 4096, torch.bfloat16)._replace(**changed)
-        with (
-            cupyops.use_form("matmul:wgmma_128x256_splits"),
-            pytest.raises(cupyops.InputError, match=message + ".*" + reason),
-        ):
-            chosen(problem)
 
 
 REFUSED = {
