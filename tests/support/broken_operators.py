@@ -75,13 +75,11 @@ def _plain_reference(x: Tensor, weight: Tensor) -> Tensor:
     return torch.mul(weight, x).tanh()
 
 
-# name -> (function, reference, args); small, with tails
+# name -> (function, reference, args); small, with tails, and none of the seven whose contracts try every hazard
 SOUND: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None, Callable[[], Sequence[Any]]]] = {
     "relu": (cupyops.relu, None, lambda: [normal(3, 37)]),
     "softmax": (cupyops.softmax, None, lambda: [normal(3, 37), -1]),
-    "layer_norm": (cupyops.layer_norm, None, lambda: [normal(3, 37), (37,), normal(37, seed=1), normal(37, seed=2)]),
     "scale_shift": (cupyops.scale_shift, None, lambda: [normal(3, 5, 7), normal(5, 1, seed=1), normal(5, 1, seed=2)]),
-    "cross_entropy": (cupyops.cross_entropy, None, lambda: [normal(5, 13), classes(5, high=13)]),
     "plain": (_plain, _plain_reference, lambda: [normal(3, 37), normal(37, seed=1)]),
 }
 
