@@ -90,6 +90,9 @@ def compiler(make: Make, kind: Kind) -> Any:
 @contextlib.contextmanager
 def kept(graph: GraphModule, make: Make, options: object) -> Iterator[None]:
     """While a graph of Dynamo is compiled: have AOTAutograd keep the graphs, and make programs of those that it has kept."""
+    if not _is_on():
+        yield
+        return
     cache_tag.put()
     before, _under_way.make = _under_way.make, make
     tag = f"{torch.compiler.config.cache_key_tag}|{options}|{_settings()}"
@@ -126,8 +129,12 @@ def _function_of_ours(node: Node) -> str:
     return f"{module}.{name}" if known else ""
 
 
+def _is_on() -> bool:
+    return config.enable_autograd_cache and not torch.compiler.config.force_disable_caches
+
+
 def _pickled(graph: GraphModule) -> bytes | None:
-    if not config.enable_autograd_cache or torch.compiler.config.force_disable_caches:
+    if not _is_on():
         return None
     try:
         with unset_fake_temporarily():
