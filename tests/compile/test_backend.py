@@ -39,15 +39,6 @@ def simulated():
         yield
 
 
-@pytest.fixture
-def graphs():
-    """The runners of the graphs that are compiled meanwhile."""
-    found = []
-    runner.listeners.append(found.append)
-    yield found
-    runner.listeners.remove(found.append)
-
-
 def fast(function, **given):
     return torch.compile(function, backend=backend, **given)
 

@@ -10,7 +10,6 @@ from torch._dynamo.utils import counters
 from torch._functorch import config
 
 import cupyops
-from cupyops._compile import runner
 from cupyops._compile.backend import backend
 from tests.support.processes import run_python
 
@@ -24,15 +23,6 @@ def own_cache(tmp_path, monkeypatch):
     with config.patch(enable_autograd_cache=True), cupyops.simulate("sm_90"):
         yield tmp_path / "aotautograd"
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def graphs():
-    """The runners of the graphs that are compiled meanwhile."""
-    found = []
-    runner.listeners.append(found.append)
-    yield found
-    runner.listeners.remove(found.append)
 
 
 def again(function, *args, **given):

@@ -234,22 +234,18 @@ PICTURES = [
     ],
     ids=["a language model", "images", "images of many sizes"],
 )
-def test_many_sizes_take_two_graphs_and_the_kernels_of_two_sizes(make, sizes, alone):
+def test_many_sizes_take_two_graphs_and_the_kernels_of_two_sizes(make, sizes, alone, graphs):
     torch.manual_seed(0)
-    model, graphs = make(), []
-    runner.listeners.append(graphs.append)
-    try:
-        fast = compiled(model, dynamic=None)
-        for number, size in enumerate(sizes):
-            x = torch.randint(19, size) if make is Language else torch.randn(size[0], 3, *size[1:])
-            if number == 2:
-                made, known = len(graphs), kernels_compiled()
-            with cupyops.simulate():
-                got = trained(model, fast, x)
-            for one, want in zip(got, trained(model, model, x), strict=True):
-                torch.testing.assert_close(one, want, rtol=1e-3, atol=1e-5)
-    finally:
-        runner.listeners.remove(graphs.append)
+    model = make()
+    fast = compiled(model, dynamic=None)
+    for number, size in enumerate(sizes):
+        x = torch.randint(19, size) if make is Language else torch.randn(size[0], 3, *size[1:])
+        if number == 2:
+            made, known = len(graphs), kernels_compiled()
+        with cupyops.simulate():
+            got = trained(model, fast, x)
+        for one, want in zip(got, trained(model, model, x), strict=True):
+            torch.testing.assert_close(one, want, rtol=1e-3, atol=1e-5)
     assert len(graphs) == made == 4  # forward and backward, of the first size and of all others
     assert kernels_compiled() == known
     assert all(len(one.programs) == 1 for one in graphs)
