@@ -58,7 +58,7 @@ def backend(
 def _traced(graph: GraphModule, inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
     """The graph through AOTAutograd."""
     make = functools.partial(_compile, options=chosen, held=cudagraphs.Held() if chosen.cudagraphs else None)
-    with saved.kept(graph, make, chosen):
+    with saved.kept(graph, inputs, make, chosen):
         return aot_autograd(  # type: ignore[no-any-return]
             fw_compiler=saved.compiler(make, "forward"),
             bw_compiler=saved.compiler(make, "backward"),

@@ -18,13 +18,14 @@ import torch
 from torch._functorch import config
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor import config as inductor
 from torch._inductor.output_code import OutputCode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.fx._graph_pickler import GraphPickler
 from torch.fx._graph_pickler import Options as PickleOptions
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._kernel.launch.executors import executors
 from .._operator.derivation import cache_tag
@@ -57,6 +58,8 @@ class Saved(OutputCode):
         self._boxed_call = True
         self.kind: Kind = kind
         graph.meta[cudagraphs.STATIONARY] = cudagraphs.stationary()
+        if kind == "backward":
+            _may_run_again()
         self.graph = _pickled(graph)  # before `make` changes it
         self.run: Callable[..., Any] | None = make(graph, kind)
 
@@ -88,9 +91,9 @@ def compiler(make: Make, kind: Kind) -> Any:
 
 
 @contextlib.contextmanager
-def kept(graph: GraphModule, make: Make, options: object) -> Iterator[None]:
+def kept(graph: GraphModule, inputs: Sequence[Any], make: Make, options: object) -> Iterator[None]:
     """While a graph of Dynamo is compiled: have AOTAutograd keep the graphs, and make programs of those that it has kept."""
-    if not _is_on():
+    if not _is_on() or any(map(is_traceable_wrapper_subclass, inputs)):
         yield
         return
     cache_tag.put()
@@ -127,6 +130,16 @@ def _function_of_ours(node: Node) -> str:
     module, name = getattr(node.target, "__module__", None) or "", getattr(node.target, "__name__", "")
     known = module.startswith(f"{PACKAGE}.") and getattr(sys.modules.get(module), name, None) is node.target
     return f"{module}.{name}" if known else ""
+
+
+def _may_run_again() -> None:
+    """Tell AOTAutograd that nothing which backward is given is lost: a program copies what it would overwrite if asked.
+
+    Else backward with `retain_graph=True` would be an error: compiled before it is called, it cannot know of that.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _is_on() -> bool:

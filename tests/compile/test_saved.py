@@ -111,6 +111,18 @@ def test_forward_and_backward_keep_one_way_of_rounding(graphs):
     torch.testing.assert_close(second[1][0].count_nonzero(), torch.tensor(5))
 
 
+def test_backward_may_run_twice():
+    """The gradient of gelu is written where a value of forward lay, which is copied first where backward is to run again."""
+    given = [one.detach().requires_grad_() for one in tensors(6, 16)]
+    want = torch.autograd.grad(normed(*given).float().square().sum(), given)
+    for _ in range(2):
+        torch._dynamo.reset()
+        y = torch.compile(normed, backend=backend)(*given).float().square().sum()
+        torch.testing.assert_close(torch.autograd.grad(y, given, retain_graph=True), want, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(torch.autograd.grad(y, given), want, rtol=1e-2, atol=1e-2)
+    assert was("hit") == 1
+
+
 def test_a_pattern_of_ours_in_the_graph_is_served(graphs):
     """Patterns put functions of this package into Dynamo's graph, which PyTorch's key takes only if it is told to."""
 
