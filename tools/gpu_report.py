@@ -37,10 +37,8 @@ DIRECTIVE = re.compile(rb"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
 
 def tree_sha256() -> str:
     """One digest over the name and the code of every source file of the package, in the order of their names."""
-    files = [
-        p for folder, kinds in CODE.items() for p in (ROOT / folder).rglob("*") if p.suffix in kinds and p.is_file()
-    ]
-    return _digest(files)
+    found = ((path, kinds) for folder, kinds in CODE.items() for path in (ROOT / folder).rglob("*"))
+    return _digest(path for path, kinds in found if path.suffix in kinds and path.is_file())
 
 
 def code_of(part: str) -> str:
@@ -71,6 +69,7 @@ def _code(path: Path) -> bytes:
     return plain_python(content.decode()).encode() if path.suffix == ".py" else without_comments(content)
 
 
+@cache
 def without_comments(cuda: bytes) -> bytes:
     """CUDA C without comments and layout: what a kernel's head says of its speed is written after the run, and a formatter
     may have its way with lines."""
@@ -84,6 +83,7 @@ def _as_close_as_may_be(found: re.Match[bytes]) -> bytes:
     return found["literal"] or (b" " if found["apart"] else b"")
 
 
+@cache
 def plain_python(text: str) -> str:
     """Python without comments, docstrings and empty lines; as it stands where it is none."""
     try:

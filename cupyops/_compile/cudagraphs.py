@@ -57,7 +57,7 @@ class Held:
         # what forward saved lies in its CUDA graph
         return cudagraphify(  # type: ignore[no-any-return]
             run,
-            range(count_tangents(graph)) if backward else graph.meta.get(STATIONARY, ()),
+            range(count_tangents(graph)) if backward else stationary(graph),
             device_index=device,
             is_backward=backward,
             is_inference=kind == "inference",
@@ -96,11 +96,13 @@ def unfit(graph: GraphModule) -> str:
     return f"{node.format_node()} cannot be captured" if node is not None else ""
 
 
-def stationary() -> Sequence[int]:
+def stationary(graph: GraphModule) -> Sequence[int]:
     """The inputs of a forward graph that stay where they are from call to call: parameters, buffers, marked tensors.
 
-    AOTAutograd knows them while it makes the graph.
+    AOTAutograd knows them while it makes the graph; of one that is read from its cache, the graph does.
     """
+    if STATIONARY in graph.meta:
+        return graph.meta[STATIONARY]  # type: ignore[no-any-return]
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(metadata.static_input_indices) if metadata is not None else ()

@@ -57,7 +57,7 @@ class Saved(OutputCode):
         super().__init__()
         self._boxed_call = True
         self.kind: Kind = kind
-        graph.meta[cudagraphs.STATIONARY] = cudagraphs.stationary()
+        graph.meta[cudagraphs.STATIONARY] = cudagraphs.stationary(graph)
         if kind == "backward":
             _may_run_again()
         self.graph = _pickled(graph)  # before `make` changes it
@@ -85,15 +85,18 @@ class Saved(OutputCode):
         """Take nothing: there are no kernels of Triton."""
 
 
-def compiler(make: Make, kind: Kind) -> Any:
-    """The compiler of a kind of graphs, in the form of which AOTAutograd keeps what it gives."""
+def compiler(make: Make, kind: Kind) -> Callable[..., Any]:
+    """The compiler of a kind of graphs, inside `kept` in the form of which AOTAutograd keeps what it gives."""
+    if _under_way.make is None:
+        return lambda graph, inputs: make(graph, kind)
     return SerializableAOTDispatchCompiler(Saved, lambda graph, inputs: Saved(graph, kind, make))
 
 
 @contextlib.contextmanager
 def kept(graph: GraphModule, inputs: Sequence[Any], make: Make, options: object) -> Iterator[None]:
     """While a graph of Dynamo is compiled: have AOTAutograd keep the graphs, and make programs of those that it has kept."""
-    if not _is_on() or any(map(is_traceable_wrapper_subclass, inputs)):
+    is_on = config.enable_autograd_cache and not torch.compiler.config.force_disable_caches
+    if not is_on or any(map(is_traceable_wrapper_subclass, inputs)):
         yield
         return
     cache_tag.put()
@@ -142,13 +145,7 @@ def _may_run_again() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _is_on() -> bool:
-    return config.enable_autograd_cache and not torch.compiler.config.force_disable_caches
-
-
 def _pickled(graph: GraphModule) -> bytes | None:
-    if not _is_on():
-        return None
     try:
         with unset_fake_temporarily():
             return GraphPickler.dumps(graph, PickleOptions(ops_filter=None, node_metadata_key_filter=READ.__contains__))

@@ -1,4 +1,4 @@
-"""What tests of the compile backend have in common."""
+"""Fixtures of the tests of the compile backend."""
 
 import pytest
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch import config
+from torch.testing._internal.two_tensor import TwoTensor
 
 import cupyops
 from cupyops._compile.backend import backend
@@ -181,6 +182,19 @@ def test_a_graph_that_cannot_be_pickled_is_compiled_each_time(own_cache, monkeyp
     second = again(normed, *tensors(6, 16))
     assert was("hit") == 0
     torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+def test_tensor_subclasses_are_compiled_each_time(own_cache):
+    """Whose entries AOTAutograd would have to hold with another description of their graphs."""
+    given = [TwoTensor(torch.ones(4, 16) * k, torch.arange(16.0).repeat(4, 1)).requires_grad_() for k in (1, 2)]
+    for _ in range(2):
+        y = torch.compile(lambda a, b: F.gelu(a * b), backend=backend)(*given)
+        found = torch.autograd.grad(y.sum(), given, retain_graph=True)
+        torch._dynamo.reset()
+    want = torch.autograd.grad(F.gelu(given[0] * given[1]).sum(), given)
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close((one.a, one.b), (other.a, other.b))
+    assert not own_cache.exists() or not [path for path in own_cache.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("off", ["enable_autograd_cache", "force_disable_caches"])
