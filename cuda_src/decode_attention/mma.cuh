@@ -116,11 +116,20 @@ template <typename T, int D, int TILES> struct Sums {
                                         const Seen (&seen)[2 * TILES], float scale, float softcap) {
     const int first = 2 * tile;
     float most[2] = {top[first], top[first + 1]}, factor[2];
+    const int t = threadIdx.x % 4;
+    const auto of = [=](int e) { return e / 2 * 8 + 2 * t + e % 2; };  // key e of the four of a lane
+    unsigned exist = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) exist |= (step.key + of(e) < last ? step.seen >> of(e) & 1 : 0) << e;
+    unsigned sees[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      sees[r] = seen[first + r].template among<MASKED, 4>(exist, [=](int e) { return step.key + of(e); });
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int r = i % 4 / 2, of = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, at = step.key + of;
+      const int r = i % 4 / 2;
       float& score = scores[i / 4][i % 4];
-      const bool is_seen = at < last && step.seen >> of & 1 && seen[first + r].template has<MASKED>(at);
+      const bool is_seen = sees[r] >> (i / 4 * 2 + i % 2) & 1;
       score = is_seen ? score_of(score, scale, softcap, Fast::kUnit) : -infinity<float>();
       most[r] = fmaxf(most[r], score);
     }
@@ -200,21 +209,6 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       fetch_panel<T, D, true>(panel + kPanel, from, vs.row, w.begin - of.key, w.to - of.key, of.seen, s.width);
     end_group();
   };
-  Steps<MASKED, kStep> turns(s, w, mask, ms, ROWS);
-  Step steps[STAGES + 1];  // the one at hand, and those that come after it
-  int blocks[STAGES];
-#pragma unroll
-  for (int i = 0; i < STAGES; ++i) {
-    steps[i] = turns.next();
-    blocks[i] = block_of(s, w, table, steps[i].key);
-  }
-#pragma unroll
-  for (int i = 0; i < STAGES; ++i) {
-    check_block(s, w, table, steps[i].key, blocks[i]);
-    fetch_keys(ring + i * 2 * kPanel, steps[i], blocks[i]);
-    fetch_values(ring + i * 2 * kPanel, steps[i], blocks[i]);
-  }
-
   Rows<T, D, kTiles> rows(panels + WARPS * STAGES * 2 * kPanel);
   const auto row_of = [&](int row) {
     const int at = w.first_row + row;
@@ -228,30 +222,42 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   for (int r = 0; r < 2 * kTiles; ++r)
     row[r] = g + 8 * r, seen[r] = seen_by<MASKED>(s, w, mask, ms, w.first_row + row[r]);
   Sums<T, D, kTiles> has;
-  steps[STAGES] = turns.next();
-  int stage = 0, ahead = block_of(s, w, table, steps[STAGES].key);
-  while (steps[0].key < w.to) {
+
+  // One loop, which begins by only asking: a second text of what finds the next step would double the kernel.
+  Steps<MASKED, kStep> turns(s, w, mask, ms, ROWS);
+  const Step none = {w.to, 0};
+  Step steps[STAGES], soon = none;  // those on their way, and the one to ask for next
+  int stage = 0, ahead = 0;
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) steps[i] = none;
+#pragma unroll 1
+  for (int turn = -STAGES - 1; turn < 0 || steps[0].key < w.to; ++turn) {
     const unsigned panel = ring + stage * 2 * kPanel;
-    const Step step = steps[0], next = steps[STAGES];
+    const Step step = steps[0], next = soon;
     const int block = ahead;
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i) steps[i] = steps[i + 1];
-    steps[STAGES] = turns.next();
+    for (int i = 0; i < STAGES - 1; ++i) steps[i] = steps[i + 1];
+    steps[STAGES - 1] = next;
+    soon = turns.next();
     float scores[kTiles][2][4] = {};
-    wait_for_groups<kPending>();
-    __syncwarp();
-    rows.multiply(scores, panel + (g * (D / 8) + t) * 16);
-    __syncwarp();  // all of the warp have read these keys
+    if (turn >= 0) {
+      wait_for_groups<kPending>();
+      __syncwarp();
+      rows.multiply(scores, panel + (g * (D / 8) + t) * 16);
+      __syncwarp();  // all of the warp have read these keys
+    }
     check_block(s, w, table, next.key, block);
     fetch_keys(panel, next, block);
-    ahead = block_of(s, w, table, steps[STAGES].key);  // so that nobody waits for it
+    ahead = block_of(s, w, table, soon.key);  // so that nobody waits for it
+    if (turn >= 0) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-      has.template weigh<MASKED>(tile, scores[tile], step, w.to, seen, scale, softcap);
-    wait_for_groups<kPending>();
-    __syncwarp();
-    has.add(scores, panel + kPanel + (2 * t * (D / 8) + (g ^ 2 * t)) * 16);
-    __syncwarp();
+      for (int tile = 0; tile < kTiles; ++tile)
+        has.template weigh<MASKED>(tile, scores[tile], step, w.to, seen, scale, softcap);
+      wait_for_groups<kPending>();
+      __syncwarp();
+      has.add(scores, panel + kPanel + (2 * t * (D / 8) + (g ^ 2 * t)) * 16);
+      __syncwarp();
+    }
     fetch_values(panel, next, block);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }

@@ -52,6 +52,21 @@ struct Seen {
   template <bool MASKED> __device__ __forceinline__ bool has(int key) const {
     return key >= begin && key < end && (!MASKED || mask == nullptr || mask[key]);
   }
+
+  // Of N keys, the e-th of which is key_of(e) if bit e of `exists` is set: those that the row sees.
+  template <bool MASKED, int N, typename Of> __device__ __forceinline__ unsigned among(unsigned exists,
+                                                                                       Of key_of) const {
+#pragma unroll
+    for (int e = 0; e < N; ++e) exists &= ~(static_cast<unsigned>(key_of(e) < begin || key_of(e) >= end) << e);
+    if constexpr (MASKED) {
+      if (mask == nullptr) return exists;
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        if (exists >> e & 1 && !mask[key_of(e)]) exists &= ~(1u << e);
+      }
+    }
+    return exists;
+  }
 };
 template <bool MASKED>
 __device__ __forceinline__ Seen seen_by(const Sizes& s, const Work& w, const bool* mask, const Strides& ms, int row) {
@@ -107,19 +122,21 @@ template <bool MASKED, int SPAN> class Steps {
       start += apart;
     }
   }
-  // Half a warp reads the bytes of a step, so that one vote tells what is seen of two.
+  // Half a warp reads the bytes of a step, so that one vote tells what is seen of two. All bytes of a query are asked for before
+  // one of them is looked at: behind the last key, the last again.
   __device__ __forceinline__ void look() {
     const int lane = threadIdx.x % 32, key = start + lane / 16 * apart + lane % kStep;
-    bool any[16] = {};
+    unsigned any = 0;  // bit i: of this lane's key of two steps
     for (int query = 0; query < queries; ++query) {
+      bool sees[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (key + 2 * i * apart < to) any[i] |= masks[query * pitch + key + 2 * i * apart];
-      }
+      for (int i = 0; i < 16; ++i) sees[i] = masks[query * pitch + min(key + 2 * i * apart, to - 1)];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) any |= static_cast<unsigned>(sees[i]) << i;
     }
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const unsigned of_two = __ballot_sync(~0u, any[i]);
+      const unsigned of_two = __ballot_sync(~0u, any >> i & 1 && key + 2 * i * apart < to);
       if (lane / 2 == i) own = lane % 2 ? of_two >> 16 : of_two & 0xffff;
     }
     coming = __ballot_sync(~0u, own != 0);
