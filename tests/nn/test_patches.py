@@ -63,10 +63,12 @@ def test_gradients_of_gradients():
     assert torch.autograd.gradgradcheck(conv.of_patches, arguments)
 
 
-def test_which_are_taken():
-    """As the module says, and the images: whole patches, of other channels than cuDNN's vectors have."""
+def test_which_are_taken(monkeypatch):
+    """As the module says, and the images: not a few, whole patches, of other channels than cuDNN's vectors have."""
     images = torch.randn(2, 3, 8, 8)
     layer = cupyops.nn.Conv2d(3, 4, 4, stride=4)
+    assert not conv._is_of_patches(layer, images, layer.weight)
+    monkeypatch.setattr(conv, "FEW", 1)
     assert conv._is_of_patches(layer, images, layer.weight)
     valid = cupyops.nn.Conv2d(3, 4, 4, stride=4, padding="valid")
     assert conv._is_of_patches(valid, images, valid.weight)
@@ -92,8 +94,9 @@ def test_which_are_taken():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-def test_on_a_gpu(last):
+def test_on_a_gpu(last, monkeypatch):
     """The module takes the product under autocast, with PyTorch's strides, and is as near to float64 as cuDNN is."""
+    monkeypatch.setattr(conv, "FEW", 1)
     layer, x = made("patches", last, torch.float32, "cuda")
     truth = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), stride=layer.stride)
     grad_y = torch.randn_like(truth, dtype=torch.bfloat16)

@@ -49,7 +49,7 @@ def attention(
             if found is not None:
                 return found
         query, key, value = _Parts.apply(whole, sizes, strides, offsets)
-    elif attn_mask is None and not dropout_p and _is_pytorch((query, key, value), is_causal, options):
+    elif attn_mask is None and not dropout_p and _is_pytorch(query, key, value, is_causal, options):
         return F.scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, **options)
     return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
@@ -75,21 +75,24 @@ def _by_kernels(
     return packed_attention(whole, sizes, strides, offsets, is_causal, scale) if serves else None
 
 
-def _is_pytorch(given: tuple[Tensor, Tensor, Tensor], is_causal: bool, options: dict[str, Any]) -> bool:
+def _is_pytorch(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: dict[str, Any]) -> bool:
     """Return whether PyTorch's function is the faster without a gradient, so that it may be called at once."""
-    if torch.is_grad_enabled() or not all(type(one) is Tensor for one in given) or not library.at_once(given[0]):
+    if torch.is_grad_enabled() or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
         return False
-    lie = tuple((one.dtype, one.shape, one.stride()) for one in given)
-    key = (gpu(given[0].device), lie, is_causal, options.get("scale"), options.get("enable_gqa", False))
-    if (found := _pytorchs.get(key)) is None:
+    if not library.at_once(query):
+        return False
+    named = options.get("scale"), options.get("enable_gqa", False)
+    known = query.shape, key.shape, value.shape, query.stride(), query.dtype, query.get_device(), is_causal, named
+    if (found := _pytorchs.get(known)) is None:
         if len(_pytorchs) >= _MOST:
             _pytorchs.clear()
-        reason = _sdpa.definition.why_not((*given, None, 0.0, *key[2:]))
-        found = _pytorchs[key] = isinstance(reason, observed.Faster)
+        reason = _sdpa.definition.why_not((query, key, value, None, 0.0, is_causal, *named))
+        found = _pytorchs[known] = isinstance(reason, observed.Faster)
     return found
 
 
-_pytorchs: dict[Any, bool] = {}  # by GPU, dtypes, sizes, strides and options
+_pytorchs: dict[Any, bool] = {}  # by sizes, dtype, GPU and options
+observed.call_when_settings_change(_pytorchs.clear)
 _served: dict[Any, bool] = {}  # by GPU, dtype, sizes, strides, offsets and options
 _MOST = 256
 
