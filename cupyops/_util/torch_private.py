@@ -419,6 +419,29 @@ def lookup_backend(name: str) -> Any:
     return lookup_backend(name)
 
 
+def aot_eager() -> Callable[..., Any]:
+    """The backend "aot_eager" of torch.compile. PyTorch's own imports half of Inductor, to be able to write a log."""
+    from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def run(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return make_boxed_func(torch.compiler.disable(graph.forward))
+
+    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found: Callable[..., Any] = aot_module_simplified(
+            graph,
+            inputs,
+            fw_compiler=run,
+            bw_compiler=run,
+            inference_compiler=run,
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )
+        return found
+
+    return compiled
+
+
 def without_cse() -> AbstractContextManager[None]:
     """A context in which AOTAutograd merges no equal nodes: for that alone it imports all of Inductor."""
     from torch._functorch import config
