@@ -176,6 +176,7 @@ def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[C
         return backend(*given, **options)
 
     torch.compiler.reset()
+    torch_private.leave_our_modes_alone()  # as it does by itself when it has come to one, and begins again
     try:
         with _told_as_failure("torch.compile"), without_cse():
             wrapped = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
