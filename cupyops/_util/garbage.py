@@ -19,4 +19,15 @@ def collected_later() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            count_as_old()
             gc.enable()
+
+
+def count_as_old() -> None:
+    """Keep collections of young objects from what there is now: the first would look through all that was imported.
+
+    Where a program has frozen objects nothing is done, since these would be no longer frozen.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()  # into the oldest generation, wherever they were before

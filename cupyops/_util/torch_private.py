@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,13 +280,24 @@ def skip_code(code: types.CodeType) -> None:
 
 
 def trace_without_our_modes() -> None:
-    """Dynamo is tracing into a torch-function mode of ours: have it trace the frame anew, and leave such modes alone.
+    """Dynamo is tracing into a torch-function mode of ours: have it trace the frame anew, and leave such modes alone."""
+    from torch._dynamo import exc
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    leave_our_modes_alone()
+    InstructionTranslator.current_tx().speculation_log.clear()
+    raise exc.RestartAnalysis(restart_reason="a mode of cupyops, which is not for tracing")
+
+
+trace_without_our_modes._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run, and not traced
+
+
+def leave_our_modes_alone() -> None:
+    """Have Dynamo trace no torch-function mode of ours, in any frame from the next on.
 
     It inlines a mode with every function of the frame, which breaks graphs that are whole without it, and in some takes one
     property of a tensor for another. The frame's guards still compare which modes are open.
     """
-    from torch._dynamo import exc
-    from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import torch_function
 
     state: Any = torch_function.SymbolicTorchFunctionState
@@ -299,11 +311,6 @@ def trace_without_our_modes() -> None:
             self.mode_stack = type(self.mode_stack)(traced)
 
         state.__init__ = begin
-    InstructionTranslator.current_tx().speculation_log.clear()
-    raise exc.RestartAnalysis(restart_reason="a mode of cupyops, which is not for tracing")
-
-
-trace_without_our_modes._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run, and not traced
 
 
 def open_flop_registries() -> list[dict[Any, Any]]:
@@ -417,6 +424,24 @@ def lookup_backend(name: str) -> Any:
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
+
+
+def aot_eager() -> Callable[..., Any]:
+    """The backend "aot_eager" of torch.compile. PyTorch's own imports half of Inductor, to be able to write a log."""
+    from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def run(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(torch.compiler.disable(gm.forward))
+
+    return partial(
+        aot_module_simplified,
+        fw_compiler=run,
+        bw_compiler=run,
+        inference_compiler=run,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
 
 
 def without_cse() -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import inspect
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .._util.garbage import collected_later
+from .._util.garbage import collected_later, count_as_old
 from .._util.progress import Bar
 from ..errors import InputError
 from . import state
@@ -99,8 +100,12 @@ def check(
                 cases.append(case)
                 for one in tried:
                     bar.update(len(report.rows), title=f"{of.name}: {one.name} ({backend})")
+                    known = len(sys.modules)
                     report.rows.append(_row(one, case, shrink))
-                    gc.collect(_YOUNG)
+                    if len(sys.modules) > known:
+                        count_as_old()
+                    else:
+                        gc.collect(_YOUNG)
         report.unseen = _unseen(of, cases, backends)
     except KeyboardInterrupt:
         report.interrupted = True

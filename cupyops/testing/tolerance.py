@@ -105,6 +105,8 @@ def name(dtype: torch.dtype) -> str:
 def computable(tensor: Tensor) -> Tensor:
     """The values in a dtype in which PyTorch computes and compares on a CPU: two real numbers for a complex one."""
     values = tensor.detach()
+    if values.dtype in _COMPUTABLE:
+        return values
     if values.is_complex():
         whole = values.dtype in (torch.complex64, torch.complex128)
         return torch.view_as_real((values if whole else values.to(torch.complex64)).resolve_conj())
@@ -113,6 +115,7 @@ def computable(tensor: Tensor) -> Tensor:
     return values.to(_UNSIGNED.get(values.dtype, values.dtype))
 
 
+_COMPUTABLE = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool))
 # of which PyTorch knows little more than the names
 _UNSIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 

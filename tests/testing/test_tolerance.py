@@ -260,6 +260,14 @@ def test_a_reference_that_has_no_float32():
             case.judge(case.both_ways(case.call), case.call, lenient=False)
 
 
+@pytest.mark.parametrize("factor, sound", [(1.0, True), (0.5, False)])
+def test_what_equals_the_reference_has_its_error(factor, sound):
+    rough = lambda x: x if x.dtype is torch.float64 else x + 2.0**-10
+    case = Case(Target(rough, rough, None, "f"), Call(torch.tensor([1.0, 1.9])), "reference", Tolerance(factor))
+    with nullcontext() if sound else pytest.raises(Failure, match="error"):
+        case.judge(case.both_ways(case.call), case.call, lenient=False)
+
+
 def test_luck_does_not_excuse_another_shape_or_nan():
     for function, message in ((lambda x: x[:1], "shape"), (lambda x: x * NAN, "nan")):
         case = case_of(function, torch.tensor([1.0, 1.9]))

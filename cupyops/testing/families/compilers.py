@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..._operator.operator import operators
-from ..._util import tracing
-from ..._util.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, lookup_backend, without_cse
+from ..._util import torch_private, tracing
+from ..._util.garbage import count_as_old
+from ..._util.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, without_cse
 from ..call import Call, Function, Outcome, gradients, tensors_of
 from ..case import ROUNDINGS, Case
 from ..derived import brief
@@ -165,7 +166,9 @@ def _needed_by_reference(case: Case, calls: list[Call]) -> int:
 def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
     """(the function compiled, how often it was compiled until now); nothing compiled is left behind."""
 
-    backend = lookup_backend("inductor" if case.device.type == "cuda" else "aot_eager")
+    on_gpu = case.device.type == "cuda"
+    backend = torch_private.lookup_backend("inductor") if on_gpu else torch_private.aot_eager()
+    count_as_old()  # what that has imported, since Dynamo collects garbage
     compilations: list[None] = []
 
     def counting(*given: Any, **options: Any) -> Any:
@@ -173,6 +176,7 @@ def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[C
         return backend(*given, **options)
 
     torch.compiler.reset()
+    torch_private.leave_our_modes_alone()  # as it does by itself when it has come to one, and begins again
     try:
         with _told_as_failure("torch.compile"), without_cse():
             wrapped = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
