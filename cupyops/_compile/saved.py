@@ -33,7 +33,7 @@ from .._dispatch.core import forms
 from .._dispatch.core.gpu import gpu
 from .._kernel.launch.executors import executors
 from .._operator.derivation import cache_tag
-from .._util import observed
+from .._util import observed, torch_private
 from . import cudagraphs
 from .runner import Kind, Runner
 
@@ -144,6 +144,7 @@ def kept(graph: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Itera
             config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
             torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
             inductor.patch(unsafe_marked_cacheable_functions={**known, **ours}),
+            torch_private.without_code_generators(),
         ):
             yield
     finally:
