@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch import config
@@ -92,7 +92,7 @@ class Saved(OutputCode):
         mode = detect_fake_mode(example_inputs) or FakeTensorMode()
 
         def load() -> GraphModule:
-            return _recompiled(GraphPickler.loads(self.graph, mode))  # type: ignore[arg-type]
+            return _recompiled(_unpickled(self.graph, mode))
 
         self.runner = self._kept(mode)
         if self.runner is None:
@@ -106,7 +106,7 @@ class Saved(OutputCode):
         if self.programs is None:
             return None
         try:
-            runner = cast(Runner, GraphPickler.loads(self.programs, mode))
+            runner: Runner = _unpickled(self.programs, mode)
         except Exception as error:
             log.info("programs are made again: %s", error)
             return None
@@ -197,3 +197,10 @@ def _pickled(one: GraphModule | Runner) -> bytes | None:
     except Exception as error:
         log.info("a %s is not kept for later processes: %s", type(one).__name__, error)
         return None
+
+
+def _unpickled(pickled: bytes | None, mode: FakeTensorMode) -> Any:
+    """What was pickled; its FakeTensors belong to the mode, and its other tensors are none whatever mode is on."""
+    assert pickled is not None
+    with unset_fake_temporarily():
+        return GraphPickler.loads(pickled, mode)
