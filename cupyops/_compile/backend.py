@@ -147,9 +147,9 @@ class Compiler:
         lowered, exact = self.lowered(graph)
         return Runner(lowered, kind, exact=exact)
 
-    def run(self, runner: Runner) -> Callable[..., Any]:
+    def run(self, runner: Runner, *, kept: bool = False) -> Callable[..., Any]:
         """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
-        runner.prepare_early()
+        runner.prepare_early(simulated=kept)
         run: Callable[..., Any] = runner
         if self.held is not None:
             run = self.held.wrap(runner, runner.graph, kind=runner.kind)

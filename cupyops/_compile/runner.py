@@ -106,12 +106,13 @@ class Runner:
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
-    def prepare_early(self) -> None:
-        """Make the program of the call that the graph was made for while PyTorch compiles, on a GPU."""
-        values = self.symbols.hinted()
-        if self.device.type == "cuda" and self.reason is None and None not in values:
+    def prepare_early(self, *, simulated: bool = False) -> None:
+        """Make the program of the call that the graph was made for while PyTorch compiles, on a GPU or if simulated."""
+        values, is_cuda = self.symbols.hinted(), self.device.type == "cuda"
+        runs = is_cuda or (simulated and _simulate.simulating())
+        if runs and self.reason is None and None not in values:
             program = self.prepare(values)
-            self.only = None if values else program
+            self.only = program if is_cuda and not values else None
 
     def prepare(self, values: tuple[Any, ...]) -> Program | None:
         """Make the program for values and compile its kernels; where that fails, PyTorch runs the graph from now on."""

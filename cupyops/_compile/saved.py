@@ -28,7 +28,6 @@ from torch.fx._graph_pickler import GraphPickler
 from torch.fx._graph_pickler import Options as PickleOptions
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import _simulate
 from .._dispatch.core import forms
 from .._dispatch.core.gpu import gpu
 from .._kernel.launch.executors import executors
@@ -68,10 +67,7 @@ class Saved(OutputCode):
         self.graph = _pickled(graph)  # before the compiler changes it
         self.programs: bytes | None = None
         self.runner: Runner | None = compiler.runner(graph, kind)
-        self.run: Callable[..., Any] | None = compiler.run(self.runner)
-        values = self.runner.symbols.hinted()
-        if _simulate.simulating() and None not in values:  # on a GPU there is a first program already
-            self.runner.make(values)
+        self.run: Callable[..., Any] | None = compiler.run(self.runner, kept=True)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         return self.run(inputs)  # type: ignore[misc]
@@ -99,7 +95,7 @@ class Saved(OutputCode):
             self.runner = compiler.runner(load(), self.kind)
         else:
             self.runner.begin_again(lambda: compiler.lowered(load())[0])
-        self.run = compiler.run(self.runner)
+        self.run = compiler.run(self.runner, kept=True)
 
     def _kept(self, mode: FakeTensorMode) -> Runner | None:
         """The runner with the programs that were kept; None where there are none, or none that can be read."""
