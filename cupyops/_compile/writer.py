@@ -266,7 +266,8 @@ class Writer:
         return [
             *(f"p_{name} = {name}.data_ptr()" for name in held),
             "if not machine.thread.ready: machine.begin()",
-            "slot = spare.pop() if spare else new_slot()",
+            "try: slot = spare.pop()",  # which another thread may have emptied
+            "except IndexError: slot = new_slot()",
             "buffer, parameters, _ = slot",
             f"stream = current_stream({self.index})",
         ]
