@@ -7,7 +7,6 @@ program of is run by PyTorch, with a warning.
 
 from __future__ import annotations
 
-import functools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -57,12 +56,12 @@ def backend(
 
 def _traced(graph: GraphModule, inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
     """The graph through AOTAutograd."""
-    make = functools.partial(_compile, options=chosen, held=cudagraphs.Held() if chosen.cudagraphs else None)
-    with saved.kept(graph, inputs, make, chosen):
+    compiler = Compiler(chosen)
+    with saved.kept(graph, inputs, compiler):
         return aot_autograd(  # type: ignore[no-any-return]
-            fw_compiler=saved.compiler(make, "forward"),
-            bw_compiler=saved.compiler(make, "backward"),
-            inference_compiler=saved.compiler(make, "inference"),
+            fw_compiler=saved.compiling(compiler, "forward"),
+            bw_compiler=saved.compiling(compiler, "backward"),
+            inference_compiler=saved.compiling(compiler, "inference"),
             partition_fn=partition,
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
@@ -126,16 +125,33 @@ def _compares_floats(node: Node) -> bool:
     return any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in metas)
 
 
-def _compile(graph: GraphModule, kind: Kind, *, options: Options, held: cudagraphs.Held | None) -> Callable[..., Any]:
-    """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
-    graph.graph.eliminate_dead_code()
-    fold.apply(graph)
-    exact = options.exact or graph.meta.get(EXACT, _has_comparison(graph))
-    if not exact:
-        patterns.apply_to_calls(graph)  # which may move reads, so before anything is written in place
-    inplace.apply(graph)
-    runner = Runner(graph, kind, exact=exact)
-    runner.prepare_early()
-    run: Callable[..., Any] = runner if held is None else held.wrap(runner, graph, kind=kind)
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+class Compiler:
+    """Makes what runs the graphs of AOTAutograd that one graph of Dynamo becomes."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.held = options, cudagraphs.Held() if options.cudagraphs else None
+
+    def lowered(self, graph: GraphModule) -> tuple[GraphModule, bool]:
+        """The graph as it becomes a program, changed in place, and whether that rounds as eager PyTorch does."""
+        with torch.no_grad(), torch._C._DisableAutocast():  # what is read again may be so in the middle of a call
+            graph.graph.eliminate_dead_code()
+            fold.apply(graph)
+            exact = self.options.exact or graph.meta.get(EXACT, _has_comparison(graph))
+            if not exact:
+                patterns.apply_to_calls(graph)  # which may move reads, so before anything is written in place
+            inplace.apply(graph)
+        return graph, exact
+
+    def runner(self, graph: GraphModule, kind: Kind) -> Runner:
+        """The runner of a graph."""
+        lowered, exact = self.lowered(graph)
+        return Runner(lowered, kind, exact=exact)
+
+    def run(self, runner: Runner, *, kept: bool = False) -> Callable[..., Any]:
+        """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
+        runner.prepare_early(simulated=kept)
+        run: Callable[..., Any] = runner
+        if self.held is not None:
+            run = self.held.wrap(runner, runner.graph, kind=runner.kind)
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run

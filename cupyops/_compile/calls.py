@@ -21,22 +21,32 @@ from .lowering import name_of
 from .size import Real, Size
 from .values import Value
 
-TENSOR = object()  # in the place of tensors among the arguments of a call
+
+class TENSOR:
+    """Stands in the place of tensors among the arguments of a call."""
 
 
-def function_of(call: Call) -> Callable[..., Any]:
+def planned_arguments(call: Call) -> list[Any] | None:
+    """The arguments of a call of ours that is replayed from plans, `TENSOR` for each tensor; None of any other call."""
+    leaves = pytree.tree_leaves(list(call.args))
+    if _inside(call.node.target) is None or call.kwargs or not any(isinstance(one, Value) for one in leaves):
+        return None
+    if any(isinstance(one, (Size, Real)) or (isinstance(one, Value) and one.numel == 0) for one in leaves):
+        return None
+    found: list[Any] = pytree.tree_map(lambda one: TENSOR if isinstance(one, Value) else one, list(call.args))
+    return found
+
+
+def function_of(target: Any, arguments: list[Any] | None) -> Callable[..., Any]:
     """Return the function for a call of the graph: the operator, or for one of ours a function that replays plans."""
-    target: Callable[..., Any] = call.node.target
-    leaves, form = pytree.tree_flatten_with_path(list(call.args))
-    places = [pytree.keystr(path) for path, one in leaves if isinstance(one, Value)]
-    if _inside(target) is None or call.kwargs or not places:
-        return target
-    if any(isinstance(one, (Size, Real)) or (isinstance(one, Value) and one.numel == 0) for _, one in leaves):
-        return target
+    if arguments is None:
+        return target  # type: ignore[no-any-return]
+    leaves, form = pytree.tree_flatten_with_path(arguments)
+    places = [pytree.keystr(path) for path, one in leaves if one is TENSOR]
     try:
-        planned = _planned(target, form, tuple(TENSOR if isinstance(one, Value) else one for _, one in leaves))
+        planned = _planned(target, form, tuple(one for _, one in leaves))
     except TypeError:  # an argument without a hash
-        return target
+        return target  # type: ignore[no-any-return]
     found = eval(f"lambda *args: planned({', '.join(f'args{place}' for place in places)})", {"planned": planned})
     return found  # type: ignore[no-any-return]
 

@@ -26,7 +26,7 @@ def compared(label: str, graph: GraphModule, program: Program, args: list[Any]) 
     """
     given = list(args)
     copies = [_copy(one) for one in given]
-    device = program.lowering.device
+    device = program.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         expected = list(graph(*copies))
     found = program.run(args)

@@ -181,14 +181,11 @@ def _unknown(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _graph(of: Runner) -> CompiledGraph:
-    from .lowering import name_of
-
-    nodes = len(of.graph.graph.nodes)
+    nodes = of.nodes
     program = of.make(of.symbols.hinted())
     if program is None:
         return CompiledGraph(of.kind, nodes, (), (), of.reason or "", "")
-    counts = Counter((name_of(node.target), reason) for node, reason in program.lowering.left)
-    left = tuple(LeftCall(name, count, reason) for (name, reason), count in counts.most_common())
+    left = tuple(LeftCall(name, count, reason) for (name, reason), count in Counter(program.left).most_common())
     return CompiledGraph(of.kind, nodes, tuple(_kernels(program)), left, "", program.source)
 
 

@@ -1,4 +1,7 @@
-"""The program of a graph: what is called in its place, and how it came to be."""
+"""The program of a graph: what is called in its place, and how it came to be.
+
+Pickled, a program is its texts: a later process that is given them needs neither lowering nor schedule to run them.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from .._kernel.kernel import Kernel
 from .._kernel.launch import faults, versions
-from .._util import observed, torch_private
+from .._util import observed
 from ..errors import CupyopsError, LaunchError
-from .kernel_group import Group
-from .lowering import Lowering
+from .lowering import Lowering, name_of
 from .schedule import Schedule
 from .sizes import Sizes
-from .writer import BOUNDARY, Machine, Writer, aligned
+from .writer import Machine, Run, Writer
 
 log = logging.getLogger("cupyops.compile")
-output_code = torch_private.artifact_logger("output_code")  # TORCH_LOGS="output_code"
 
 INCLUDE = '#include "compiled/elements.cuh"\n\n'
 COMPILERS = 8  # threads that NVRTC runs in
@@ -39,29 +39,65 @@ class Program:
     """Program that replaces a graph.
 
     Attributes:
-        source: the Python text of the function.
-        serves: whether it is for calls with given values of the graph's symbols.
-        kernels: the kernel of each launch, in order.
-        lowering, schedule: how it came to be.
+        texts: the forms of the function, without and with the driver; on devices without one there is the first alone.
+        device: whose tensors the kernels compute.
+        symbols, values, constant: names of the graph's symbols, and for which values it was made: for these alone?
+        conditions: what else it takes for granted of them.
+        left: (overload, why no kernel computes it) of each call that stays PyTorch's.
+        origin: gives the graph and its sizes. What is unpickled has to be told it.
     """
 
     def __init__(self, graph: GraphModule, sizes: Sizes | None = None, *, exact: bool = False) -> None:
-        self.lowering = Lowering(graph, sizes, exact=exact)
-        self.schedule = Schedule(self.lowering)
-        for name, one in self.lowering.constants.items():
-            if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.data_ptr() & (BOUNDARY - 1):
-                self.lowering.constants[name] = aligned(one)
-        writer = self._writer()
-        self._in_full = writer.run()
-        self.source = writer.source
-        self.kernels = [kernel for kernel, _ in writer.launches]
-        self._by_driver: Callable[[list[Any]], Sequence[Any]] | None = None
-        self.serves = self.lowering.sizes.serves()
-        output_code.debug("%s", self.text())
+        self.exact, sizes = exact, sizes or Sizes()
+        self.symbols, self.values, self.constant = [*map(str, sizes.places)], [*sizes.values.values()], sizes.constant
+        self.origin: Callable[[], tuple[GraphModule, Sizes]] = lambda: (graph, sizes)
+        self.device = self.lowering.device
+        self.left = [(name_of(node.target), reason) for node, reason in self.lowering.left]
+        forms = (False, True) if self.device.type in MACHINES else (False,)
+        self.texts = [Writer(self.lowering, self.schedule, driver=driver).text for driver in forms]
+        self.conditions = list(sizes.conditions.texts)  # which grow as the texts are written
+        self._by_driver: Run | None = None
 
-    def _writer(self, machine: Machine | None = None) -> Writer:
-        exact = self.lowering.exact
-        return Writer(self.lowering, self.schedule, lambda text, name: kernel_of(text, name, exact), machine)
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = {"origin", "_made", "_in_full", "kernels", "serves"}
+        return {name: one for name, one in vars(self).items() if name not in left_out} | {"_by_driver": None}
+
+    @functools.cached_property
+    def _made(self) -> tuple[Lowering, Schedule]:
+        lowering = Lowering(*self.origin(), exact=self.exact)
+        return lowering, Schedule(lowering)
+
+    @property
+    def lowering(self) -> Lowering:
+        """The values of the graph."""
+        return self._made[0]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps that became of them."""
+        return self._made[1]
+
+    @property
+    def source(self) -> str:
+        """The Python text of the function."""
+        return self.texts[0].source
+
+    @functools.cached_property
+    def kernels(self) -> list[Kernel]:
+        """The kernel of each launch, in order."""
+        return [self._kernel(one.text, one.name) for one in self.texts[0].launches.values()]
+
+    @functools.cached_property
+    def serves(self) -> Callable[..., bool]:
+        """A function that tells if it is for calls with given values of the graph's symbols."""
+        return eval(f"lambda {', '.join(self.symbols)}: {' and '.join(self.conditions) or 'True'}")  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _in_full(self) -> Run:
+        return self.texts[0].bound(self._kernel)
+
+    def _kernel(self, text: str, name: str) -> Kernel:
+        return kernel_of(text, name, self.exact)
 
     def run(self, args: list[Any]) -> Sequence[Any]:
         """The results of the graph, for a list of its inputs, which is emptied."""
@@ -77,9 +113,8 @@ class Program:
         """A run whose launches are checked in full; on a GPU the first, after which they go to the driver."""
         with versions.in_role():  # AOTAutograd raises the versions of what is written, where autograd is to see it
             result = self._in_full(args)
-        machine = MACHINES.get(self.lowering.device.type)
-        if self._by_driver is None and machine is not None and not faults.debug:
-            self._by_driver = self._writer(machine(self.lowering.device)).run()
+        if self._by_driver is None and len(self.texts) > 1 and not faults.debug:
+            self._by_driver = self.texts[1].bound(self._kernel, MACHINES[self.device.type](self.device))
         return result
 
     def _explained(self, error: Exception) -> Exception:
@@ -93,15 +128,15 @@ class Program:
 
     def text(self) -> str:
         """The kernels, each once, and the function that launches them: what `TORCH_LOGS=output_code` prints."""
-        kernels = [unit.kernel for unit in self.schedule.units if isinstance(unit, Group) and unit.kernel is not None]
-        return "\n".join([*dict.fromkeys(kernel.text for kernel in kernels), self.source])
+        return "\n".join([*dict.fromkeys(one.text for one in self.texts[0].launches.values()), self.source])
 
     def compile(self, arch: str) -> None:
-        """Compile all kernels for an architecture, several at a time.
+        """Make the function, and compile all its kernels for an architecture, several at a time.
 
         Raises:
             CompileError: NVRTC refuses one.
         """
+        self._in_full  # noqa: B018
         distinct = list({id(k): k for k in self.kernels}.values())
         with ThreadPoolExecutor(COMPILERS) as pool:
             list(pool.map(lambda kernel: kernel.instance().binary(arch), distinct))

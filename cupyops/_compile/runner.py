@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import warnings
@@ -16,13 +17,14 @@ from torch.fx import GraphModule
 from .. import _simulate
 from .._kernel.kernel import executors
 from .._kernel.launch import faults
-from .._util import observed, settings, tracing
+from .._util import observed, settings, torch_private, tracing
 from . import debug
-from .lowering import Unsupported, device_of, name_of
+from .lowering import Unsupported, device_of
 from .program import Program
 from .sizes import Sizes, Symbols
 
 log = logging.getLogger("cupyops.compile")
+output_code = torch_private.artifact_logger("output_code")  # TORCH_LOGS="output_code"
 
 Kind = Literal["forward", "backward", "inference"]
 MOST_KEPT = 64
@@ -43,17 +45,21 @@ class Runner:
 
     Attributes:
         kind: "forward", "backward", or "inference" of a graph without gradient.
+        nodes: number of the graph's nodes.
         programs: each for the sizes that it `serves`; of a graph without symbols there is one.
         reason: why PyTorch runs the graph, if it does.
     """
 
     def __init__(self, graph: GraphModule, kind: Kind, *, exact: bool) -> None:
         self.graph, self.kind, self.exact = graph, kind, exact
-        self.device = device_of(graph)
+        self.device, self.nodes = device_of(graph), len(graph.graph.nodes)
         self.symbols = Symbols(graph)
         self.programs: list[Program] = []
-        self.only: Program | None = None  # of a graph without symbols on a GPU
         self.reason = self._unfit()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.only: Program | None = None  # of a graph without symbols on a GPU
         self._known: dict[tuple[Any, ...], Program] = {}
         self._seen: set[tuple[Any, ...]] = set()  # values without a program
         self._preparing = threading.RLock()
@@ -63,8 +69,28 @@ class Runner:
         for listen in listeners:
             listen(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("kind", "exact", "device", "nodes", "symbols", "programs", "reason")
+        return {name: vars(self)[name] for name in kept}
+
+    def begin_again(self, load: Callable[[], GraphModule]) -> None:
+        """Make an unpickled runner run, which has programs; `load` gives the graph, should they not do."""
+        self._load = load
+        for program in self.programs:
+            program.origin = functools.partial(self._origin, program)
+            self._enter(program)
+        self._begin()
+
+    def _origin(self, program: Program) -> tuple[GraphModule, Sizes]:
+        return self.graph, Sizes(self.symbols, program.values, constant=program.constant)
+
+    @functools.cached_property
+    def graph(self) -> GraphModule:
+        """The graph."""
+        return self._load()
+
     def __str__(self) -> str:
-        return f"a {self.kind} graph of {len(self.graph.graph.nodes)} nodes"
+        return f"a {self.kind} graph of {self.nodes} nodes"
 
     def _unfit(self) -> str | None:
         """Return why no program can run the graph, whatever its calls, or None."""
@@ -80,10 +106,13 @@ class Runner:
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
-    def prepare_early(self) -> None:
-        """Compile the kernels of a graph without symbols while PyTorch compiles, on a GPU."""
-        if self.device.type == "cuda" and not self.symbols.places and self.reason is None:
-            self.only = self.prepare(())
+    def prepare_early(self, *, simulated: bool = False) -> None:
+        """Make the program of the call that the graph was made for while PyTorch compiles, on a GPU or if simulated."""
+        values, is_cuda = self.symbols.hinted(), self.device.type == "cuda"
+        runs = is_cuda or (simulated and _simulate.simulating())
+        if runs and self.reason is None and None not in values:
+            program = self.prepare(values)
+            self.only = program if is_cuda and not values else None
 
     def prepare(self, values: tuple[Any, ...]) -> Program | None:
         """Make the program for values and compile its kernels; where that fails, PyTorch runs the graph from now on."""
@@ -115,10 +144,14 @@ class Runner:
                 return None
             self.programs.append(program)
             self._known[values] = program
+        self._enter(program)
+        return program
+
+    def _enter(self, program: Program) -> None:
         programs.append(program)
         del programs[:-MOST_KEPT]
-        log.info("%s: %s%s", self, summary(program), program.lowering.sizes)
-        return program
+        log.info("%s: %s", self, summary(program))
+        output_code.debug("%s", program.text())
 
     def _made(self, values: tuple[Any, ...]) -> Program:
         """A program with sizes as numbers of its kernels; where that cannot be, with the values of this call in them."""
@@ -220,7 +253,7 @@ def _is_capturing(device: torch.device) -> bool:
 
 def _left(program: Program) -> str:
     """The calls that stay PyTorch's, in words."""
-    counts = Counter(name_of(node.target) for node, _ in program.lowering.left)
+    counts = Counter(name for name, _ in program.left)
     named = ", ".join(f"{name} x {count}" if count > 1 else name for name, count in counts.most_common())
     return f"by PyTorch: {named}" if named else ""
 
@@ -230,4 +263,5 @@ def summary(program: Program) -> str:
     distinct = len({id(kernel) for kernel in program.kernels})
     text = f"{len(program.kernels)} kernels, {distinct} of them distinct"
     left = _left(program)
-    return f"{text}; {left}" if left else text
+    where = f"where {' and '.join(program.conditions)}" if program.conditions else ""
+    return "; ".join(filter(None, (text, left, where)))

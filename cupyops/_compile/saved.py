@@ -2,7 +2,8 @@
 
 To trace a model, derive its backward and divide the two takes most of a first step. AOTAutograd keeps what that gave under
 a key of Dynamo's graph, the inputs, PyTorch's settings and the tag of `cache_tag`, in the folder that Inductor has for it.
-An entry holds the two graphs. Their programs are made again, which is quick, and their kernels come from the kernel cache.
+An entry holds the two graphs and their programs, and the kernel cache their kernels. A program runs without its graph, which
+is read where somebody asks for it: for sizes that no program serves, CUDA graphs, `explain_compile` or `CUPYOPS_DEBUG`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch import config
@@ -27,41 +28,46 @@ from torch.fx._graph_pickler import GraphPickler
 from torch.fx._graph_pickler import Options as PickleOptions
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._dispatch.core import forms
+from .._dispatch.core.gpu import gpu
 from .._kernel.launch.executors import executors
 from .._operator.derivation import cache_tag
-from .._util import observed
+from .._util import observed, torch_private
 from . import cudagraphs
-from .runner import Kind
+from .runner import Kind, Runner
+
+if TYPE_CHECKING:
+    from .backend import Compiler
 
 log = logging.getLogger("cupyops.compile")
-
-Make = Callable[[GraphModule, Kind], Callable[..., Any]]
 
 PACKAGE = __name__.partition(".")[0]
 READ = ("val", "original_aten", "stack_trace")  # what is read of a node's meta
 
 
 class UnderWay(threading.local):
-    """The function that makes what runs a graph, while this thread compiles a graph of Dynamo."""
+    """The compiler of the graph of Dynamo that this thread compiles."""
 
-    make: Make | None = None
+    compiler: Compiler | None = None
 
 
 _under_way = UnderWay()
 
 
 class Saved(OutputCode):
-    """A function that runs a graph of AOTAutograd, called with the list of its inputs; pickled, it is the graph alone."""
+    """A function that runs a graph of AOTAutograd, called with the list of its inputs; pickled, graph and programs alone."""
 
-    def __init__(self, graph: GraphModule, kind: Kind, make: Make) -> None:
+    def __init__(self, graph: GraphModule, kind: Kind, compiler: Compiler) -> None:
         super().__init__()
         self._boxed_call = True
         self.kind: Kind = kind
         graph.meta[cudagraphs.STATIONARY] = cudagraphs.stationary(graph)
         if kind == "backward":
             _may_run_again()
-        self.graph = _pickled(graph)  # before `make` changes it
-        self.run: Callable[..., Any] | None = make(graph, kind)
+        self.graph = _pickled(graph)  # before the compiler changes it
+        self.programs: bytes | None = None
+        self.runner: Runner | None = compiler.runner(graph, kind)
+        self.run: Callable[..., Any] | None = compiler.run(self.runner, kept=True)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         return self.run(inputs)  # type: ignore[misc]
@@ -70,38 +76,62 @@ class Saved(OutputCode):
         """PyTorch calls it of a copy that it is about to pickle."""
         if self.graph is None:
             raise BypassAOTAutogradCache("its graph cannot be pickled")
-        self.run = None
+        assert self.runner is not None
+        if self.runner.programs and self.runner.reason is None:
+            self.programs = _pickled(self.runner)
+        self.run = self.runner = None
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
         """PyTorch calls it of what it has read from the cache."""
-        assert self.graph is not None and _under_way.make is not None
+        compiler = _under_way.compiler
+        assert self.graph is not None and compiler is not None
         mode = detect_fake_mode(example_inputs) or FakeTensorMode()
-        graph = GraphPickler.loads(self.graph, mode)
-        assert isinstance(graph, GraphModule)
-        graph.recompile()
-        self.run = _under_way.make(graph, self.kind)
+
+        def load() -> GraphModule:
+            return _recompiled(_unpickled(self.graph, mode))
+
+        self.runner = self._kept(mode)
+        if self.runner is None:
+            self.runner = compiler.runner(load(), self.kind)
+        else:
+            self.runner.begin_again(lambda: compiler.lowered(load())[0])
+        self.run = compiler.run(self.runner, kept=True)
+
+    def _kept(self, mode: FakeTensorMode) -> Runner | None:
+        """The runner with the programs that were kept; None where there are none, or none that can be read."""
+        if self.programs is None:
+            return None
+        try:
+            runner: Runner = _unpickled(self.programs, mode)
+        except Exception as error:
+            log.info("programs are made again: %s", error)
+            return None
+        for text in (text for program in runner.programs for text in program.texts):
+            for constant in text.constants.values():
+                _recompiled(constant)
+        return runner
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Take nothing: there are no kernels of Triton."""
 
 
-def compiler(make: Make, kind: Kind) -> Callable[..., Any]:
-    """The compiler of a kind of graphs, inside `kept` in the form of which AOTAutograd keeps what it gives."""
-    if _under_way.make is None:
-        return lambda graph, inputs: make(graph, kind)
-    return SerializableAOTDispatchCompiler(Saved, lambda graph, inputs: Saved(graph, kind, make))
+def compiling(compiler: Compiler, kind: Kind) -> Callable[..., Any]:
+    """The function that compiles a kind of graphs, inside `kept` one of which AOTAutograd keeps what it gives."""
+    if _under_way.compiler is None:
+        return lambda graph, inputs: compiler.run(compiler.runner(graph, kind))
+    return SerializableAOTDispatchCompiler(Saved, lambda graph, inputs: Saved(graph, kind, compiler))
 
 
 @contextlib.contextmanager
-def kept(graph: GraphModule, inputs: Sequence[Any], make: Make, options: object) -> Iterator[None]:
-    """While a graph of Dynamo is compiled: have AOTAutograd keep the graphs, and make programs of those that it has kept."""
+def kept(graph: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Iterator[None]:
+    """While a graph of Dynamo is compiled: have AOTAutograd keep what becomes of it, and take what it has kept."""
     is_on = config.enable_autograd_cache and not torch.compiler.config.force_disable_caches
     if not is_on or any(map(is_traceable_wrapper_subclass, inputs)):
         yield
         return
     cache_tag.put()
-    before, _under_way.make = _under_way.make, make
-    tag = f"{torch.compiler.config.cache_key_tag}|{options}|{_settings()}"
+    before, _under_way.compiler = _under_way.compiler, compiler
+    tag = f"{torch.compiler.config.cache_key_tag}|{compiler.options}|{_settings(inputs)}"
     ours = {name: tag for name in map(_function_of_ours, graph.graph.nodes) if name}
     known = inductor.unsafe_marked_cacheable_functions
     try:
@@ -110,14 +140,15 @@ def kept(graph: GraphModule, inputs: Sequence[Any], make: Make, options: object)
             config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
             torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
             inductor.patch(unsafe_marked_cacheable_functions={**known, **ours}),
+            torch_private.without_code_generators(),
         ):
             yield
     finally:
-        _under_way.make = before
+        _under_way.compiler = before
 
 
-def _settings() -> tuple[Any, ...]:
-    """Settings that tracing reads and that PyTorch's own key does not hold."""
+def _settings(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What graphs and programs depend on and PyTorch's own key does not hold."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     attention = (
         cuda.flash_sdp_enabled(),
@@ -125,7 +156,9 @@ def _settings() -> tuple[Any, ...]:
         cuda.cudnn_sdp_enabled(),
         cuda.math_sdp_enabled(),
     )
-    return *attention, cudnn.allow_tf32, observed.prefers_library, getattr(executors.get("cpu"), "arch", None)
+    gpus = {str(gpu(one.device)): None for one in inputs if isinstance(one, torch.Tensor)}
+    arch = getattr(executors.get("cpu"), "arch", None)
+    return *attention, cudnn.allow_tf32, observed.prefers_library, arch, forms.asked(), *gpus
 
 
 def _function_of_ours(node: Node) -> str:
@@ -145,10 +178,25 @@ def _may_run_again() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _pickled(graph: GraphModule) -> bytes | None:
+def _recompiled(value: Any) -> Any:
+    """A constant as it is, but a graph with its code, which is not pickled, and that of the graphs that it calls."""
+    for module in value.modules() if isinstance(value, GraphModule) else ():
+        if isinstance(module, GraphModule):
+            module.recompile()
+    return value
+
+
+def _pickled(one: GraphModule | Runner) -> bytes | None:
     try:
         with unset_fake_temporarily():
-            return GraphPickler.dumps(graph, PickleOptions(ops_filter=None, node_metadata_key_filter=READ.__contains__))
+            return GraphPickler.dumps(one, PickleOptions(ops_filter=None, node_metadata_key_filter=READ.__contains__))
     except Exception as error:
-        log.info("a graph is not kept for later processes: %s", error)
+        log.info("a %s is not kept for later processes: %s", type(one).__name__, error)
         return None
+
+
+def _unpickled(pickled: bytes | None, mode: FakeTensorMode) -> Any:
+    """What was pickled; its FakeTensors belong to the mode, and its other tensors are none whatever mode is on."""
+    assert pickled is not None
+    with unset_fake_temporarily():
+        return GraphPickler.loads(pickled, mode)

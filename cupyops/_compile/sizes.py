@@ -82,15 +82,6 @@ class Sizes:
         """Integers of the graph."""
         return tuple(self.number(n) for n in values)
 
-    def __str__(self) -> str:
-        """List the assumptions, as the end of a sentence in the log."""
-        return f"; where {' and '.join(self.conditions.texts)}" if self.conditions.texts else ""
-
-    def serves(self) -> Callable[..., bool]:
-        """Return a function of the symbols' values that tells whether the assumptions hold."""
-        names = ", ".join(map(str, self.places))
-        return eval(f"lambda {names}: {' and '.join(self.conditions.texts) or 'True'}")  # type: ignore[no-any-return]
-
     def _fixed(self, expression: Any, kind: Callable[[Any], Any]) -> Any:
         """The value of an expression, and the program is for these values of its symbols alone."""
         for symbol in expression.free_symbols:

@@ -3,6 +3,8 @@
 It is written twice. The first form launches through `Kernel`, which checks all there is to check: it runs in the simulator,
 under `cupyops.trace()` and `CUPYOPS_DEBUG`, and once on a GPU, where it loads the kernels. The second form has their handles
 and gives addresses to the driver: a launch with its allocation takes Python a third of the time.
+
+Either is a `Text`, which can be pickled; `Text.bound` makes the function.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,6 +41,9 @@ BOUND: dict[Any, Any] = {
     torch.ops.aten.baddbmm.default: torch.baddbmm,
     torch.ops.aten.convolution.default: torch.convolution,
 }
+
+
+Run = Callable[[list[Any]], Sequence[Any]]
 
 
 class Thread(threading.local):
@@ -67,10 +73,13 @@ class Machine:
         self.thread.ready = True
 
 
-def elsewhere(index: int, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def on_device(index: int, run: Run) -> Run:
     """`run`, with its device as the current one."""
+    current = torch_private.current_device
 
-    def on_its_device(args: list[Any]) -> Any:
+    def on_its_device(args: list[Any]) -> Sequence[Any]:
+        if current() == index:
+            return run(args)
         with torch.cuda.device(index):
             return run(args)
 
@@ -93,32 +102,76 @@ def slots(arguments: int) -> tuple[list[Any], Callable[[], tuple[Any, int, Any]]
     return [], new
 
 
+class Launch(NamedTuple):
+    """A kernel that a text launches: its CUDA C and name, grid and block; no grid where that follows from sizes."""
+
+    text: str
+    name: str
+    grid: tuple[int, ...] | None
+    block: int
+
+
+@dataclass
+class Text:
+    """A form of the function, and what it calls by name.
+
+    Attributes:
+        source: Python.
+        constants: name -> tensor of the graph, or another object.
+        launches: name -> kernel, in order.
+        calls: name -> target of a call, and what `calls.planned_arguments` says of it.
+    """
+
+    source: str = ""
+    constants: dict[str, Any] = field(default_factory=dict)
+    launches: dict[str, Launch] = field(default_factory=dict)
+    calls: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def bound(self, kernel_of: Callable[[str, str], Kernel], machine: Machine | None = None) -> Run:
+        """The function: the first form, or with a machine the second."""
+        scope: dict[str, Any] = {one.__name__: one for one in (restrided, aligned, fitting, slots, struct, torch)}
+        scope |= {"empty": torch.empty_strided, "keeps_graph": torch_private.keeps_graph}
+        for name, constant in self.constants.items():
+            strided = isinstance(constant, torch.Tensor) and constant.layout is torch.strided
+            scope[name] = aligned(constant) if strided and constant.data_ptr() & (BOUNDARY - 1) else constant
+        for name, launch in self.launches.items():
+            kernel = kernel_of(launch.text, launch.name)
+            if machine is not None:
+                configuration = Configuration.of(launch.grid or 1, launch.block)
+                scope[name], scope[f"h{name}"] = machine.launcher(kernel, configuration)
+            else:
+                scope[name] = kernel if launch.grid is None else kernel[launch.grid, launch.block]
+        for name, (target, arguments) in self.calls.items():
+            function = calls.function_of(target, arguments)
+            scope[name] = function if machine is None else BOUND.get(function, function)
+        if machine is not None:
+            scope |= {
+                "empty": machine.empty,
+                "view": machine.view,
+                "current_stream": machine.stream,
+                "machine": machine,
+            }
+        exec(compile(self.source, "<cupyops program>", "exec"), scope)
+        run: Run = scope["run"]
+        return run if machine is None or not machine.several else on_device(machine.index, run)
+
+
 class Writer:
     """Writes the function of a program: (line, names that it reads, names that it makes), then when each name is dead.
 
     Args:
         lowering, schedule: of the graph.
-        kernel_of: gives the kernel of a text and a name.
-        machine: how the second form launches; None for the first form.
+        driver: write the second form.
 
     Attributes:
-        scope: what the text calls by name.
-        launches: (kernel, configuration) in order.
-        source: the text, once it is written.
+        text: what is written.
     """
 
-    def __init__(
-        self,
-        lowering: Lowering,
-        schedule: Schedule,
-        kernel_of: Callable[[str, str], Kernel],
-        machine: Machine | None = None,
-    ) -> None:
-        self.lowering, self.units, self.machine = lowering, schedule.units, machine
-        self.kernel_of = kernel_of
-        self.scope: dict[str, Any] = {"torch": torch, "empty": torch.empty_strided, **self.lowering.constants}
-        self.scope |= {one.__name__: one for one in (restrided, aligned, fitting)}
-        self.launches: list[tuple[Kernel, Configuration]] = []
+    def __init__(self, lowering: Lowering, schedule: Schedule, *, driver: bool = False) -> None:
+        self.lowering, self.units, self.driver = lowering, schedule.units, driver
+        self.index = lowering.device.index or 0
+        self.text = Text(constants=dict(lowering.constants))
+        self.head: list[str] = []  # before the function
         self.body: list[tuple[str, list[str], list[str]]] = []
         self.constants: dict[str, Any] = {}
         self.views: dict[Any, str] = {}
@@ -129,17 +182,9 @@ class Writer:
         # inputs that calls take as they were given: those that they overwrite, and those of whose storage they speak
         self.called = {u.args[0].name for u in self.lowering.calls if u.target is not None or _by_storage(u)}
         self.overwritten = {s.buffer.name for s in self.lowering.stores if s.overwrites}
+        self.text.source = self._source()
 
-    def run(self) -> Callable[[list[Any]], Sequence[Any]]:
-        """The function."""
-        self.source = self._text()
-        exec(compile(self.source, "<cupyops program>", "exec"), self.scope)
-        run: Callable[[list[Any]], Sequence[Any]] = self.scope["run"]
-        if self.machine is not None:
-            self.scope["elsewhere"] = elsewhere(self.machine.index, run)
-        return run
-
-    def _text(self) -> str:
+    def _source(self) -> str:
         for unit in self.units:
             self.number += 1
             if isinstance(unit, Group):
@@ -150,7 +195,7 @@ class Writer:
         result = [self._argument(one, reads, returned=True) for one in self.lowering.outputs]
         returned = set(reads) | {f"{name}_given" for name in self.targets | self.called}
         dead = self._dead(returned)
-        lines = ["def run(args):", *("    " + line for line in (*self._inputs(), *self._machine_begins()))]
+        lines = ["def run(args):", *("    " + line for line in (*self._inputs(), *self._driver_begins()))]
         for n, (line, _, _) in enumerate(self.body):
             lines.append("    " + line)
             if dead.get(n):
@@ -161,7 +206,7 @@ class Writer:
         lines = named(lines, lambda size: sizes.setdefault(size, f"z{len(sizes)}"))
         at = lines.index("    " + SIZES)
         lines[at : at + 1] = ["    " + line for line in self._sizes(sizes)]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*dict.fromkeys(self.head), *lines]) + "\n"
 
     def _sizes(self, names: dict[Any, str]) -> list[str]:
         """The symbols from the arguments, and the sizes that the text names."""
@@ -188,9 +233,6 @@ class Writer:
     def _inputs(self) -> list[str]:
         """Unpack the arguments; give kernels the strides and the alignment that they were written for."""
         inputs, lines = self.lowering.inputs, []
-        if self.machine is not None and self.machine.several:
-            self.scope["current_device"] = torch_private.current_device
-            lines.append(f"if current_device() != {self.machine.index}: return elsewhere(args)")
         lines += [f"{', '.join(map(_name, inputs))}, = args"] if inputs else []
         lines += [SIZES, "args.clear()"]
         taken = [b for b in inputs if isinstance(b, Buffer) and b.name in self.in_kernels]
@@ -199,7 +241,6 @@ class Writer:
             return lines
         kept = [b.name for b in taken if b.name in self.overwritten]
         if kept:  # backward may run again, and needs them then
-            self.scope["keeps_graph"] = torch_private.keeps_graph
             copies = "; ".join(f"{name} = aligned({name})" for name in kept)
             lines.append(f"if keeps_graph(): {copies}")
         every = "".join(f"{b.name}, " for b in taken)
@@ -209,35 +250,34 @@ class Writer:
         if wrong:
             lines.append(f"if {' or '.join(wrong)}: {mend}")
         take = "; ".join(f"p_{b.name} = {b.name}.data_ptr()" for b in taken)
-        lines += [take] if self.machine is not None else []
-        address, again = ("{}.data_ptr()", "") if self.machine is None else ("p_{}", f"; {take}")
+        lines += [take] if self.driver else []
+        address, again = ("p_{}", f"; {take}") if self.driver else ("{}.data_ptr()", "")
         wide = [address.format(b.name) for b in taken if b.numel > 1]  # vectors are of several elements
         if wide:
             lines.append(f"if ({' | '.join(wide)}) & {BOUNDARY - 1}: {mend}{again}")
         return lines
 
-    def _machine_begins(self) -> list[str]:
-        machine = self.machine
-        if machine is None or not self.launches:
+    def _driver_begins(self) -> list[str]:
+        if not self.driver or not self.text.launches:
             return []
         most = max(len(g.kernel.arguments) + len(g.kernel.numbers) for g in self.groups)  # type: ignore[union-attr]
-        self.scope["slots"], self.scope["new_slot"] = slots(most)
-        self.scope["current_stream"], self.scope["machine"] = machine.stream, machine
+        self.head.append(f"spare, new_slot = slots({most})")
         held = [name for name in self.lowering.constants if name in self.in_kernels]
         return [
             *(f"p_{name} = {name}.data_ptr()" for name in held),
             "if not machine.thread.ready: machine.begin()",
-            "slot = slots.pop() if slots else new_slot()",
+            "try: slot = spare.pop()",  # which another thread may have emptied
+            "except IndexError: slot = new_slot()",
             "buffer, parameters, _ = slot",
-            f"stream = current_stream({machine.index})",
+            f"stream = current_stream({self.index})",
         ]
 
     def _ends(self) -> list[str]:
         """Copy back what was computed in copies of inputs. AOTAutograd raises the versions of inputs."""
         written = [b.name for b in self.lowering.inputs if isinstance(b, Buffer) and b.name in self.targets]
         lines = [f"if {name} is not {name}_given: {name}_given.copy_({name})" for name in written]
-        if self.machine is not None and self.launches:
-            lines.append("slots.append(slot)")
+        if self.driver and self.text.launches:
+            lines.append("spare.append(slot)")
         return lines
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -249,33 +289,29 @@ class Writer:
             self._allocate(b)
         if not any(s.buffer.numel for s in kernel.outputs):
             return
-        compiled = self.kernel_of(kernel.text, kernel.name)
         grid = kernel.grid if kernel.grid[1] > 1 else kernel.grid[:1]
         sized = any(isinstance(size, Size) for size in grid)
-        configuration = Configuration.of(tuple(map(value_of, grid)), kernel.block)
-        self.launches.append((compiled, configuration))
-        arguments, numbers = [b.name for b in kernel.arguments], [str(n) for n in kernel.numbers]
+        Configuration.of(tuple(map(value_of, grid)), kernel.block)  # which raises where no GPU can launch that
         name = f"k{self.number}"
-        if self.machine is None:
-            self.scope[name] = compiled if sized else compiled[configuration.grid, kernel.block]
+        self.text.launches[name] = Launch(kernel.text, kernel.name, None if sized else grid, kernel.block)
+        arguments, numbers = [b.name for b in kernel.arguments], [str(n) for n in kernel.numbers]
+        if not self.driver:
             launch = f"{name}[{grid}, {kernel.block}]" if sized else name
             self.body.append((f"{launch}({', '.join([*arguments, *numbers])})", arguments, []))
             return
-        self.scope[name], self.scope[f"h{self.number}"] = self.machine.launcher(compiled, configuration)
         kinds = "".join("d" if isinstance(n, Real) else "q" for n in kernel.numbers)
         pack = f"pack{len(arguments)}{kinds}"
-        self.scope[pack] = struct.Struct(f"<{len(arguments)}Q{kinds}").pack_into
-        dims = ", ".join(map(str, (*grid, *configuration.grid[len(grid) :], *configuration.block, 0)))
+        self.head.append(f'{pack} = struct.Struct("<{len(arguments)}Q{kinds}").pack_into')
+        dims = ", ".join(map(str, (*grid, *(3 - len(grid)) * (1,), kernel.block, 1, 1, 0)))
         addresses = ", ".join([*(f"p_{one}" for one in arguments), *numbers])
-        line = f"{pack}(buffer, 0, {addresses}); {name}(h{self.number}, {dims}, stream, parameters, 0)"
+        line = f"{pack}(buffer, 0, {addresses}); {name}(h{name}, {dims}, stream, parameters, 0)"
         self.body.append((line, arguments, []))
 
     def _allocate(self, b: Buffer) -> None:
-        if self.machine is None:
+        if not self.driver:
             device = self._constant(b.device)
             line = f"{b.name} = empty({tuple(b.shape)}, {tuple(b.strides)}, dtype={b.dtype}, device={device})"
         else:
-            self.scope["empty"] = self.machine.empty
             line = f"{b.name} = empty({tuple(b.shape)}, {tuple(b.strides)}, {self._constant(b.dtype)})"
             if b.name in self.in_kernels:
                 line += f"; p_{b.name} = {b.name}.data_ptr()"
@@ -289,8 +325,7 @@ class Writer:
             arguments[0] = f"{name}_given" if name in self.in_kernels else name  # kernels may read a copy of it
         arguments += [f"{key}={self._argument(a, reads)}" for key, a in unit.kwargs.items()]
         function = f"f{self.number}"
-        target = calls.function_of(unit)
-        self.scope[function] = target if self.machine is None else BOUND.get(target, target)
+        self.text.calls[function] = unit.node.target, calls.planned_arguments(unit)
         call = f"{function}({', '.join(arguments)})"
         if () in unit.outputs:
             self._receive(unit.outputs[()], call, reads)
@@ -310,7 +345,7 @@ class Writer:
             line = f"if {name} is not None and {strides}: {name} = restrided({name}, {made.strides})"
             self.body.append((line, [name], [name]))
         if name in self.in_kernels:
-            if self.machine is None:
+            if not self.driver:
                 line = f"if {name}.data_ptr() & {BOUNDARY - 1}: {name} = aligned({name})"
             else:
                 self.body.append((f"p_{name} = {name}.data_ptr()", [name], []))
@@ -324,7 +359,7 @@ class Writer:
             if type(one) is type(value) and (one is value or (isinstance(value, torch.device) and one == value)):
                 return name
         name = f"c{len(self.constants)}"
-        self.constants[name] = self.scope[name] = value
+        self.constants[name] = self.text.constants[name] = value
         return name
 
     def _argument(self, value: Any, reads: list[str], returned: bool = False) -> str:
@@ -355,12 +390,11 @@ class Writer:
         offset = number(value.meta.storage_offset())
         offset -= number(base.meta.storage_offset()) if base.meta is not None else 0
         # what is returned shares the version counter of its base, as a view of autograd does; what a call reads need not
-        cheap = self.machine is not None and not returned
+        cheap = self.driver and not returned
         key = (buffer.name, value.shape, value.strides, offset, cheap)
         if key not in self.views:
             name = self.views[key] = f"v{len(self.views)}"
             if cheap:
-                self.scope["view"] = self.machine.view  # type: ignore[union-attr]
                 line = f"{name} = view({buffer.name}, {tuple(value.shape)}, {tuple(value.strides)}, {offset})"
             else:
                 start = f"{buffer.name}.storage_offset() + {offset}" if isinstance(base, Buffer) else str(offset)

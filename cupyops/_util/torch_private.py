@@ -450,3 +450,23 @@ def without_cse() -> AbstractContextManager[None]:
 
     found: AbstractContextManager[None] = config.patch(cse=False)
     return found
+
+
+@contextmanager
+def without_code_generators() -> Iterator[None]:
+    """Have the key of a compiled graph say nothing of Inductor's code generators: for that alone it imports them all."""
+    from torch._inductor import codecache
+
+    nothing: dict[str, Any] = {
+        "init_backend_registration": lambda: None,
+        "custom_backend_passes": {},
+        "custom_backend_codegen_configs": {},
+    }
+    before = {name: getattr(codecache, name) for name in nothing if hasattr(codecache, name)}
+    try:
+        for name in before:
+            setattr(codecache, name, nothing[name])
+        yield
+    finally:
+        for name, one in before.items():
+            setattr(codecache, name, one)

@@ -341,7 +341,7 @@ def runner_of_sizes(monkeypatch, serves):
     found, made = runner.Runner(torch.fx.GraphModule({}, graph), "forward", exact=False), []
 
     class Made:
-        kernels, lowering = [], type("Lowering", (), {"left": [], "sizes": ""})
+        kernels = left = conditions = ()
 
         def __init__(self, graph, sizes, exact):
             (size,) = sizes.values.values()
@@ -350,6 +350,9 @@ def runner_of_sizes(monkeypatch, serves):
 
         def compile(self, arch):
             pass
+
+        def text(self):
+            return ""
 
     monkeypatch.setattr(runner, "Program", Made)
     monkeypatch.setattr(found.symbols, "places", {"s": (0, None)})

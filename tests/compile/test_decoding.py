@@ -80,7 +80,7 @@ def outputs(result):
 
 
 def called():
-    return [str(node.target) for program in programs for node, _ in program.lowering.left]
+    return [name for program in programs for name, _ in program.left]
 
 
 def compare(function, tensors, position, mask, dtype, grad_mode=torch.no_grad):

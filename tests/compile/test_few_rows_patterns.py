@@ -7,7 +7,6 @@ from compiled import compiled
 
 import cupyops
 from cupyops._compile.backend import programs
-from cupyops._compile.lowering import name_of
 from cupyops._dispatch.gemm import few_rows
 
 HALF, WIDTH = torch.bfloat16, 64
@@ -44,7 +43,7 @@ def called(function, *given):
         assert ours.shape == theirs.shape and ours.dtype is theirs.dtype
         error, allowed = ((one.double() - right).norm() for one in (ours, theirs))
         assert error <= 2 * allowed + 1e-6 * right.norm()
-    return sorted(name_of(node.target) for program in programs for node, _ in program.lowering.left)
+    return sorted(name for program in programs for name, _ in program.left)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)

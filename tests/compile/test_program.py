@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from compiled import compiled, copied, programs, run
 from plan_driver import Known
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler, Options
 
 import cupyops
 from cupyops._compile import writer
@@ -116,6 +118,21 @@ def test_sizes_go_to_the_driver_as_numbers(driver):
         x = rand(rows, columns).detach()
         torch.testing.assert_close(fast(x, 1.5 / rows), function(x, 1.5 / rows))
     assert len(driver.launches) == 3 * len(programs[-1].kernels)
+
+
+def test_an_unpickled_program_goes_to_the_driver_too(driver):
+    def function(x, w):
+        return F.softmax(F.linear(x, w), -1) * 2
+
+    x, w = rand(8, 64).detach(), rand(16, 64).detach()
+    fast = compiled(function)
+    want, program = fast(x, w), programs[-1]
+    again = GraphPickler.loads(GraphPickler.dumps(program, Options(ops_filter=None)), FakeTensorMode())
+    assert again.texts == program.texts and again.kernels == program.kernels
+    for _ in range(3):
+        (found,) = again.run([x, w])
+        assert torch.equal(found, want)
+    assert len(driver.launches) == 2 * len(program.kernels) > 0
 
 
 def test_results_are_those_of_eager(driver):
@@ -237,7 +254,7 @@ def test_the_device_of_the_graph_is_made_current(driver, monkeypatch):
     for _ in range(3):
         fast(torch.ones(32))
     assert len(asked) == 2
-    moved = writer.elsewhere(3, lambda args: args)
+    moved = writer.on_device(3, lambda args: args)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "device", lambda index: asked.append(index) or torch.no_grad())
         assert moved([1]) == [1]

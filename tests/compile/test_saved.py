@@ -12,6 +12,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import cupyops
 from cupyops._compile.backend import backend
+from cupyops._compile.lowering import name_of
+from cupyops._compile.rules import RULES
+from cupyops._compile.saved import Saved
 from tests.support.processes import run_python
 
 
@@ -63,6 +66,95 @@ def test_the_second_time_graphs_are_served_and_run_as_kernels(graphs):
     torch.testing.assert_close(second, first, rtol=0, atol=0)
     want = normed(*tensors(6, 16))
     torch.testing.assert_close(second[0], want)
+
+
+def called(x, weight):
+    """What a program may close over: a constant, numbers, views, a call of ours, draws, a product, a write."""
+    with torch.no_grad():
+        weight.mul_(2.0)
+    x = x * torch.tensor([1.0, 2.0] * 8, device=x.device)
+    mixed = F.dropout(x.view(-1, 4) @ weight.view(4, 4), 0.5).sort(-1).values
+    attended = F.scaled_dot_product_attention(*[x.view(1, 2, 6, 8)] * 3, is_causal=True)
+    return torch.cat([mixed, F.softmax(attended.reshape(24, 4), -1)], 1) * x.shape[0]
+
+
+@torch.compiler.nested_compile_region
+def region(x):
+    return F.gelu(x) * 2
+
+
+def nested(x, weight):
+    """Graphs in the graph; and backward of a checkpoint draws as forward did."""
+    drawn = torch.utils.checkpoint.checkpoint(lambda x: F.dropout(F.gelu(x), 0.5), x, use_reentrant=False)
+    return region(region(drawn)).sin() * weight
+
+
+def nothing(*args, **given):
+    raise AssertionError("a program that is kept needs no lowering and no graph")
+
+
+@pytest.mark.parametrize("function", [normed, called, nested])
+def test_a_kept_program_runs_without_its_graph(function, graphs, monkeypatch):
+    def drawn():
+        torch.manual_seed(3)
+        return again(function, *tensors(6, 16))
+
+    first = drawn()
+    texts = [program.text() for one in graphs for program in one.programs]
+    graphs.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("cupyops._compile.program.Lowering", nothing)
+        patch.setattr("cupyops._compile.backend.Runner", nothing)
+        second = drawn()
+    assert was("hit") == 1 and texts == [program.text() for one in graphs for program in one.programs]
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+    for one in graphs:
+        (program,) = one.programs
+        assert "graph" not in vars(one) and len(program.lowering.graph.graph.nodes) == one.nodes
+        assert [name_of(node.target) for node, _ in program.lowering.left] == [name for name, _ in program.left]
+
+
+def test_explain_and_debug_read_the_graph_of_a_kept_program(monkeypatch, graphs):
+    with torch.no_grad():
+        x, weight = tensors(6, 16)
+        first = cupyops.explain_compile(normed, x, weight)
+        torch._dynamo.reset()
+        again(normed, x, weight)
+        torch._dynamo.reset()
+        assert str(cupyops.explain_compile(normed, x, weight)) == str(first)
+        assert first.graphs[0].kernels[0].text in graphs[-1].programs[0].text()
+        monkeypatch.setattr("cupyops._kernel.launch.faults.debug", True)
+        found, _ = again(normed, x, weight)
+        assert was("hit") == 1 and "graph" in vars(graphs[-1])
+        torch.testing.assert_close(found, normed(x, weight))
+
+
+def test_sizes_that_no_kept_program_serves(graphs, monkeypatch):
+    rule = RULES[torch.ops.aten.exp.default]
+    constant = lambda build, result, x: (int(x.shape[0]), rule(build, result, x))[1]
+    monkeypatch.setitem(RULES, torch.ops.aten.exp.default, constant)
+    states = []
+    for rows in (4, 4, 5):
+        y, _ = again(lambda x: x.exp() * 2, torch.ones(rows, 8), dynamic=True)
+        torch.testing.assert_close(y, torch.ones(rows, 8).exp() * 2)
+        states.append((len(graphs[-1].programs), "graph" in vars(graphs[-1])))
+    assert states == [(1, True), (1, False), (2, True)]
+
+
+def test_broken_programs_are_made_again(graphs, monkeypatch, caplog):
+    prepare = Saved.prepare_for_serialization
+
+    def breaking(self):
+        prepare(self)
+        self.programs = self.programs[:100]
+
+    monkeypatch.setattr(Saved, "prepare_for_serialization", breaking)
+    first = again(normed, *tensors(6, 16))
+    with caplog.at_level("INFO", "cupyops.compile"):
+        second = again(normed, *tensors(6, 16))
+    assert was("hit") == 1 and caplog.text.count("programs are made again") == 2
+    assert all(one.programs for one in graphs)
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
 def test_a_graph_without_gradient(graphs):
@@ -155,6 +247,9 @@ def test_other_options_and_settings_are_another_entry():
         again(normed, x, weight)
     assert was("hit") == 0
     with cupyops.simulate("sm_80"):
+        again(normed, x, weight)
+    assert was("hit") == 0
+    with cupyops.use_form("softmax:two_pass"):
         again(normed, x, weight)
     assert was("hit") == 0
     again(normed, x, weight, options={"exact": True})

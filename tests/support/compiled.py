@@ -7,7 +7,7 @@ from torch._functorch.aot_autograd import aot_function
 
 import cupyops
 from cupyops._compile import runner
-from cupyops._compile.backend import _compile, backend, partition, programs
+from cupyops._compile.backend import Compiler, backend, partition, programs
 from cupyops._compile.decompositions import decompositions
 from cupyops._compile.options import Options
 
@@ -28,8 +28,9 @@ def traced(function):
     runners = []
 
     def compiler(graph, inputs, kind):
-        runners.append(_compile(graph, kind, options=Options(), held=None))
-        return runners[-1]
+        one = Compiler(Options())
+        runners.append(one.runner(graph, kind))
+        return one.run(runners[-1])
 
     fast = aot_function(
         function,
