@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +27,9 @@ log = logging.getLogger("cupyops.compile")
 
 INCLUDE = '#include "compiled/elements.cuh"\n\n'
 COMPILERS = 8  # threads that NVRTC runs in
+
+# held while a program gets its function for the driver, which has one state for all threads
+_binding = threading.Lock()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -113,8 +117,10 @@ class Program:
         """A run whose launches are checked in full; on a GPU the first, after which they go to the driver."""
         with versions.in_role():  # AOTAutograd raises the versions of what is written, where autograd is to see it
             result = self._in_full(args)
-        if self._by_driver is None and len(self.texts) > 1 and not faults.debug:
-            self._by_driver = self.texts[1].bound(self._kernel, MACHINES[self.device.type](self.device))
+        if len(self.texts) > 1 and not faults.debug:
+            with _binding:
+                if self._by_driver is None:
+                    self._by_driver = self.texts[1].bound(self._kernel, MACHINES[self.device.type](self.device))
         return result
 
     def _explained(self, error: Exception) -> Exception:
