@@ -148,7 +148,7 @@ def kept(graph: GraphModule, inputs: Sequence[Any], compiler: Compiler) -> Itera
 
 
 def _settings(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What graphs and programs depend on and PyTorch's own key does not hold."""
+    """Settings and GPUs that graphs and programs depend on, and that PyTorch's own key does not hold."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     attention = (
         cuda.flash_sdp_enabled(),
@@ -196,7 +196,7 @@ def _pickled(one: GraphModule | Runner) -> bytes | None:
 
 
 def _unpickled(pickled: bytes | None, mode: FakeTensorMode) -> Any:
-    """What was pickled; its FakeTensors belong to the mode, and its other tensors are none whatever mode is on."""
+    """Read what was pickled: its FakeTensors belong to the mode, and its other tensors are none whatever mode is on."""
     assert pickled is not None
     with unset_fake_temporarily():
         return GraphPickler.loads(pickled, mode)
