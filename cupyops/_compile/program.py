@@ -45,10 +45,12 @@ class Program:
     Attributes:
         texts: the forms of the function, without and with the driver; on devices without one there is the first alone.
         device: whose tensors the kernels compute.
-        symbols, values, constant: names of the graph's symbols, and for which values it was made: for these alone?
-        conditions: what else it takes for granted of them.
+        symbols: names of the graph's symbols.
+        values: those of the symbols for which it was made.
+        constant: True if it is for these values alone.
+        conditions: Python expressions of the symbols that hold wherever it serves.
         left: (overload, why no kernel computes it) of each call that stays PyTorch's.
-        origin: gives the graph and its sizes. What is unpickled has to be told it.
+        origin: function that gives the graph and its sizes, which an unpickled program is told by its runner.
     """
 
     def __init__(self, graph: GraphModule, sizes: Sizes | None = None, *, exact: bool = False) -> None:

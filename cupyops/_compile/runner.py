@@ -74,7 +74,7 @@ class Runner:
         return {name: vars(self)[name] for name in kept}
 
     def begin_again(self, load: Callable[[], GraphModule]) -> None:
-        """Make an unpickled runner run, which has programs; `load` gives the graph, should they not do."""
+        """Prepare an unpickled runner for calls. `load` gives the graph, where a call needs more than the kept programs."""
         self._load = load
         for program in self.programs:
             program.origin = functools.partial(self._origin, program)
