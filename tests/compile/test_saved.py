@@ -114,6 +114,31 @@ def test_a_kept_program_runs_without_its_graph(function, graphs, monkeypatch):
         assert [name_of(node.target) for node, _ in program.lowering.left] == [name for name, _ in program.left]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("function", [normed, called])
+def test_kept_programs_on_a_gpu(function, mode, monkeypatch):
+    """Each of four calls, the later ones by the driver or as CUDA graphs, gives the bits that the first process gave."""
+
+    def steps():
+        torch._dynamo.reset()
+        counters.clear()
+        fast, found = torch.compile(function, backend=backend, mode=mode), []
+        for step in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            given = [one.detach().cuda().requires_grad_() for one in tensors(6, 16)]
+            torch.manual_seed(step)
+            y = fast(*given)
+            y.float().square().sum().backward()
+            found.append([one.detach().clone() for one in (y, *given, *(x.grad for x in given))])
+        return found
+
+    first = steps()
+    monkeypatch.setattr("cupyops._compile.program.Lowering", nothing)
+    torch.testing.assert_close(steps(), first, rtol=0, atol=0)
+    assert was("hit") == 1
+
+
 def test_explain_and_debug_read_the_graph_of_a_kept_program(monkeypatch, graphs):
     with torch.no_grad():
         x, weight = tensors(6, 16)
