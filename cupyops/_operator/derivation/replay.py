@@ -77,7 +77,8 @@ class Body:
         buffers = Buffers(self.writer, self.machine, self.addresses, together)
         if self._launches:
             self.writer.line(f"_stream = {self.writer.name(self.machine.stream)}({self.machine.index})")
-            self.writer.line(f"_slot = {buffers.slots}.pop() if {buffers.slots} else {buffers.new}()")
+            self.writer.line(f"try: _slot = {buffers.slots}.pop()")
+            self.writer.line(f"except IndexError: _slot = {buffers.new}()  # none, or another thread took the last")
         for group in groups:
             if isinstance(group, list):
                 buffers.fill(group)

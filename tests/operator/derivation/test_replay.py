@@ -9,7 +9,7 @@ import torch
 from plan_samples import counted, plainly, same, warm
 
 import cupyops
-from cupyops._operator.derivation import plans, replay
+from cupyops._operator.derivation import parameters, plans, replay
 from cupyops._operator.derivation.public import plans_of
 
 
@@ -123,6 +123,23 @@ def test_an_error_before_the_first_launch_is_told_by_a_plain_call(known, monkeyp
     with counted() as count:
         assert torch.equal(cupyops.relu(x), torch.relu(x))
     assert count.misses == 0 and plan.recording.inner is not None
+
+
+def test_a_buffer_that_another_thread_takes_first(known, monkeypatch):
+    class Taken(list):
+        def __bool__(self):
+            return True  # there was one a moment ago
+
+    def with_taken(self, writer, *rest, given=parameters.Buffers.__init__):
+        given(self, writer, *rest)
+        self.slots = writer.name(Taken())
+
+    monkeypatch.setattr(parameters.Buffers, "__init__", with_taken)
+    x = torch.randn(3, 11)
+    warm(cupyops.relu, x)
+    with counted() as count:
+        assert torch.equal(cupyops.relu(x), torch.relu(x))
+    assert count.misses == 0
 
 
 def test_text_is_compiled_once_for_plans_of_one_structure(known):
