@@ -17,21 +17,20 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._util import settings
-from . import cudagraphs, fold, inplace, patterns, saved
+from . import cudagraphs, patterns, saved
+from .compiler import EXACT, Compiler, has_comparison
 from .decompositions import decompositions
 from .lowering import DONATED
 from .options import Options
 from .reuse import donated
-from .runner import Kind, Runner
 from .runner import programs as programs
 
 log = logging.getLogger("cupyops.compile")
 
-EXACT = "cupyops_exact"  # in a graph's meta: what forward and backward both compute has the same bits
 LEAST_BUDGET = 1e-9  # of memory: with one of 0 PyTorch saves inputs alone, and never what must be saved
 
 
@@ -77,7 +76,7 @@ def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
     Backward computes some of forward's values again. Where values are compared, as in the gradient of a maximum, they must
     have forward's bits; so neither graph contracts multiplications with additions then, and halves are rounded as in eager.
     """
-    exact = _has_comparison(joint)
+    exact = has_comparison(joint)
     _save_what_would_change(joint)
     budget = max(config.activation_memory_budget, LEAST_BUDGET)
     with config.patch(activation_memory_budget=budget):
@@ -110,48 +109,3 @@ def _save_what_would_change(joint: GraphModule) -> None:
                 stack.append(user)  # a view, of the same memory
             elif user.op == "call_function":
                 user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-
-
-def _has_comparison(graph: GraphModule) -> bool:
-    return any(_compares_floats(node) for node in graph.graph.nodes)
-
-
-def _compares_floats(node: Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if node.target._schema.name not in ("aten::eq", "aten::ne"):
-        return False
-    metas = [n.meta.get("val") for n in node.all_input_nodes]
-    return any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in metas)
-
-
-class Compiler:
-    """Makes what runs the graphs of AOTAutograd that one graph of Dynamo becomes."""
-
-    def __init__(self, options: Options) -> None:
-        self.options, self.held = options, cudagraphs.Held() if options.cudagraphs else None
-
-    def lowered(self, graph: GraphModule) -> tuple[GraphModule, bool]:
-        """The graph as it becomes a program, changed in place, and whether that rounds as eager PyTorch does."""
-        with torch.no_grad(), torch._C._DisableAutocast():  # what is read again may be so in the middle of a call
-            graph.graph.eliminate_dead_code()
-            fold.apply(graph)
-            exact = self.options.exact or graph.meta.get(EXACT, _has_comparison(graph))
-            if not exact:
-                patterns.apply_to_calls(graph)  # which may move reads, so before anything is written in place
-            inplace.apply(graph)
-        return graph, exact
-
-    def runner(self, graph: GraphModule, kind: Kind) -> Runner:
-        """The runner of a graph."""
-        lowered, exact = self.lowered(graph)
-        return Runner(lowered, kind, exact=exact)
-
-    def run(self, runner: Runner, *, kept: bool = False) -> Callable[..., Any]:
-        """The function that AOTAutograd calls for a graph, with a list of its inputs, which it empties."""
-        runner.prepare_early(simulated=kept)
-        run: Callable[..., Any] = runner
-        if self.held is not None:
-            run = self.held.wrap(runner, runner.graph, kind=runner.kind)
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run

@@ -106,11 +106,10 @@ class Runner:
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
-    def prepare_early(self, *, simulated: bool = False) -> None:
+    def prepare_early(self) -> None:
         """Make the program of the call that the graph was made for while PyTorch compiles, on a GPU or if simulated."""
         values, is_cuda = self.symbols.hinted(), self.device.type == "cuda"
-        runs = is_cuda or (simulated and _simulate.simulating())
-        if runs and self.reason is None and None not in values:
+        if (is_cuda or _simulate.simulating()) and self.reason is None and None not in values:
             program = self.prepare(values)
             self.only = program if is_cuda and not values else None
 

@@ -1,4 +1,4 @@
-"""Graphs in AOTAutograd's cache on disk, by which later processes trace no model again.
+"""Graphs and their programs in AOTAutograd's cache on disk, by which later processes trace no model again.
 
 To trace a model, derive its backward and divide the two takes most of a first step. AOTAutograd keeps what that gave under
 a key of Dynamo's graph, the inputs, PyTorch's settings and the tag of `cache_tag`, in the folder that Inductor has for it.
@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch import config
@@ -34,10 +34,8 @@ from .._kernel.launch.executors import executors
 from .._operator.derivation import cache_tag
 from .._util import observed, torch_private
 from . import cudagraphs
+from .compiler import Compiler
 from .runner import Kind, Runner
-
-if TYPE_CHECKING:
-    from .backend import Compiler
 
 log = logging.getLogger("cupyops.compile")
 
@@ -67,7 +65,7 @@ class Saved(OutputCode):
         self.graph = _pickled(graph)  # before the compiler changes it
         self.programs: bytes | None = None
         self.runner: Runner | None = compiler.runner(graph, kind)
-        self.run: Callable[..., Any] | None = compiler.run(self.runner, kept=True)
+        self.run: Callable[..., Any] | None = compiler.run(self.runner)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         return self.run(inputs)  # type: ignore[misc]
@@ -95,7 +93,7 @@ class Saved(OutputCode):
             self.runner = compiler.runner(load(), self.kind)
         else:
             self.runner.begin_again(lambda: compiler.lowered(load())[0])
-        self.run = compiler.run(self.runner, kept=True)
+        self.run = compiler.run(self.runner)
 
     def _kept(self, mode: FakeTensorMode) -> Runner | None:
         """The runner with the programs that were kept; None where there are none, or none that can be read."""
@@ -179,7 +177,7 @@ def _may_run_again() -> None:
 
 
 def _recompiled(value: Any) -> Any:
-    """A constant as it is, but a graph with its code, which is not pickled, and that of the graphs that it calls."""
+    """Return a value; of a graph, and of the graphs that it calls, the code is made again, which is not pickled."""
     for module in value.modules() if isinstance(value, GraphModule) else ():
         if isinstance(module, GraphModule):
             module.recompile()

@@ -12,7 +12,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -424,24 +423,6 @@ def lookup_backend(name: str) -> Any:
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
-
-
-def aot_eager() -> Callable[..., Any]:
-    """The backend "aot_eager" of torch.compile. PyTorch's own imports half of Inductor, to be able to write a log."""
-    from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    def run(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(torch.compiler.disable(gm.forward))
-
-    return partial(
-        aot_module_simplified,
-        fw_compiler=run,
-        bw_compiler=run,
-        inference_compiler=run,
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
 
 
 def without_cse() -> AbstractContextManager[None]:

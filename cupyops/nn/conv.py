@@ -66,8 +66,8 @@ def _as_filters_lie(input: Tensor, weight: Tensor) -> Tensor:
 
 # --- images cut into patches, as at the beginning of a vision transformer ---
 
-# Elements of images below which the calls of a product take the host longer than they save: of one image of 224 x 224 they
-# take 98 us on an H200's host, and the convolution 37.
+# Elements of images below which the calls of a product take the host longer than they save: on an H200's host those for one
+# image of 224 x 224 take 98 us, and the convolution 37. With eight images a whole ViT took 3.50 ms, and 3.54 by convolution.
 FEW = 2**20
 
 

@@ -69,7 +69,7 @@ def test_the_second_time_graphs_are_served_and_run_as_kernels(graphs):
 
 
 def called(x, weight):
-    """What a program may close over: a constant, numbers, views, a call of ours, draws, a product, a write."""
+    """Function whose program has a constant, numbers, views, a call of ours, draws, a product and a write."""
     with torch.no_grad():
         weight.mul_(2.0)
     x = x * torch.tensor([1.0, 2.0] * 8, device=x.device)
@@ -104,7 +104,7 @@ def test_a_kept_program_runs_without_its_graph(function, graphs, monkeypatch):
     graphs.clear()
     with monkeypatch.context() as patch:
         patch.setattr("cupyops._compile.program.Lowering", nothing)
-        patch.setattr("cupyops._compile.backend.Runner", nothing)
+        patch.setattr("cupyops._compile.compiler.Runner", nothing)
         second = drawn()
     assert was("hit") == 1 and texts == [program.text() for one in graphs for program in one.programs]
     torch.testing.assert_close(second, first, rtol=0, atol=0)

@@ -64,7 +64,7 @@ def test_gradients_of_gradients():
 
 
 def test_which_are_taken(monkeypatch):
-    """As the module says, and the images: not a few, whole patches, of other channels than cuDNN's vectors have."""
+    """A product is taken of many images that are whole patches, with fewer channels than cuDNN's vectors have."""
     images = torch.randn(2, 3, 8, 8)
     layer = cupyops.nn.Conv2d(3, 4, 4, stride=4)
     assert not conv._is_of_patches(layer, images, layer.weight)

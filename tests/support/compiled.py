@@ -7,7 +7,8 @@ from torch._functorch.aot_autograd import aot_function
 
 import cupyops
 from cupyops._compile import runner
-from cupyops._compile.backend import Compiler, backend, partition, programs
+from cupyops._compile.backend import backend, partition, programs
+from cupyops._compile.compiler import Compiler
 from cupyops._compile.decompositions import decompositions
 from cupyops._compile.options import Options
 

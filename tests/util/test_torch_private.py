@@ -243,32 +243,6 @@ print(torch.compile(lambda x: cupyops.gelu(x), backend="eager", fullgraph=True)(
     assert done.stdout.strip() == "[0.0, 0.0]"
 
 
-def test_aot_eager_is_that_of_pytorch_without_half_of_inductor():
-    code = """
-import sys, torch
-from cupyops._util import torch_private
-
-def function(x, y, buffer):
-    buffer.add_(1)
-    return torch.sin(x) * y, x @ y.t() + buffer.sum()
-
-def outcome(function):
-    x, y = (torch.linspace(-1, scale, 12).view(3, 4).requires_grad_() for scale in (1, 2))
-    buffer = torch.zeros(2)
-    outputs = function(x, y, buffer)
-    grads = torch.autograd.grad(sum(one.sum() for one in outputs), (x, y))
-    return [*outputs, *grads, buffer, *function(x.detach(), y, buffer)]
-
-with torch_private.without_cse():
-    ours = outcome(torch.compile(function, fullgraph=True, backend=torch_private.aot_eager()))
-assert "torch._inductor.scheduler" not in sys.modules
-theirs = outcome(torch.compile(function, fullgraph=True, backend="aot_eager"))
-assert all(map(torch.equal, ours, theirs)) and all(map(torch.equal, ours, outcome(function)))
-"""
-    done = run_python("-c", code)
-    assert done.returncode == 0, done.stderr
-
-
 PUBLIC = ("torch.ops.", "torch._foreach_", "torch_private.")  # what PyTorch documents, and our own
 ROOT = Path(cupyops.__file__).parent
 

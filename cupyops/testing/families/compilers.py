@@ -166,8 +166,7 @@ def _needed_by_reference(case: Case, calls: list[Call]) -> int:
 def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
     """(the function compiled, how often it was compiled until now); nothing compiled is left behind."""
 
-    on_gpu = case.device.type == "cuda"
-    backend = torch_private.lookup_backend("inductor") if on_gpu else torch_private.aot_eager()
+    backend = torch_private.lookup_backend("inductor" if case.device.type == "cuda" else "aot_eager")
     count_as_old()  # what that has imported, since Dynamo collects garbage
     compilations: list[None] = []
 
@@ -176,7 +175,7 @@ def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[C
         return backend(*given, **options)
 
     torch.compiler.reset()
-    torch_private.leave_our_modes_alone()  # as it does by itself when it has come to one, and begins again
+    torch_private.leave_our_modes_alone()  # else Dynamo traces a frame with one twice: see trace_without_our_modes
     try:
         with _told_as_failure("torch.compile"), without_cse():
             wrapped = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
