@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
   decode::forward_mma<T, D, ROWS, WARPS, STAGES, MASKED>(
-      written_before(q), written_before(k), written_before(v), written_before(lengths), written_before(table),
-      written_before(mask), {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks, vs, ms, sizes);
+      q, k, v, lengths, table, mask, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks, vs, ms, sizes);
 #endif
 }
 
@@ -79,9 +78,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
                              float* __restrict__ partial_y, float* __restrict__ partial_lse, float scale, float softcap,
                              decode::Strides qs, decode::Strides ks, decode::Strides vs, decode::Strides ms,
                              decode::Sizes sizes) {
-  decode::forward_fma<T, D, WARPS, STAGES, MASKED>(
-      written_before(q), written_before(k), written_before(v), written_before(lengths), written_before(table),
-      written_before(mask), {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks, vs, ms, sizes);
+  decode::forward_fma<T, D, WARPS, STAGES, MASKED>(q, k, v, lengths, table, mask, {y, lse, partial_y, partial_lse},
+                                                   scale, softcap, qs, ks, vs, ms, sizes);
 }
 
 // Grid: a block for each of `rows` rows, at most 2^31 - 1. Block: whole warps, at most 256 threads, a multiple of `lanes`, which

@@ -42,7 +42,9 @@ class Compiler:
         runner.prepare_early()
         run: Callable[..., Any] = runner
         if self.held is not None:
-            run = self.held.wrap(runner, runner.graph, kind=runner.kind)
+            if runner.facts is None:
+                runner.facts = cudagraphs.facts(runner.graph, runner.kind)
+            run = self.held.wrap(runner, runner.facts, kind=runner.kind)
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 

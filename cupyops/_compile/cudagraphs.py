@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -17,6 +17,50 @@ from torch.fx import GraphModule
 log = logging.getLogger("cupyops.compile")
 
 STATIONARY = "cupyops_stationary"  # in a graph's meta: what stationary() says of it
+
+
+class Facts(NamedTuple):
+    """What the trees need to know of a graph; pickled with its runner, so that a later process need not read the graph.
+
+    Attributes:
+        reason: why there is no CUDA graph of it, or "". The rest is empty then.
+        device: index of the GPU.
+        still: indices of the inputs that stay where they are.
+        written: indices of the inputs that are written.
+        constants: tensors that the graph itself holds.
+        placeholders: what PyTorch's messages say of the inputs.
+        traces: the line of each output, for such messages.
+    """
+
+    reason: str
+    device: int = 0
+    still: Sequence[int] = ()
+    written: Sequence[int] = ()
+    constants: Sequence[torch.Tensor] = ()
+    placeholders: Sequence[Any] = ()
+    traces: Sequence[str | None] = ()
+
+
+def facts(graph: GraphModule, kind: str) -> Facts:
+    """What there is to know of a "forward", "backward" or "inference" graph."""
+    from torch._dynamo.backends import cudagraphs as dynamo
+
+    if reason := unfit(graph):
+        return Facts(reason)
+
+    from torch._inductor.cudagraph_utils import get_placeholder_info
+    from torch._inductor.utils import count_tangents
+
+    return Facts(
+        "",
+        dynamo.get_device_index(graph),
+        # what forward saved lies in its CUDA graph
+        range(count_tangents(graph)) if kind == "backward" else stationary(graph),
+        tuple(sorted(dynamo.find_input_mutations(graph.graph))),
+        constants(graph),
+        get_placeholder_info(graph.graph),
+        dynamo.get_stack_traces(graph),
+    )
 
 
 class Held:
@@ -29,42 +73,35 @@ class Held:
     def __init__(self) -> None:
         self.device: int | None = None
 
-    def wrap(self, run: Callable[..., Any], graph: GraphModule, *, kind: str) -> Callable[..., Any]:
+    def wrap(self, run: Callable[..., Any], facts: Facts, *, kind: str) -> Callable[..., Any]:
         """`run` as CUDA graphs, or itself, with the reason in the log, where there can be none.
 
         Args:
             run: what runs the graph: a function of a list of inputs, which it empties.
-            graph: the graph, of which mutation, devices and operators are looked at.
+            facts: of the graph.
             kind: "forward", "backward" or "inference".
         """
-        from torch._dynamo.backends import cudagraphs as dynamo
-
         backward = kind == "backward"
         if backward and self.device is None:
             return run
-        reason = unfit(graph)
-        if reason:
-            log.warning("no CUDA graph of the %s graph: %s", kind, reason)
+        if facts.reason:
+            log.warning("no CUDA graph of the %s graph: %s", kind, facts.reason)
             return self._running_backward(run) if backward else run
 
         from torch._inductor.compile_fx import cudagraphify
-        from torch._inductor.cudagraph_utils import get_placeholder_info
-        from torch._inductor.utils import count_tangents
 
-        device = dynamo.get_device_index(graph)
         if not backward:
-            self.device = device
-        # what forward saved lies in its CUDA graph
+            self.device = facts.device
         return cudagraphify(  # type: ignore[no-any-return]
             run,
-            range(count_tangents(graph)) if backward else stationary(graph),
-            device_index=device,
+            facts.still,
+            device_index=facts.device,
             is_backward=backward,
             is_inference=kind == "inference",
-            stack_traces=dynamo.get_stack_traces(graph),
-            constants=constants(graph),
-            placeholders=get_placeholder_info(graph.graph),
-            mutated_input_idxs=tuple(sorted(dynamo.find_input_mutations(graph.graph))),
+            stack_traces=facts.traces,
+            constants=facts.constants,
+            placeholders=facts.placeholders,
+            mutated_input_idxs=facts.written,
         )
 
     def _running_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:

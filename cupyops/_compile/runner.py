@@ -19,6 +19,7 @@ from .._kernel.kernel import executors
 from .._kernel.launch import faults
 from .._util import observed, settings, torch_private, tracing
 from . import debug
+from .cudagraphs import Facts
 from .lowering import Unsupported, device_of
 from .program import Program
 from .sizes import Sizes, Symbols
@@ -48,6 +49,7 @@ class Runner:
         nodes: number of the graph's nodes.
         programs: each for the sizes that it `serves`; of a graph without symbols there is one.
         reason: why PyTorch runs the graph, if it does.
+        facts: what CUDA graphs need to know of the graph, where there are any.
     """
 
     def __init__(self, graph: GraphModule, kind: Kind, *, exact: bool) -> None:
@@ -55,6 +57,7 @@ class Runner:
         self.device, self.nodes = device_of(graph), len(graph.graph.nodes)
         self.symbols = Symbols(graph)
         self.programs: list[Program] = []
+        self.facts: Facts | None = None
         self.reason = self._unfit()
         self._begin()
 
@@ -70,7 +73,7 @@ class Runner:
             listen(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("kind", "exact", "device", "nodes", "symbols", "programs", "reason")
+        kept = ("kind", "exact", "device", "nodes", "symbols", "programs", "reason", "facts")
         return {name: vars(self)[name] for name in kept}
 
     def begin_again(self, load: Callable[[], GraphModule]) -> None:

@@ -3,7 +3,7 @@
 To trace a model, derive its backward and divide the two takes most of a first step. AOTAutograd keeps what that gave under
 a key of Dynamo's graph, the inputs, PyTorch's settings and the tag of `cache_tag`, in the folder that Inductor has for it.
 An entry holds the two graphs and their programs, and the kernel cache their kernels. A program runs without its graph, which
-is read where somebody asks for it: for sizes that no program serves, CUDA graphs, `explain_compile` or `CUPYOPS_DEBUG`.
+is read where somebody asks for it: for sizes that no program serves, `explain_compile` or `CUPYOPS_DEBUG`.
 """
 
 from __future__ import annotations

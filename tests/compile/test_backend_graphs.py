@@ -109,9 +109,7 @@ def test_a_backward_without_a_cuda_graph_ends_the_generation_of_forward(told, mo
     monkeypatch.setattr("torch._inductor.cudagraph_trees.get_manager", lambda *_, **__: Manager())
     held = cudagraphs.Held()
     held.device = 0
-    monkeypatch.setattr(cudagraphs, "unfit", lambda graph: "its reason")
-    graph = torch.fx.symbolic_trace(lambda x: x)
-    run = held.wrap(lambda args: list(args), graph, kind="backward")
+    run = held.wrap(lambda args: list(args), cudagraphs.Facts("its reason"), kind="backward")
     assert run([1]) == [1] and asked == ["backward"]
 
 

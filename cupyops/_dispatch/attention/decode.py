@@ -215,7 +215,6 @@ class Decode(Form[Problem]):
             {"T": p.dtype, "D": p.d, "WARPS": self.warps, "STAGES": stages, "BLOCKS": blocks}
             | ({"ROWS": self.tile} if self.by_mma else {})
             | {"MASKED": p.mask is not None},
-            overlap=True,
             extra=Splits(splits, combine),
             args=(*(np.array(stride, dtype=np.int64) for stride in strides), p.sizes(splits)),
         )
