@@ -255,7 +255,7 @@ class Store:
 
     def __init__(self, value: Value, order: int, name: str, device: torch.device, target: Buffer | None = None) -> None:
         self.value, self.order, self.target = value, order, target
-        strides = value.strides if is_dense(value) else dense_strides(value.shape)
+        strides = dense_strides(value.shape) if overlaps(value) else value.strides
         self.buffer = target or Buffer(name, value.shape, value.dtype, strides, device)
         self.group: Unit | None = None
         self.needed = target is not None  # something outside of its kernel reads it
@@ -278,6 +278,18 @@ def is_dense(value: Value) -> bool:
             return False
         step *= value.shape[d]
     return True
+
+
+def overlaps(value: Value) -> bool:
+    """Return True if several elements lie in one place, as those of an expanded tensor do, or may do so."""
+    step: Any = 1
+    for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
+        stride = value.strides[d]
+        known = isinstance(stride, int) and isinstance(step, int)
+        if stride < step if known else stride - step != 0:
+            return True
+        step = stride * value.shape[d]
+    return False
 
 
 def layout(value: Value) -> Value:

@@ -470,7 +470,15 @@ def test_strides_of_results_and_gradients_are_eagers(name):
 def test_strides_that_are_not_dense():
     def function(x):
         views = x.expand(2, 3, 4), x[:, ::2], x.t(), x[::2, 1:3].t()
-        return *views, *(one + 1 for one in views), x.new_zeros(4, 3).t() + x, x[:, ::2].clone(), x.t().contiguous()
+        gaps = torch.empty_strided((3, 4), (10, 2)).copy_(x + 1)
+        return (
+            *views,
+            *(one + 1 for one in views),
+            x.new_zeros(4, 3).t() + x,
+            x[:, ::2].clone(),
+            x.t().contiguous(),
+            gaps,
+        )
 
     assert_as_eager(function, [rand(3, 4, grad=False)], dynamo=False)
     assert_as_eager(function, [rand(6, 8, grad=False)[::2, ::2]], dynamo=False)
