@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -20,6 +21,16 @@ __global__ void double_fwd(const float* x, float* y, long long n) {
 """
 
 
+@pytest.fixture(autouse=True)
+def memory_as_it_comes():
+    """The tests' own NaN in every `torch.empty`, and their deterministic algorithms, would find what hazards must find."""
+    torch.use_deterministic_algorithms(False)
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
 def eager(*tensors: Tensor) -> bool:
     """Whether this is a plain call, on tensors that have memory: nothing traces, transforms or fakes them."""
     if torch.compiler.is_compiling():
@@ -27,6 +38,22 @@ def eager(*tensors: Tensor) -> bool:
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return False
     return forward_ad._current_level < 0 and all(type(t) is Tensor and not t.is_meta for t in tensors)
+
+
+def saving(forward: Callable[..., Tensor], backward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """`forward` of tensors, which are saved for backward; `backward(grad_y, *tensors)` makes their gradients."""
+
+    class Saving(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return forward(*tensors)
+
+        @staticmethod
+        def backward(ctx, grad_y):
+            return backward(grad_y, *ctx.saved_tensors)
+
+    return Saving.apply
 
 
 def doubling(

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from broken_operators import Broken, classes, normal
-from faulty_operators import eager
+from faulty_operators import eager, saving
 
 import cupyops
 from cupyops.testing import check
@@ -238,19 +238,9 @@ def test_a_refusal_is_told_and_no_fault():
 
 
 def test_a_backward_that_refuses_what_its_forward_took_is_a_fault():
-    class Times(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            ctx.save_for_backward(x, weight)
-            return x * weight
-
-        @staticmethod
-        def backward(ctx, grad_y):
-            x, weight = ctx.saved_tensors
-            return grad_y * weight, (grad_y * x).view(weight.shape)
-
+    times = saving(torch.mul, lambda grad_y, x, weight: (grad_y * weight, (grad_y * x).view(weight.shape)))
     args = [normal(3, 4), normal(3, 4, seed=1)]
-    ((verdict, reason),) = rows(lambda x, weight: Times.apply(x, weight), args, "broadcast", torch.mul)
+    ((verdict, reason),) = rows(lambda x, weight: times(x, weight), args, "broadcast", torch.mul)
     assert verdict == "fail" and reason.startswith("tensor 1 of size 1 in dimension 0: backward: RuntimeError: shape")
 
 

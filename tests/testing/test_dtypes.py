@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from broken_operators import normal
+from faulty_operators import saving
 
 from cupyops.testing import Failure, Tolerance, check
 from cupyops.testing.tolerance import computable, largest
@@ -99,21 +100,11 @@ def test_accuracy_fails_of_what_is_wrong(name):
     assert any(words in report.failures[0].reason for words in ("differ", "is allowed"))
 
 
-class LosesTheConjugate(torch.autograd.Function):
-    """The gradient of x * w, as if the numbers were real."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        return grad * w, grad * x
+# the gradient as if the numbers were real
+loses_the_conjugate = saving(torch.mul, lambda grad, x, w: (grad * w, grad * x))
 
 
 def test_a_complex_gradient_that_is_not_conjugated_is_found():
     args = SOUND["complex"][2]()
-    report = check(LosesTheConjugate.apply, args, reference=torch.mul, only="accuracy", progress=False, shrink=False)
+    report = check(loses_the_conjugate, args, reference=torch.mul, only="accuracy", progress=False, shrink=False)
     assert "gradient 0" in report.failures[0].reason

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from faulty_operators import saving
 
 from cupyops.testing import Call, Failure
 from cupyops.testing.guards import FENCE, HUGE, NAN, ZONE, Guards, Poisoned
@@ -118,23 +119,17 @@ def test_writes_around_a_strided_input_are_found(position):
         guards.check()
 
 
-class AllocatesInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad_y):
-        grad_x = torch.empty_like(grad_y)
-        write(grad_x, grad_x.numel() * 4 + 8)
-        return grad_x
+def allocates_in_backward(grad_y, x):
+    grad_x = torch.empty_like(grad_y)
+    write(grad_x, grad_x.numel() * 4 + 8)
+    return grad_x
 
 
 @pytest.mark.parametrize("method", [False, True], ids=["grad", "backward"])
 def test_what_backward_allocates_is_seen(method):
     def gradient():
         x = torch.randn(5, requires_grad=True)
-        y = AllocatesInBackward.apply(x).sum()
+        y = saving(torch.clone, allocates_in_backward)(x).sum()
         return torch.autograd.grad(y, x)[0] if not method else (y.backward(), x.grad)[1]
 
     with Poisoned(NAN) as memory:

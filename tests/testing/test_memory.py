@@ -9,7 +9,8 @@ import pytest
 import torch
 import toys
 from broken_operators import Broken, hazards_of, normal
-from faulty_operators import doubling, eager
+from faulty_operators import doubling, eager, saving
+from faulty_operators import memory_as_it_comes as memory_as_it_comes
 
 import cupyops
 from cupyops.testing import check
@@ -27,18 +28,6 @@ __global__ void double_fwd(const float* x, float* y, long long n) {
     if (i < n - 1) y[i] = 2.0f * x[i];
 }
 """
-
-
-@pytest.fixture(autouse=True)
-def memory_as_it_comes():
-    """The tests' own NaN in every `torch.empty`, and their deterministic algorithms, would find what hazards must find."""
-    torch.use_deterministic_algorithms(False)
-    fills, torch.utils.deterministic.fill_uninitialized_memory = (
-        torch.utils.deterministic.fill_uninitialized_memory,
-        False,
-    )
-    yield
-    torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 def writes_past_scratch(x):
@@ -67,16 +56,6 @@ def touches_its_input(x):
     if eager(x) and x.dim():
         x.detach()[..., :0].zero_()
     return torch.relu(x)
-
-
-class OverwritesGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return torch.neg(x)
-
-    @staticmethod
-    def backward(ctx, grad_y):
-        return grad_y.data.neg_()
 
 
 class OverwritesSaved(torch.autograd.Function):
@@ -201,16 +180,10 @@ def writes_before_its_input(x):
     return 2 * x
 
 
-class WritesInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad_y):
-        grad_x = torch.zeros_like(grad_y).add_(grad_y, alpha=2)
-        ctypes.memset(grad_x.data_ptr() + 4 * 33 + 12, 0, 4)
-        return grad_x
+def writes_in_backward(grad_y, x):
+    grad_x = torch.zeros_like(grad_y).add_(grad_y, alpha=2)
+    ctypes.memset(grad_x.data_ptr() + 4 * 33 + 12, 0, 4)
+    return grad_x
 
 
 # what else each of them finds, though not alone
@@ -218,12 +191,17 @@ MORE = [
     ("guard_zones", writes_before_its_input, _double, "input 0: written to 8 bytes before its start, the nearest 1"),
     (
         "guard_zones",
-        WritesInBackward.apply,
+        saving(_double, writes_in_backward),
         _double,
         "gradient 0, zeros_like() of shape (3, 11): written to 4 bytes behind",
     ),
     ("inputs_unchanged", clamps_its_input, torch.relu, "input 0 was changed by the forward"),
-    ("inputs_unchanged", OverwritesGradient.apply, torch.neg, "incoming gradient 0 was changed by the backward"),
+    (
+        "inputs_unchanged",
+        saving(torch.neg, lambda grad_y, x: grad_y.data.neg_()),
+        torch.neg,
+        "incoming gradient 0 was changed by the backward",
+    ),
     ("inputs_unchanged", OverwritesSaved.apply, torch.exp, "output 0 was changed by the backward"),
     ("declared_inplace", in_place_without_a_word, _relu, "version counter is still 0"),
     ("declared_inplace", in_place_on_leaves, _relu, "a leaf that requires a gradient was overwritten"),
