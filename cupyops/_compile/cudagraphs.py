@@ -20,7 +20,7 @@ STATIONARY = "cupyops_stationary"  # in a graph's meta: what stationary() says o
 
 
 class Facts(NamedTuple):
-    """What the trees need to know of a graph; pickled with its runner, so that a later process need not read the graph.
+    """Answers to what the trees ask about a graph, pickled with its runner: a later process need not read the graph.
 
     Attributes:
         reason: why there is no CUDA graph of it, or "". The rest is empty then.
@@ -35,14 +35,14 @@ class Facts(NamedTuple):
     reason: str
     device: int = 0
     still: Sequence[int] = ()
-    written: Sequence[int] = ()
-    constants: Sequence[torch.Tensor] = ()
+    written: tuple[int, ...] = ()
+    constants: tuple[torch.Tensor, ...] = ()
     placeholders: Sequence[Any] = ()
     traces: Sequence[str | None] = ()
 
 
 def facts(graph: GraphModule, kind: str) -> Facts:
-    """What there is to know of a "forward", "backward" or "inference" graph."""
+    """Read what the trees need to know of a "forward", "backward" or "inference" graph."""
     from torch._dynamo.backends import cudagraphs as dynamo
 
     if reason := unfit(graph):
@@ -98,7 +98,7 @@ class Held:
             device_index=facts.device,
             is_backward=backward,
             is_inference=kind == "inference",
-            stack_traces=facts.traces,
+            stack_traces=list(facts.traces),
             constants=facts.constants,
             placeholders=facts.placeholders,
             mutated_input_idxs=facts.written,

@@ -282,13 +282,11 @@ def is_dense(value: Value) -> bool:
 
 def overlaps(value: Value) -> bool:
     """Return True if several elements lie in one place, as those of an expanded tensor do, or may do so."""
-    step: Any = 1
+    step = 1
     for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
-        stride = value.strides[d]
-        known = isinstance(stride, int) and isinstance(step, int)
-        if stride < step if known else stride - step != 0:
+        if value.strides[d] - step != 0 and value.strides[d] < step:
             return True
-        step = stride * value.shape[d]
+        step = value.strides[d] * value.shape[d]
     return False
 
 

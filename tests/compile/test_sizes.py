@@ -358,6 +358,27 @@ def test_results_do_not_depend_on_the_sizes_that_came_first():
         assert all(torch.equal(one, other) for one, other in zip(found, bits[0]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_long_row_is_reduced_by_many_blocks_whatever_divides_it(dtype, dynamic):
+    def function(x):
+        return x.amax(), x.amin(), x.sum(), (x > 0).all(), torch.empty_strided((len(x), 2), (6, 1)).copy_(x[:, :2])
+
+    fast = compiled(function, dynamic=dynamic)
+    programs.clear()
+    for rows, length in (2, 70_001), (3, 66_666), (2, 9):
+        x = (torch.randn(rows, length) * 100).to(dtype)
+        x[-1, -1] += 1000 * (-1) ** rows  # an extreme, in the last part
+        with cupyops.simulate("sm_90"):
+            found = fast(x)
+        expected = function(x.double() if dtype.is_floating_point else x)
+        torch.testing.assert_close(found, tuple(one.to(two.dtype) for one, two in zip(expected, found)))
+        assert found[-1].stride() == (6, 1)
+        kernels = [unit.kernel for program in programs for unit in program.schedule.units if hasattr(unit, "kernel")]
+        columns = [value_of(kernel.trace.columns) for kernel in kernels if hasattr(kernel, "trace")]
+        assert length == 9 or columns and max(columns) <= 8192
+
+
 def rule_of_exp(monkeypatch, first):
     """Have the rule of exp do something with the number of rows first."""
     exp = torch.ops.aten.exp.default

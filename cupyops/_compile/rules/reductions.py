@@ -20,6 +20,7 @@ from ..values import (
     Constant,
     Index,
     OneHot,
+    Placed,
     Pointwise,
     Range,
     Reduction,
@@ -40,6 +41,7 @@ UNKNOWN_PARTS = 7919  # stands for the number of parts until their kernel is kno
 IN_PARTS = 512  # rows from which on column sums are made in parts
 SHORT_COLUMN = 8  # rows up to which a column sum is written out as additions
 MEAN_OF_FIRST = 256  # rows whose mean the variance is computed about
+MOST_PARTS = 1024  # of a row
 LEAST_ROW = 32  # constant columns from which on they are summed up apart from those of a size
 COMBINE = {"sum": "add({0}, {1})", "max": "maximum({0}, {1})", "min": "minimum({0}, {1})"}
 
@@ -302,48 +304,67 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
     """Reduce over the innermost dimensions in memory, then over the rest."""
     rest = [d for d in dims if d not in inner and x.shape[d] > 1]
     rows = math.prod(s for d, s in enumerate(x.shape) if d not in inner)
-    columns = math.prod(x.shape[d] for d in inner)
-    if isinstance(columns, Size):
-        inner = _constant_tail(x, inner)
+    if isinstance(math.prod(x.shape[d] for d in inner), Size):
+        inner = _last(x, inner)
         rest = [d for d in dims if d not in inner and x.shape[d] > 1]
-    elif not rest and about(rows) < 128 and columns >= 65536 and (parts := _number_of_parts(columns)):
-        first = build.store(Reduction(op, *_cut_rows(x, dims, inner, parts), dtype)).value
-        return build.store(Reduction(op, first, (len(first.shape) - 1,), dtype)).value
-    first = build.store(Reduction(op, x, tuple(inner) if rest else dims, dtype)).value
+    columns = math.prod(x.shape[d] for d in inner)
+    done = inner if rest else dims
+    if about(rows) < 128 and columns >= 65536:
+        parts = build.store(Reduction(op, *_cut_rows(op, x, done, inner), dtype)).value
+        first = build.store(Reduction(op, parts, (len(parts.shape) - 1,), dtype)).value
+    else:
+        first = build.store(Reduction(op, x, tuple(done), dtype)).value
     if not rest:
         return first
     first.strides = dense_strides(first.shape)
     return _rest(build, op, first, x, inner, [*inner, *rest], dtype)
 
 
-def _constant_tail(x: Value, inner: list[int]) -> list[int]:
-    """The last of some dimensions, whose sizes are constants and make a row together; else all of them."""
+def _last(x: Value, inner: list[int]) -> list[int]:
+    """The last of some dimensions whose sizes are constants, if these make a row together; else the last one alone."""
     tail = [d for k, d in enumerate(inner) if all(isinstance(x.shape[e], int) for e in inner[k:])]
-    return tail if math.prod(x.shape[d] for d in tail) >= LEAST_ROW else inner
+    return tail if math.prod(x.shape[d] for d in tail) >= LEAST_ROW else inner[-1:]
 
 
 def _number_of_parts(columns: int) -> int | None:
     """Number of equal parts into which a row is cut, with 16-byte accesses if possible; None where no number fits."""
-    most = min(1024, columns // 2048)
+    most = min(MOST_PARTS, columns // 2048)
     for multiple in (8, 1):
-        found = next((p for p in range(most, 1, -1) if columns % (p * multiple) == 0), None)
+        found = next((p for p in range(most, most // 8, -1) if columns % (p * multiple) == 0), None)
         if found:
             return found
     return None
 
 
-def _cut_rows(x: Value, dims: Sequence[int], inner: Sequence[int], parts: int) -> tuple[View, tuple[int, ...]]:
-    """(x with its inner dimensions as (parts, rest), the dimension of the rest)."""
-    kept = [d for d in range(len(x.shape)) if d not in inner and d not in dims]
+def _cut_rows(op: str, x: Value, done: Sequence[int], inner: Sequence[int]) -> tuple[View, tuple[int, ...]]:
+    """(x with its inner dimensions as (parts, rest), the dimension of the rest). Parts of a size reach beyond the row."""
+    kept = [d for d in range(len(x.shape)) if d not in done]
     within = tuple(x.shape[d] for d in inner)
-    shape = (*(x.shape[d] for d in kept), parts, math.prod(within) // parts)
+    columns = math.prod(within)
+    parts = None if isinstance(columns, Size) else _number_of_parts(columns)
+    rest = -(-columns // (MOST_PARTS * 8)) * 8 if parts is None else columns // parts
 
-    def map(index: Index, compute: Compute) -> Index:
-        at = dict(zip(inner, unflatten(flatten(index[-2:], shape[-2:]), within, compute)))
-        at |= dict(zip(kept, index))
+    def in_rows(index: Index, compute: Compute) -> Index:
+        at = dict(zip(inner, unflatten(index[-1], within, compute))) | dict(zip(kept, index))
         return tuple(at.get(d, Affine()) for d in range(len(x.shape)))
 
-    return View(x, shape, map), (len(shape) - 1,)
+    rows: Value = View(x, (*(x.shape[d] for d in kept), columns), in_rows)
+    shape = *rows.shape[:-1], parts or MOST_PARTS, rest
+    if parts is None:
+        longer = *rows.shape[:-1], MOST_PARTS * rest
+        rows = Placed(rows, len(kept), 0, longer, Constant(_nothing(op, x.dtype), longer, x.dtype))
+    return View(rows, shape, lambda index, _: (*index[:-2], flatten(index[-2:], shape[-2:]))), (len(shape) - 1,)
+
+
+def _nothing(op: str, dtype: torch.dtype) -> Any:
+    """The number that changes no sum, or no extreme."""
+    if op == "sum":
+        return 0
+    if dtype.is_floating_point:
+        return -math.inf if op == "max" else math.inf
+    if dtype is torch.bool:
+        return op == "min"
+    return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
 def _written_out(op: str, x: Value, dims: Sequence[int], dtype: torch.dtype) -> Value:
