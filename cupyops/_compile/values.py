@@ -284,7 +284,7 @@ def overlaps(value: Value) -> bool:
     """Return True if several elements lie in one place, as those of an expanded tensor do, or may do so."""
     step = 1
     for d in reversed([d for d in memory_order(value) if value.shape[d] != 1]):
-        if value.strides[d] - step != 0 and value.strides[d] < step:
+        if value.strides[d] - step != 0 and value.strides[d] < step:  # equal sizes, as most are, make no condition
             return True
         step = value.strides[d] * value.shape[d]
     return False

@@ -379,6 +379,12 @@ def test_a_long_row_is_reduced_by_many_blocks_whatever_divides_it(dtype, dynamic
         assert length == 9 or columns and max(columns) <= 8192
 
 
+def test_many_long_rows_whose_number_changes_are_not_cut():
+    graph, symbols = graph_of(lambda x: x.sum(), torch.randn(6, 64))
+    units = [Program(graph, Sizes(symbols, (rows, 70_000))).schedule.units for rows in (2, 130)]
+    assert [sum(hasattr(unit, "kernel") for unit in one) for one in units] == [3, 2]
+
+
 def rule_of_exp(monkeypatch, first):
     """Have the rule of exp do something with the number of rows first."""
     exp = torch.ops.aten.exp.default

@@ -394,7 +394,7 @@ def wrong_crop(image, boxes):
 
 TWICE = normal(3)
 STACK = [[normal(3), {"second": normal(3, seed=1)}], {"scale": (2, None)}]
-ONE_NUMBER = "cupyops.testing.tensor((3,), 'float32', 1, requires_grad=True)"
+THREE_NUMBERS = "cupyops.testing.tensor((3,), 'float32', 1, requires_grad=True)"
 LINES = {
     "transposed": (nan_in_rows, [torch.tensor([[1.0, math.nan], [2.0, -math.inf]]).t()], {},
                    ["math.nan, 2.0, -math.inf], dtype=torch.float32).as_strided"]),
@@ -405,7 +405,7 @@ LINES = {
     "lists": (wrong_stack, STACK, {"kwargs": {"dtype": torch.float32}, "reference": right_stack, "shrink": True},
               ["{'scale': (2, None)}], {'dtype': torch.float32}, reference=", "[[cupyops.testing.tensor(",
                "{'second': cupyops.testing.tensor("]),
-    "twice": (wrong_product, [TWICE, TWICE], {"reference": torch.mul}, [f"{ONE_NUMBER}, {ONE_NUMBER}"]),
+    "twice": (wrong_product, [TWICE, TWICE], {"reference": torch.mul}, [f"{THREE_NUMBERS}, {THREE_NUMBERS}"]),
     "complex": (wrong_on_complex, [torch.tensor([complex(math.nan, -1.0), complex(2.0, math.inf)])],
                 {"reference": torch.clone}, ["[complex(math.nan, -1.0), complex(2.0, math.inf)], dtype=torch.complex64"]),
     "empty": (nan_and_an_empty_tensor, [torch.tensor([math.nan]), torch.zeros(0, 3)],

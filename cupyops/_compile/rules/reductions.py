@@ -309,7 +309,7 @@ def _rows(build: Builder, op: str, x: Value, dims: tuple[int, ...], dtype: torch
         rest = [d for d in dims if d not in inner and x.shape[d] > 1]
     columns = math.prod(x.shape[d] for d in inner)
     done = inner if rest else dims
-    if about(rows) < 128 and columns >= 65536:
+    if about(rows) < 128 and columns >= 65536 and math.prod(x.shape[d] for d in rest) < 128:
         parts = build.store(Reduction(op, *_cut_rows(op, x, done, inner), dtype)).value
         first = build.store(Reduction(op, parts, (len(parts.shape) - 1,), dtype)).value
     else:
